@@ -556,7 +556,54 @@ def test_what_is_no_budget_is_refused_with_the_remedy(text: str, monkeypatch: py
     minidl.DataLoader([0], num_workers=1, transport="upstream")
 
 
-@pytest.mark.live
+def test_a_tensor_and_its_storage_in_one_batch_are_one_memory(pair: Pair) -> None:
+    for size in (1, BIG):
+        tensor = torch.zeros(size, dtype=torch.uint8)
+        back = pair.sent([tensor, tensor.untyped_storage(), torch.zeros(size)])
+        back[1].fill_(7)
+        assert back[0].eq(7).all()
+        back = pair.sent([tensor.untyped_storage(), tensor])
+        back[0].fill_(7)
+        assert back[1].eq(7).all()
+        del back
+
+
+def test_what_a_slab_tells_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    pair = Pair()
+    monkeypatch.setattr(pair.mappings, "_telling", lambda *about: told.append(about))
+    batch = pair.sent(pair.made(BIG, 1))
+    ((key, number, root),) = told
+    assert list(pair.mappings._roots) == [key]
+    assert (number, len(root)) == (0, 1 << 16)
+    del told[:], root, batch
+    assert pair.used == []
+
+
+def test_a_slab_that_was_never_mapped_may_be_forgotten(pair: Pair) -> None:
+    pair.mappings.forget(5)
+    pair.mappings.close()
+
+
+def test_a_child_frees_nothing_and_begins_anew(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = pair.sent(pair.made(BIG, 1))
+    monkeypatch.setattr(module, "_all_parties", lambda: [pair.arena, pair.mappings])
+    module._before_fork()
+    module._after_fork_in_child()
+    assert (module._forks_begun, module.state_of_gone(), pair.mappings.visible) == (0, FREE, 0)
+    del batch
+    assert pair.used == [0]
+    pair.states[0] = FREE
+
+
+def test_each_fork_while_a_message_is_rebuilt_counts(pair: Pair) -> None:
+    before = pair.mappings.forks
+    pair.mappings.forked()
+    between = pair.mappings.forks
+    pair.mappings.forked()
+    assert len({before, between, pair.mappings.forks}) == 3
+
+
 def test_what_the_two_sides_may_do_with_a_slab() -> None:
     both = (False, True)
     may_write = [case for case in itertools.product((FREE, TAKEN, KEPT), both, both) if module.may_write(*case)]
@@ -599,6 +646,7 @@ def test_a_fork_is_told_to_the_slabs_of_all_workers_and_loaders() -> None:
     del batches, made
 
 
+@pytest.mark.live
 def test_a_fork_keeps_what_both_processes_see() -> None:
     pair = Pair()
     batch, unseen = pair.sent(pair.made(BIG, 1)), pair.pickled(pair.made(BIG, 2))

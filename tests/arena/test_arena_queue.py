@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Iterator
 from multiprocessing import reduction, resource_sharer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import arena_soak
@@ -114,6 +115,110 @@ def test_a_batch_is_collated_into_a_slab_and_comes_out_of_it(line: Line) -> None
     assert "closed" in repr(line.queue)
     with pytest.raises(ValueError, match="closed"):
         line.queue.get()
+
+
+def test_reprs_say_what_is_open_and_in_use(line: Line) -> None:
+    assert repr(line.queue) == "<ArenaQueue: open; worker 0: 0 slabs in use>"
+    line.queue.close()
+    assert repr(line.queue) == "<ArenaQueue: closed; worker 0: 0 slabs in use>"
+
+
+def test_each_worker_has_its_own_slabs_and_knows_whether_they_are_locked() -> None:
+    for host in (None, Refusing()):
+        made: Any = ArenaQueue(2, None, host=host)
+        assert [mappings.worker_id for mappings in made._mappings] == [0, 1]
+        locked = host is not None
+        assert [(writer.worker_id, writer._locked) for writer in made._writers] == [(0, locked), (1, locked)]
+        made.close()
+
+
+def test_a_writer_is_no_workers_before_it_is_entered() -> None:
+    made: Any = ArenaQueue(1)
+    writer = made.writer(0)
+    with pytest.raises(AssertionError, match=r"^enter_worker\(\) comes first$"):
+        writer.put("anything")
+    writer._arena = "this process's"
+    assert writer.__getstate__() == writer.__dict__ | {"_arena": None}
+    made.close()
+
+
+@pytest.mark.parametrize("host", [None, Refusing()])
+def test_collate_asks_the_workers_arena_for_what_no_message_takes_along(
+    host: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(monkeypatch, host) as line:
+        arena = line.writer._arena
+        assert (collate.shared_from, arena._locked) == ((INLINE + 1, False) if host is None else (1, True))
+        make: Any = torch.UntypedStorage._new_shared
+        assert not make(BIG).is_shared(), "it lies in a slab"
+        monkeypatch.setattr(arena, "allocate", lambda size: None)
+        assert make(BIG).is_shared()
+        arena.seal()
+
+
+def test_a_get_that_was_interrupted_is_made_again_with_the_same_packet(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*about: Any) -> None:
+        raise KeyboardInterrupt
+
+    box: list[Any] = []
+    for inbox in (None, box):
+        line.put(0, 5)
+        with monkeypatch.context() as patch:
+            patch.setattr(line.queue, "_rebuilt", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                line.get()
+        assert line.queue.get(block=False, inbox=inbox).data == 5
+    line.put(0, 6)
+    line.queue.get(block=False, inbox=box)
+    assert [result.data for result in box] == [5, 6]
+
+
+def test_who_does_not_block_does_not_wait(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[Any] = []
+    monkeypatch.setattr(line.queue._readable, "wait", waits.append)
+    for options in ({"block": False}, {"timeout": 0.5}, {}):
+        with pytest.raises(queue.Empty):
+            line.queue.get(**options)
+    assert waits == [0.0, 0.5, None]
+
+
+def test_the_loaders_own_message_does_not_wait_for_room(line: Line) -> None:
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            line.queue._sender.send(bytes(1 << 12), socket.MSG_DONTWAIT)
+    line.queue.put(Sentinel())
+
+
+def test_descriptors_are_sent_without_waiting_for_room(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Any] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(line.writer, "_socket", SimpleNamespace(sendmsg=lambda *args: sent.append(args)))
+        line.writer._descriptors = [5]
+        line.writer._send(b"packet")
+    assert [(packet, flags) for packet, _, flags in sent] == [([b"packet"], socket.MSG_DONTWAIT)]
+
+
+def test_why_a_slab_has_no_root() -> None:
+    def full(*about: Any) -> None:
+        raise RuntimeError("no room")
+
+    nothing: Any = SimpleNamespace(map=full, root={}.__getitem__)
+    errors = [arena_queue._root(nothing, 7, 1, int), arena_queue._root(nothing, 7, 1, None)]
+    assert [(error.errno, error.strerror) for error in errors] == [
+        (errno.ENOMEM, "the batch's memory can't be mapped: no room"),
+        (errno.EBADF, "the batch's memory, slab 7, is not mapped: the packet that brings it is lost"),
+    ]
+    with pytest.raises(OSError) as raised:
+        arena_queue._next(iter([]))
+    lack = "the descriptor of the batch's memory did not arrive: too many open files"
+    assert (raised.value.errno, raised.value.strerror) == (errno.EMFILE, lack)
+
+
+def test_bytes_in_units() -> None:
+    numbers = [100, 1 << 10, 151 << 19, 2 << 30, 3 << 40, 5 << 50]
+    assert [arena_queue._in_units(number) for number in numbers] == ["100", "1K", "75.5M", "2G", "3T", "5120T"]
 
 
 def test_a_large_pickle_lies_in_a_slab(line: Line) -> None:
@@ -213,7 +318,7 @@ def test_without_a_descriptor_for_a_slab_the_batch_is_its_tasks_error(line: Line
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
     try:
         result = line.get()
-        assert result.idx == 0
+        assert (result.idx, result.worker_id) == (0, 0)
         assert isinstance(result.data, RebuildFailure)
         assert "too many open files" in str(result.data.error)
     finally:
@@ -235,7 +340,7 @@ def test_a_large_pickle_that_does_not_arrive_is_its_tasks_error(line: Line, monk
     line.writer.put((4, words))
     idx, failure = line.get()
     assert idx == 4
-    with pytest.raises(OSError, match=r"(?s)in the loader while it rebuilt a batch.*Cannot allocate memory"):
+    with pytest.raises(OSError, match=r"(?s)OSError in the loader while it rebuilt a batch\..*Cannot allocate memory"):
         failure.reraise()
     line.writer.put(ResumeIteration(1, 0, str(words).encode()))
     with pytest.raises(OSError, match="Cannot allocate memory"):
