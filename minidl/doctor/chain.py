@@ -6,6 +6,7 @@ Interface: `follow(case, loop)` -> `Chain`. Pure.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -87,45 +88,44 @@ _Next = list[tuple[int, int, str]]
 
 def _next(case: RunFacts, link: Link, links: list[Link]) -> tuple[_Next, bool]:
     """Whom a link's thread waits for, and whether the worker that it waits for has nothing to do."""
-    step = link.place.step
-    if link.wait.kind in _ENDS:
-        return [], False
-    if link.place.interrupted:  # what it was in before is no wait now
-        return _joined_thread(case, link), False
-    if step in (LoaderStep.NEXT, LoaderStep.READ) and link.pid not in case.workers:
-        return _maker(case, link)
-    asks = not link.place.seen and link.wait.kind is Blocked.SOCKET and link.pid not in case.workers
-    if step is LoaderStep.HAND_OVER or asks:
-        number = _awaited(case, link)
-        pid = case.workers_of(link.pid).get(number, 0)
-        slow = [worker for worker in case.workers_of(link.pid).values() if _cannot_answer(case, worker)]
-        if not slow and pid and case.idle_worker(pid):  # it would answer: the memory is another's
-            slow = [worker for worker in case.workers_of(link.pid).values() if _works(case, worker)]
-        serving = [one.pid for one in link.wait.holders if one.pid in case.workers]
-        if step is LoaderStep.HAND_OVER and len(serving) == 1:  # the kernel knows whom it asks
-            slow = serving
-        chosen = slow[0] if slow else (pid if step is LoaderStep.HAND_OVER else 0)
-        return ([(chosen, chosen, "has the batch's memory, and hands it out")] if chosen else []), False
-    if link.pid in case.workers and link.tid == link.pid and case.idle_worker(link.pid):
-        return [], True
-    if not link.place.seen and _waits_for_results(case, link):
-        return _maker(case, link)
-    for found in (
-        _joined_thread(case, link), _joined_process(case, link), _other_rank(case, link), _inside_the_lock(case, link),
-        _fork_server(case, link), _task_of_a_pool(case, link),
-    ):  # fmt: skip
-        if found:
-            return found, False
+    for applies, followed in _DECIDED:
+        if applies(case, link):
+            return followed(case, link)
+    for found in _TRIED:
+        if following := found(case, link):
+            return following, False
     if any(frame.name == "_run_once" for frame in link.place.inside[:3]):
         return [], False  # an event loop: its selector's own descriptors are no wait for anybody
     if link.wait.kind in TWO_ENDS:
         return _at_the_other_end(case, link, links), False
+    return _holder(case, link), False
+
+
+def _holder(case: RunFacts, link: Link) -> _Next:
+    """Who holds what a thread waits for, if that is certain, or only one could."""
     holders = [(one.pid, one.tid or one.pid, one.why) for one in link.wait.holders if one.pid in case.processes]
     shared = link.wait.kind in (Blocked.FILE_LOCK, Blocked.SEMAPHORE)  # who shares one need not hold it
     only = len({pid for pid, _, _ in holders}) == 1 and not shared
-    if link.wait.certain or only:
-        return holders[:1], False
-    return [], False
+    return holders[:1] if link.wait.certain or only else []
+
+
+def _fetches_memory(case: RunFacts, link: Link) -> bool:
+    asks = not link.place.seen and link.wait.kind is Blocked.SOCKET and link.pid not in case.workers
+    return link.place.step is LoaderStep.HAND_OVER or asks
+
+
+def _has_memory(case: RunFacts, link: Link) -> _Next:
+    """The worker that has the memory which a loop fetches: the one that can't answer, if there is one."""
+    workers, handed_over = case.workers_of(link.pid), link.place.step is LoaderStep.HAND_OVER
+    pid = workers.get(_awaited(case, link), 0)
+    slow = [worker for worker in workers.values() if _cannot_answer(case, worker)]
+    if not slow and pid and case.idle_worker(pid):  # it would answer: the memory is another's
+        slow = [worker for worker in workers.values() if _works(case, worker)]
+    serving = [one.pid for one in link.wait.holders if one.pid in case.workers]
+    if handed_over and len(serving) == 1:  # the kernel knows whom it asks
+        slow = serving
+    chosen = slow[0] if slow else (pid if handed_over else 0)
+    return [(chosen, chosen, "has the batch's memory, and hands it out")] if chosen else []
 
 
 TWO_ENDS: Final = frozenset({Blocked.SOCKET, Blocked.PIPE_READ, Blocked.PIPE_WRITE})
@@ -501,3 +501,19 @@ def _other_rank(case: RunFacts, link: Link) -> _Next:
         return []
     others = [one for one in case.loops if one.pid != link.pid and not collective(one.place)]
     return [(one.pid, one.tid, f"is a rank that has not come to the {collective(link.place)}") for one in others[:1]]
+
+
+_DECIDED: Final[tuple[tuple[Callable[[RunFacts, Link], bool], Callable[[RunFacts, Link], tuple[_Next, bool]]], ...]] = (
+    (lambda case, link: link.wait.kind in _ENDS, lambda case, link: ([], False)),
+    # what it was in before a signal came is no wait now
+    (lambda case, link: link.place.interrupted, lambda case, link: (_joined_thread(case, link), False)),
+    (lambda case, link: link.place.step in (LoaderStep.NEXT, LoaderStep.READ) and link.pid not in case.workers, _maker),
+    (_fetches_memory, lambda case, link: (_has_memory(case, link), False)),
+    (lambda case, link: link.pid in case.workers and link.tid == link.pid and case.idle_worker(link.pid),
+     lambda case, link: ([], True)),
+    (lambda case, link: not link.place.seen and _waits_for_results(case, link), _maker),
+)  # fmt: skip
+"""By what a thread is in: whom it waits for, and whether that has nothing to do. The first that holds decides."""
+
+_TRIED: Final = (_joined_thread, _joined_process, _other_rank, _inside_the_lock, _fork_server, _task_of_a_pool)
+"""By its stack: whom a thread waits for. The first that finds somebody decides."""

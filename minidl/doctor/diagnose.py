@@ -6,8 +6,9 @@ Interface: `diagnose(looks, told)` -> `Finding`. Pure.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, Final, NamedTuple
 
 from minidl.doctor import remedies
 from minidl.doctor.case import RunFacts, in_library, spot
@@ -89,7 +90,7 @@ def _no_loop(case: RunFacts) -> Finding:
 # --- How it stands ----------------------------------------------------------------------------------------------------
 def _outcome(case: RunFacts, chain: Chain, found: Judgement) -> RunOutcome:
     """How the run stands: what goes on is no hang for certain, whatever the chain's end seems to be."""
-    outcome = _seeming(case, chain, found)
+    outcome = _seeming(_Seen(case, chain, found))
     return RunOutcome.MAYBE_HUNG if outcome is RunOutcome.HUNG and _goes_on(case, chain, found) else outcome
 
 
@@ -104,53 +105,84 @@ def _goes_on(case: RunFacts, chain: Chain, found: Judgement) -> bool:
     return nobody and family_stirs(case, chain.links[0].pid)
 
 
-def _seeming(case: RunFacts, chain: Chain, found: Judgement) -> RunOutcome:
-    """How the run stands by the chain's end."""
-    told, end = case.told, chain.end
-    waits_for_cpu = found.cause is HangCause.NO_CPU
-    if found.moves and (waits_for_cpu or not _stays(case, end)):
-        naps = end.wait.kind is Blocked.SLEEPS and told is not None and told.hung and not told.own_code
-        return RunOutcome.MAYBE_HUNG if naps and not _moved(case, chain) else RunOutcome.MOVES
-    if _moved(case, chain):
-        stands = _stands(case, chain) or _naps_in_one_step(case, end)  # it moved before it came to where it is now
-        stands = stands and told is not None and told.hung
-        return RunOutcome.MAYBE_HUNG if stands else RunOutcome.MOVES
-    asked = found.cause is HangCause.TERMINAL and end.pid not in case.workers  # a person, who may answer
-    if asked or found.helped or _will_be_ended(case, chain):
-        return RunOutcome.MAYBE_HUNG
-    if told is not None and told.hung and chain.end.wait.kind is Blocked.MOVES:
-        return RunOutcome.MAYBE_HUNG
-    if chain.missing and case.apart < STILL:  # it may just have been sent
-        return RunOutcome.MAYBE_HUNG
-    if told is not None and told.hung:
-        return RunOutcome.MAYBE_HUNG if _may_be_at_work(case, chain, found, told) else RunOutcome.HUNG
-    threads = [one for link in _ring(chain) if (one := case.thread(link.pid, link.tid)) is not None]
-    thread = min(threads, key=lambda one: one.idle, default=None)
-    idle = thread.idle if thread is not None else -1.0
-    if chain.missing:  # what was missing at the first look may have come since: a trace tells what is waited for now
-        short = told is not None and 0 <= told.seconds < STILL
-        return RunOutcome.HUNG if case.apart >= STILL and not short else RunOutcome.MAYBE_HUNG
-    if end.wait.kind in (Blocked.STOPPED, Blocked.TRACED):
-        return RunOutcome.HUNG
-    if end.wait.kind is Blocked.ENDED:  # a loader looks every 5 s whether its workers live, but not in a read
-        return (
-            RunOutcome.HUNG
-            if case.apart > POLLED or chain.links[0].place.step is LoaderStep.READ
-            else RunOutcome.MAYBE_HUNG
-        )
-    if end.wait.kind is Blocked.SLEEPS:
-        return RunOutcome.HUNG if _is_endless(case, end) else RunOutcome.MAYBE_HUNG
-    if _computes(chain):
-        return RunOutcome.MAYBE_HUNG
-    if found.cause is HangCause.UNKNOWN and not end.place.seen:
-        return RunOutcome.MAYBE_HUNG if idle > POLLED and len(chain.links) > 1 else RunOutcome.UNKNOWN
-    if _stays_locked(case, end, found):
-        return RunOutcome.HUNG
-    if idle >= (SLOW if _may_be_slow(chain, found) else STILL) and thread is not None and thread.slept:
-        return RunOutcome.HUNG
-    if found.cause is HangCause.UNKNOWN:
-        return RunOutcome.UNKNOWN
-    return RunOutcome.MAYBE_HUNG
+class _Seen:
+    """What is known of a chain, to decide how the run stands."""
+
+    def __init__(self, case: RunFacts, chain: Chain, found: Judgement) -> None:
+        self.case, self.chain, self.found = case, chain, found
+        self.end, self.kind = chain.end, chain.end.wait.kind
+        self.told = case.told or RecordedWait()
+        threads = [one for link in _ring(chain) if (one := case.thread(link.pid, link.tid)) is not None]
+        self.thread = min(threads, key=lambda one: one.idle, default=None)
+        self.idle = self.thread.idle if self.thread is not None else -1.0
+
+    @cached_property
+    def moved(self) -> bool:
+        return _moved(self.case, self.chain)
+
+    @property
+    def unknown(self) -> bool:
+        return self.found.cause is HangCause.UNKNOWN
+
+    def goes_on(self) -> bool:
+        return self.found.moves and (self.found.cause is HangCause.NO_CPU or not _stays(self.case, self.end))
+
+    def stands(self) -> bool:
+        return _stands(self.case, self.chain) or _naps_in_one_step(self.case, self.end)
+
+    def may_be_ended(self) -> bool:
+        """By a person, by somebody who is at work, or by the loop's own shutdown."""
+        asks = self.found.cause is HangCause.TERMINAL and self.end.pid not in self.case.workers
+        return asks or self.found.helped or _will_be_ended(self.case, self.chain)
+
+    def slept_long(self) -> bool:
+        long = SLOW if _may_be_slow(self.chain, self.found) else STILL
+        return self.idle >= long and self.thread is not None and self.thread.slept
+
+
+class _Standing(NamedTuple):
+    """How a run stands, of which `when` holds; if `unless` holds too, it stands as `then` says."""
+
+    about: str
+    when: Callable[[_Seen], bool]
+    outcome: RunOutcome
+    unless: Callable[[_Seen], bool] = lambda of: False
+    then: RunOutcome = RunOutcome.MAYBE_HUNG
+
+
+_OUTCOMES: Final = (
+    _Standing("it goes on by itself", lambda of: of.goes_on(), RunOutcome.MOVES,
+              lambda of: of.kind is Blocked.SLEEPS and of.told.hung and not of.told.own_code and not of.moved),
+    _Standing("it moved between the looks, perhaps before it came to where it is now", lambda of: of.moved,
+              RunOutcome.MOVES, lambda of: of.told.hung and of.stands()),
+    _Standing("the wait may be ended", lambda of: of.may_be_ended(), RunOutcome.MAYBE_HUNG),
+    _Standing("it runs now and then", lambda of: of.told.hung and of.kind is Blocked.MOVES, RunOutcome.MAYBE_HUNG),
+    _Standing("what is missing may just have been sent", lambda of: of.chain.missing and of.case.apart < STILL,
+              RunOutcome.MAYBE_HUNG),
+    _Standing("the wait is long by the trace", lambda of: of.told.hung, RunOutcome.HUNG,
+              lambda of: _may_be_at_work(of.case, of.chain, of.found, of.told)),
+    _Standing("it is missing at both looks, though what was missing at the first may have come since",
+              lambda of: of.chain.missing, RunOutcome.HUNG, lambda of: 0 <= of.told.seconds < STILL),
+    _Standing("it is stopped", lambda of: of.kind in (Blocked.STOPPED, Blocked.TRACED), RunOutcome.HUNG),
+    _Standing("it has ended, and the loop, which looks every 5 s but not in a read, has not noticed",
+              lambda of: of.kind is Blocked.ENDED, RunOutcome.HUNG,
+              lambda of: of.case.apart <= POLLED and of.chain.links[0].place.step is not LoaderStep.READ),
+    _Standing("it sleeps", lambda of: of.kind is Blocked.SLEEPS, RunOutcome.MAYBE_HUNG,
+              lambda of: _is_endless(of.case, of.end), RunOutcome.HUNG),
+    _Standing("it computes", lambda of: _at_cpu(of.end), RunOutcome.MAYBE_HUNG),
+    _Standing("what it is in can't be seen", lambda of: of.unknown and not of.end.place.seen, RunOutcome.UNKNOWN,
+              lambda of: of.idle > POLLED and len(of.chain.links) > 1),
+    _Standing("it waits for itself", lambda of: _stays_locked(of.case, of.end, of.found), RunOutcome.HUNG),
+    _Standing("it has slept for long", lambda of: of.slept_long(), RunOutcome.HUNG),
+    _Standing("nothing is known", lambda of: of.unknown, RunOutcome.UNKNOWN),
+    _Standing("it sleeps for a moment", lambda of: True, RunOutcome.MAYBE_HUNG),
+)  # fmt: skip
+"""How a run stands by its chain's end: the first that holds."""
+
+
+def _seeming(seen: _Seen) -> RunOutcome:
+    row = next(row for row in _OUTCOMES if row.when(seen))
+    return row.then if row.unless(seen) else row.outcome
 
 
 def _may_be_at_work(case: RunFacts, chain: Chain, found: Judgement, told: RecordedWait) -> bool:
@@ -162,7 +194,7 @@ def _may_be_at_work(case: RunFacts, chain: Chain, found: Judgement, told: Record
     first = chain.links[0].place
     asks = first.seen and first.step in (LoaderStep.NEXT, LoaderStep.READ, LoaderStep.HAND_OVER)
     own = told.own_code and not asks  # one thread of it may call next after another
-    if _computes(chain):
+    if _at_cpu(chain.end):
         return own or not told.past or told.seconds < max(OWN_CODE, ENDLESS_WORK * told.past)
     if own and found.cause is HangCause.UNKNOWN:
         return True
@@ -189,10 +221,6 @@ def _stays_locked(case: RunFacts, end: Link, found: Judgement) -> bool:
 def _is_endless(case: RunFacts, end: Link) -> bool:
     thread = case.thread(end.pid, end.tid)
     return thread is not None and thread.syscall is not None and thread.syscall.timeout > ENDLESS
-
-
-def _computes(chain: Chain) -> bool:
-    return _at_cpu(chain.end)
 
 
 def _at_cpu(link: Link) -> bool:
