@@ -169,7 +169,6 @@ _OUTCOMES: Final = (
               lambda of: of.case.apart <= POLLED and of.chain.links[0].place.step is not LoaderStep.READ),
     _Standing("it sleeps", lambda of: of.kind is Blocked.SLEEPS, RunOutcome.MAYBE_HUNG,
               lambda of: _is_endless(of.case, of.end), RunOutcome.HUNG),
-    _Standing("it computes", lambda of: _at_cpu(of.end), RunOutcome.MAYBE_HUNG),
     _Standing("what it is in can't be seen", lambda of: of.unknown and not of.end.place.seen, RunOutcome.UNKNOWN,
               lambda of: of.idle > POLLED and len(of.chain.links) > 1),
     _Standing("it waits for itself", lambda of: _stays_locked(of.case, of.end, of.found), RunOutcome.HUNG),

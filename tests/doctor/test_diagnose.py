@@ -586,6 +586,21 @@ def test_what_may_only_be_slow_is_waited_for_longer(call: Syscall, idle: float, 
     assert found(loop(1), IDLE, stuck).outcome is state
 
 
+@pytest.mark.parametrize(
+    ("state", "outcome"), [("T", RunOutcome.HUNG), ("t", RunOutcome.HUNG), ("S", RunOutcome.UNKNOWN)]
+)
+def test_what_is_stopped_hangs_however_short_and_what_nothing_is_known_of_is_unknown(
+    state: str, outcome: RunOutcome
+) -> None:
+    assert found(loop(1), IDLE, worker(1, user("x"), call=None, idle=1.0, state=state)).outcome is outcome
+
+
+def test_a_loop_that_is_stopped_waits_for_nobody() -> None:
+    main = replace(loop(1).threads[0], state=("T", "T"))
+    said = found(replace(loop(1), threads=(main,)), IDLE, worker(1, user("time.sleep(990)"), call=SLEEPS))
+    assert (said.outcome, said.cause, said.who["pid"]) == (RunOutcome.HUNG, HangCause.STOPPED, LOOP)
+
+
 def test_a_short_sleep_is_no_hang() -> None:
     short = Syscall("clock_nanosleep", "0.3 s more", (1, 1), timeout=0.3)
     said = found(loop(1), IDLE, worker(1, user("time.sleep(1)"), call=short, idle=0.2))
