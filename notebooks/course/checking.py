@@ -37,14 +37,14 @@ from minidl.record.decisions import TracedDispatcher
 class Wrong(Exception):
     """The reader's object is wrong. step: the step of the protocol that went wrong, and what it is for.
 
-    trace: a run that shows it, with options for `timeline`; or picture: a PNG of a run that is no trace.
+    trace: a run that shows it, with options for `timeline`.
     """
 
     def __init__(
-        self, words: str, step: str, trace: minidl.Trace | None = None, evidence: str = "", picture: bytes = b"", **drawn: Any,
-    ) -> None:  # fmt: skip
+        self, words: str, step: str, trace: minidl.Trace | None = None, evidence: str = "", **drawn: Any
+    ) -> None:
         super().__init__(words)
-        self.step, self.trace, self.evidence, self.picture, self.drawn = step, trace, evidence, picture, drawn
+        self.step, self.trace, self.evidence, self.drawn = step, trace, evidence, drawn
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,11 @@ class Outcome:
     """The run that shows what is wrong, to be stepped through: minidl.replay(outcome.trace)."""
     shown: Mapping[str, Any] = field(default_factory=dict)
     """What `timeline` is asked to draw of it."""
-    png: bytes = b""
 
     @property
     def picture(self) -> bytes:
         """The run as a PNG; nothing if there is none."""
-        return self.png if self.trace is None else drawn(self.trace, **self.shown)
+        return b"" if self.trace is None else drawn(self.trace, **self.shown)
 
     def __repr__(self) -> str:
         return "\n".join(part for part in (self.words, self.step, self.evidence) if part).replace("`", "")
@@ -95,7 +94,7 @@ def exercise(check: Callable[..., str]) -> Callable[..., Outcome]:
                 None, f"Not written yet{f': {error}' if error.args else ''}. Write it, and run this cell again."
             )
         except Wrong as wrong:
-            return Outcome(False, str(wrong), wrong.step, wrong.evidence, wrong.trace, wrong.drawn, wrong.picture)
+            return Outcome(False, str(wrong), wrong.step, wrong.evidence, wrong.trace, wrong.drawn)
         except Exception as error:
             last = _own(traceback.extract_tb(error.__traceback__))
             words = f"Your code has raised {type(error).__name__}: {error}"

@@ -2,21 +2,24 @@
 
 from typing import Any
 
+from minidl.mini import _attempt
 
-def worker_loop(dataset: Any, index_queue: Any, result_queue: Any) -> None:
-    while (task := index_queue.get()) is not None:
-        idx, indices = task
-        try:
-            data: Any = [dataset[i] for i in indices]
-        except Exception as error:
-            data = error
-        result_queue.put((idx, data))
+
+def worker_loop(fetch: Any, index_queue: Any, data_queue: Any, done_event: Any) -> None:
+    while True:
+        idx, index = index_queue.get()
+        if idx is None:
+            break
+        if not done_event.is_set():
+            data_queue.put((idx, _attempt("in my worker", fetch, index)))
 
 
 def _try_put_index(self: Any) -> None:
-    index = next(self.indices, None)
-    if index is None:
+    try:
+        index = self._next_index()
+    except StopIteration:
         return
-    self.task_info[self.send_idx] = worker = next(self.turn)
-    self.crew.put(worker, index, self.send_idx)
-    self.send_idx += 1
+    worker_id = next(self._worker_queue_idx_cycle)
+    self._index_queues[worker_id].put((self._send_idx, index))
+    self._task_info[self._send_idx] = (worker_id,)
+    self._send_idx += 1

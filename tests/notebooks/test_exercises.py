@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import importlib
 import itertools
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from course import (
     tensors,
     transport,
 )
+from minidl import mini
 from minidl.analysis.verdict import Cause
 from minidl.loader.dispatcher import STORED, Dispatcher
 from minidl.loader.driver import JoinPin, Simple
@@ -116,52 +118,49 @@ def deepest_of_none(trace: minidl.Trace) -> Any:
     return trace.to_pandas().query("name == 'reorder_store'").depth.max()
 
 
-def in_notebook(name: str, begin: str) -> dict[str, Any]:
-    """What the cell of a notebook defines that begins so."""
-    (cell,) = [cell for cell in nbformat.read(NOTEBOOKS / name, as_version=4).cells if cell.source.startswith(begin)]
-    defined: dict[str, Any] = {"itertools": itertools}
-    exec(cell.source, defined)
-    return defined
+def in_order() -> Any:
+    """The notebook's loader to which the reader's method belongs: what the cells of it and of its bases define."""
+    defined: dict[str, Any] = {"ask": one_page}
+    for cell in nbformat.read(NOTEBOOKS / "04_one_page.ipynb", as_version=4).cells:
+        if re.search(r"^class (AllAtOnce|Bounded|InOrder)\(", cell.source, re.MULTILINE):
+            exec(cell.source, defined)
+    return defined["InOrder"]
 
 
-def sent(write: Callable[[Any, Any, int], None]) -> Callable[[Any], Any]:
-    """A check of a `_try_put_index` that sends an index in this way, if there is one."""
+def sent(write: Callable[[Any, Any, int], None], times: int = 1) -> Callable[[Any], Any]:
+    """A check of a `_try_put_index` that sends an index in this way, if there is one, or so many of them."""
 
     def method(self: Any) -> None:
-        if (index := next(self.indices, None)) is not None:
-            write(self, index, next(self.turn))
+        for index in itertools.islice(self._sampler_iter, times):
+            write(self, index, next(self._worker_queue_idx_cycle))
 
-    in_order = in_notebook("04_one_page.ipynb", "class InOrder")["InOrder"]
-    return lambda check: check(in_order, method)
+    return lambda check: check(in_order(), method)
 
 
 def unnumbered(self: Any, index: Any, worker: int) -> None:
-    self.task_info[self.send_idx] = worker
-    self.crew.put(worker, index, self.send_idx)
+    self._task_info[self._send_idx] = (worker,)
+    self._index_queues[worker].put((self._send_idx, index))
 
 
 def always_first(self: Any, index: Any, worker: int) -> None:
-    self.task_info[self.send_idx] = 0
-    self.crew.put(0, index, self.send_idx)
-    self.send_idx += 1
+    always_right(self, index, 0)
 
 
 def late(self: Any, index: Any, worker: int) -> None:
-    self.send_idx += 1
-    self.crew.put(worker, index, self.send_idx)
+    self._send_idx += 1
+    self._index_queues[worker].put((self._send_idx, index))
 
 
 def unremembered(self: Any, index: Any, worker: int) -> None:
-    self.task_info[self.send_idx] = "banana"
-    self.crew.put(worker, index, self.send_idx)
-    self.send_idx += 1
+    always_right(self, index, worker)
+    self._task_info[self._send_idx - 1] = "banana"
 
 
 def endless(check: Callable[..., Any]) -> Any:
     def method(self: Any) -> None:
-        always_right(self, next(self.indices), next(self.turn))
+        always_right(self, self._next_index(), next(self._worker_queue_idx_cycle))
 
-    return check(in_notebook("04_one_page.ipynb", "class InOrder")["InOrder"], method)
+    return check(in_order(), method)
 
 
 def packed_tight(sizes: Any, inline: int) -> list[int | None]:
@@ -191,30 +190,47 @@ def taken(*asked: str) -> Callable[[Any, int], int | None]:
 
 
 def always_right(self: Any, index: Any, worker: int) -> None:
-    self.task_info[self.send_idx] = worker
-    self.crew.put(worker, index, self.send_idx)
-    self.send_idx += 1
+    self._task_info[self._send_idx] = (worker,)
+    self._index_queues[worker].put((self._send_idx, index))
+    self._send_idx += 1
 
 
-def dies(dataset: Any, index_queue: Any, result_queue: Any) -> None:
-    while (task := index_queue.get()) is not None:
-        result_queue.put((task[0], [dataset[i] for i in task[1]]))
+def tasks_of(index_queue: Any) -> Any:
+    """Tasks up to the sentinel."""
+    return itertools.takewhile(lambda task: task[0] is not None, iter(index_queue.get, ...))
 
 
-def goes_on(dataset: Any, index_queue: Any, result_queue: Any) -> None:
+def dies(fetch: Any, index_queue: Any, data_queue: Any, done_event: Any) -> None:
+    for idx, index in tasks_of(index_queue):
+        data_queue.put((idx, fetch(index)))
+
+
+def stays(fetch: Any, index_queue: Any, data_queue: Any, done_event: Any) -> None:
+    for idx, index in iter(index_queue.get, ...):
+        if idx is not None:
+            data_queue.put((idx, answer(fetch, index)))
+
+
+def goes_on(fetch: Any, index_queue: Any, data_queue: Any, done_event: Any) -> None:
     while not index_queue.empty():
-        if (task := index_queue.get()) is not None:
-            result_queue.put((task[0], answer(dataset, task[1])))
+        idx, index = index_queue.get()
+        if idx is not None:
+            data_queue.put((idx, answer(fetch, index)))
 
 
-def nameless(dataset: Any, index_queue: Any, result_queue: Any) -> None:
-    while (task := index_queue.get()) is not None:
-        result_queue.put(answer(dataset, task[1]))
+def nameless(fetch: Any, index_queue: Any, data_queue: Any, done_event: Any) -> None:
+    for _, index in tasks_of(index_queue):
+        data_queue.put(answer(fetch, index))
 
 
-def answer(dataset: Any, indices: Any) -> Any:
+def unasked(fetch: Any, index_queue: Any, data_queue: Any, done_event: Any) -> None:
+    for idx, index in tasks_of(index_queue):
+        data_queue.put((idx, answer(fetch, index)))
+
+
+def answer(fetch: Any, index: Any) -> Any:
     try:
-        return [dataset[i] for i in indices]
+        return fetch(index)
     except Exception as error:
         return error
 
@@ -432,10 +448,13 @@ PURE: list[Case] = [
     (one_page.worker_loop, dies, "KeyError"),
     (one_page.worker_loop, goes_on, "a task behind the sentinel"),
     (one_page.worker_loop, nameless, "the results should be"),
+    (one_page.worker_loop, stays, "has not left its loop"),
+    (one_page.worker_loop, unasked, "the done event is set"),
     (one_page.try_put_index, sent(unnumbered), "task 1 should be the number 1"),
     (one_page.try_put_index, sent(always_first), "task 1 should be the number 1, for worker 1"),
-    (one_page.try_put_index, sent(late), "WaitsForever"),
+    (one_page.try_put_index, sent(late), "KeyError"),
     (one_page.try_put_index, sent(unremembered), "task_info is {0: 'banana'"),
+    (one_page.try_put_index, sent(always_right, times=2), "4 tasks were sent at the beginning"),
     (one_page.try_put_index, endless, "with it the batch in hand"),
     (first_look.slowest, lambda trace: longest(trace, SAMPLE[0], "task"), "its task"),
     (first_look.slowest, lambda trace: longest(trace, SAMPLE[0], "bx"), "its place in the batch"),
@@ -506,6 +525,14 @@ def test_a_wrong_solution_is_told_its_step(case: Case) -> None:
 @pytest.mark.parametrize("case", LIVE, ids=lambda case: case[0].__name__)
 def test_a_wrong_solution_that_is_run_is_told_its_step(case: Case) -> None:
     judged(case)
+
+
+@pytest.mark.live
+def test_a_loader_that_waits_for_ever_is_told_so_and_leaves_no_worker() -> None:
+    loader = in_order()(mini.DataLoader({0: "zero"}, num_workers=2, sampler=[0, 1], collate_fn=list))
+    with pytest.raises(one_page.WaitsForever, match=r"workers \[1\] are dead"):
+        one_page.train(loader)
+    assert [worker.exitcode for worker in loader._workers] == [-9, 1]
 
 
 def test_each_exercise_has_three_wrong_solutions() -> None:

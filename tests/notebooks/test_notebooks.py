@@ -36,8 +36,8 @@ ANSWERS: dict[str, dict[str, Any]] = {
         "other_seeds": ("both", "nothing"), "told_epoch": (2, 1),
     },
     "04_one_page": {
-        "alternates": ("never", 5), "flood": ("twelve", 2), "swapped": ("batch 1", 0), "waiting_for": ("worker 1", 0),
-        "between": ("the next task", "nothing"), "outstanding": (4, 24),
+        "alternates": ("never", 5), "flood": ("eleven", 12), "swapped": ("batch 1", 0), "waiting_for": ("worker 1", 0),
+        "early": ("four", 8), "between": ("the next task", "nothing"), "outstanding": (4, 24),
     },
     "05_many_workers": {
         "first_tasks": ("4 tasks", 2), "most_outstanding": (4, 5), "sent_for_each": ("one", 2),
