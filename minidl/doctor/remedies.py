@@ -87,13 +87,13 @@ BY_STEP: Final = {
 def in_step(step: LoaderStep | None, sample: int = -1) -> str:
     """What tells more about a step, "" = nothing is known to. sample: that it is in, -1 = none."""
     if sample >= 0:
-        return f"run dataset[{sample}] alone"
+        return f"run dataset[{sample}] alone, in a new process"
     return BY_STEP.get(step, "") if step is not None else ""
 
 
 def after_signal(code: int, sample: int) -> str:
     """What to do after a process ended. code: multiprocessing's exit code; sample: that it was in, -1 = none."""
-    alone = in_step(LoaderStep.SAMPLE, sample) if sample >= 0 else "run the same samples with num_workers=0"
+    alone = f"run dataset[{sample}] alone" if sample >= 0 else "run the same samples with num_workers=0"
     return {
         -signal.SIGKILL: "look for the kernel's out-of-memory killer: dmesg -T | grep -i 'killed process'; if it was "
         "that, fewer workers or a smaller prefetch_factor",
