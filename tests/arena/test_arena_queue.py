@@ -170,9 +170,13 @@ def test_a_get_that_was_interrupted_is_made_again_with_the_same_packet(
             with pytest.raises(KeyboardInterrupt):
                 line.get()
         assert line.queue.get(block=False, inbox=inbox).data == 5
-    line.put(0, 6)
+    line.put(0, [torch.ones(BIG), torch.arange(3), torch.arange(4)])
     line.queue.get(block=False, inbox=box)
-    assert [result.data for result in box] == [5, 6]
+    assert box[0].data == 5
+    large, *small = box.pop().data
+    assert (int(large.sum()), [one.tolist() for one in small]) == (BIG, [[0, 1, 2], [0, 1, 2, 3]])
+    del large
+    assert line.states[0] == FREE
 
 
 def test_who_does_not_block_does_not_wait(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,6 +218,15 @@ def test_why_a_slab_has_no_root() -> None:
         arena_queue._next(iter([]))
     lack = "the descriptor of the batch's memory did not arrive: too many open files"
     assert (raised.value.errno, raised.value.strerror) == (errno.EMFILE, lack)
+
+
+def test_a_descriptor_that_its_worker_has_not_is_explained(line: Line) -> None:
+    with pytest.raises(FileNotFoundError) as raised:
+        line.queue._fetch(os.getpid(), 99_999)
+    assert raised.value.strerror == (
+        f"the batch's memory can't be opened in its worker, process {os.getpid()}: No such file or directory. Its "
+        "descriptor could not be sent, since too many of this user's are on their way in sockets: increase `ulimit -n`"
+    )
 
 
 def test_bytes_in_units() -> None:
@@ -451,11 +464,11 @@ def test_a_slab_costs_the_worker_one_descriptor(line: Line) -> None:
                 found += "minidl-slab" in os.readlink(f"/proc/self/fd/{fd}")
         return found
 
-    kept = []
+    kept, before = [], opened()
     for idx in range(4):
         line.put(idx, torch.ones(BIG))
         kept.append(line.get().data)
-    assert opened() == 4
+    assert opened() - before == 4
 
 
 def test_torchs_results_are_tuples_and_one_that_can_not_be_pickled_is_its_tasks_error(line: Line) -> None:

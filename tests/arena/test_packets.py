@@ -8,6 +8,7 @@ import os
 import queue
 import socket
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -260,3 +261,15 @@ def test_a_worker_has_only_the_reading_end(tasks: Any, method: str) -> None:
     assert here.recv() == os.getpid()
     worker.join(wl.BOUND)
     assert worker.exitcode == 0
+
+
+def test_a_worker_gets_the_reading_end_and_a_forked_child_keeps_no_writing_end(
+    tasks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = object.__new__(TaskQueue)
+    other.__setstate__(tasks.__getstate__())
+    tasks.put("to the worker")
+    assert other.get(timeout=wl.BOUND) == "to the worker"
+    monkeypatch.setattr(packets, "_of_this_process", weakref.WeakSet([tasks]))
+    packets._after_fork_in_child()
+    assert tasks._sender.fileno() == -1
