@@ -36,6 +36,7 @@ import minidl.loader.worker
 from minidl.arena.arena import TAKEN
 from minidl.device import sim
 from minidl.device.loader import DeviceLoader
+from minidl.loader.pin_memory import PinMemoryThread
 from minidl.wire import signal_handling
 
 CODE = {
@@ -479,9 +480,13 @@ def _interrupt_worker(interrupting: Interrupting, feeder: bool, worker: int) -> 
 
 def in_pin_thread(options: dict[str, Any], tries: Tries) -> Iterator[str]:
     """In the pin-memory thread."""
+
+    def call(*event: Any) -> Any:  # the loader has other threads: a feeder for each of its queues
+        return interrupting.call(*event) if type(threading.current_thread()) is PinMemoryThread else None
+
     for interrupting in tries:
         interrupting.error = FaultError
-        threading.settrace(interrupting.call)
+        threading.settrace(call)
         what = whole(made(options))
         threading.settrace(None)  # type: ignore[arg-type]
         yield what
