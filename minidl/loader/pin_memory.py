@@ -44,11 +44,11 @@ def pin_memory(data: Any, device: str | None = None) -> Any:
     if isinstance(data, (str, bytes)):
         return data
     if isinstance(data, Mapping):
-        return mapping_like(data, {key: pin_memory(value, device) for key, value in data.items()})
+        return mapping_like(data, {key: pin_memory(value) for key, value in data.items()})
     if isinstance(data, tuple):
-        return tuple_like(data, (pin_memory(item, device) for item in data))
+        return tuple_like(data, (pin_memory(item) for item in data))
     if isinstance(data, Sequence):
-        return sequence_like(data, [pin_memory(item, device) for item in data])
+        return sequence_like(data, [pin_memory(item) for item in data])
     return data
 
 
@@ -94,7 +94,7 @@ def _pin_memory_loop(
     torch.set_num_threads(1)  # thread-local: the copies must not take every core
     torch.multiprocessing._set_thread_name("pt_data_pin")
     torch.accelerator.set_device_index(device_id)
-    pin = ports.pinning(lambda data: pin_memory(data, device), device)
+    pin = ports.pinning(pin_memory, device)
     lifecycle.handle(PinEvent.READY)
 
     def one_step() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -168,3 +168,41 @@ def test_without_an_accelerator_one_can_be_simulated(monkeypatch: pytest.MonkeyP
 def test_what_holds_no_tensor_stays_as_it_is() -> None:
     thing = object()
     assert pin_memory(thing, sim.NAME) is thing
+
+
+class Pinnable:
+    def pin_memory(self) -> str:
+        return "pinned"
+
+
+class Pairs(NamedTuple):
+    x: Any
+    y: Any
+
+
+@pytest.mark.parametrize(
+    "kind", [lambda one, two: {"a": one, "b": two}, Pairs, lambda *both: both, lambda *both: [*both]]
+)
+def test_structures_keep_their_types(kind: Any) -> None:
+    pinned, expected = pin_memory(kind(Pinnable(), ["text", b"bytes"])), kind("pinned", ["text", b"bytes"])
+    assert (pinned, type(pinned)) == (expected, type(expected))
+
+
+@pytest.mark.parametrize("data", [Pinnable(), Refuses()])
+def test_a_result_stays_its_tasks(data: Any) -> None:
+    (result,) = Loop().run(Result(4, 1, data, (2, b"state")))
+    assert (result.idx, result.worker_id, result.state) == (4, 1, (2, b"state"))
+    if isinstance(data, Pinnable):
+        assert result.data == "pinned"
+    else:
+        assert (result.data.where, result.data.place) == ("in pin memory thread for device 0", "Task 4: pinning.")
+
+
+def test_the_thread_names_itself_and_takes_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[Any] = []
+    monkeypatch.setattr(torch, "set_num_threads", called.append)
+    monkeypatch.setattr(pinning.torch.multiprocessing, "_set_thread_name", called.append)
+    loop = Loop()
+    assert (loop.thread.name, loop.thread.daemon) == ("pin_memory", True)
+    loop.run()
+    assert called == [1, "pt_data_pin"]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 
 from minidl.loader import ports
 from minidl.loader.ports import Ports
+from minidl.loader.progress import ProgressBoard
 from minidl.wire.messages import Result
+from minidl.wire.queues import SharedFlag
 
 
 def test_pinning_pins_a_results_data() -> None:
@@ -27,3 +30,14 @@ def test_a_factory_is_used_until_its_undo() -> None:
     finally:
         undo()
     assert type(ports.new_ports()) is Ports
+
+
+def test_what_a_worker_gets() -> None:
+    ports = Ports()
+    assert (type(ports.done_event("workers")), type(ports.done_event("pin thread"))) == (SharedFlag, threading.Event)
+    context = SimpleNamespace(Process=lambda **options: options)
+    assert ports.worker(context, 1, print, (5,)) == {"target": print, "args": (5,), "daemon": True}
+    assert ports.envelope(Result(0, 0, 5)).message == Result(0, 0, 5)
+    progress = ports.worker_progress(ProgressBoard(2), 1)
+    progress.begin(4, [7])
+    assert progress.place().startswith("Task 4 of worker 1")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import queue
 import random
+import signal
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +23,7 @@ from minidl.loader.driver import MP_STATUS_CHECK_INTERVAL
 from minidl.loader.epoch import Fetching
 from minidl.loader.ports import FoundDead, Note, Ports, WorkerEntered
 from minidl.loader.progress import ProgressBoard, Stage, WorkerProgress
-from minidl.loader.protocol import WorkerState
+from minidl.loader.protocol import WorkerEvent, WorkerState
 from minidl.loader.worker import Users, WorkerSpec, _Worker
 from minidl.resume.stateful import FetchStart, StatefulFetching, no_state, pack
 from minidl.wire.arguments import Parcel
@@ -77,6 +79,11 @@ class Noting(Ports):
 
     def __init__(self) -> None:
         self.notes: list[Note] = []
+        self.deciders: list[Any] = []
+
+    def decider(self, kind: Any, *args: Any) -> Any:
+        self.deciders.append(kind(*args))
+        return self.deciders[-1]
 
     def note(self, note: Note) -> None:
         self.notes.append(note)
@@ -357,6 +364,7 @@ def test_an_orphan_reads_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_watchdog_knows_its_loader_by_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     parents = [5]
     monkeypatch.setattr(worker.os, "getppid", lambda: parents[-1])
+    assert not worker.ManagerWatchdog(7).is_alive()
     for watchdog in (worker.ManagerWatchdog(5), worker.ManagerWatchdog()):
         assert (watchdog.manager_pid, watchdog.is_alive()) == (5, True)
         parents.append(1)
@@ -426,6 +434,7 @@ def test_a_worker_prepares_its_process_before_it_runs_the_users_code(interrupted
     ]
     assert spec.ports.notes == [WorkerEntered(1, 41)]
     assert spec.board.read(1).stage is Stage.ENDED
+    assert spec.ports.deciders[-1].state is WorkerState.ENDED
     if interrupted:
         assert (spec.result_queue, spec.result_queue.called) == ([], ["enter_worker"])
     else:
@@ -465,5 +474,23 @@ def test_worker_information_is_for_both_libraries(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch_worker, "_worker_info", None)
     worker._publish_worker_info(worker_of().spec, "the dataset")
     found = worker_info.get_worker_info()
+    assert worker_info._worker_info is found
     assert found == worker_info.WorkerInfo(id=1, num_workers=2, seed=41, dataset="the dataset")
     assert torch_worker._worker_info is found
+
+
+def test_a_worker_knows_its_loader_and_what_a_sentinel_means() -> None:
+    made = _Worker(dataclasses.replace(worker_of().spec, manager_pid=77))
+    assert (made.watchdog.manager_pid, made.lifecycle.worker_id) == (77, 1)
+    assert made.event_of(Sentinel()) is WorkerEvent.SENTINEL
+    made.spec.done_event.set()
+    assert made.event_of(Sentinel()) is WorkerEvent.SENTINEL_WHEN_DONE
+
+
+def test_what_a_worker_does_at_its_end_is_not_interrupted() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        worker._hear_no_interrupt()
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
