@@ -43,15 +43,15 @@ context = _Fork()
 
 
 def get(messages: Any, workers: Sequence[Any], seconds: float = 1) -> Any:
-    """The queue's next message. WaitsForever if none comes for so long, and a worker is dead."""
+    """The queue's next message. WaitsForever if none comes for so long and a worker is dead; or for PATIENCE."""
     until = time.monotonic() + PATIENCE
-    dead: list[int] = []
-    while not dead and time.monotonic() < until:
+    while time.monotonic() < until:
         try:
             return messages.get(timeout=seconds)
         except queue.Empty:
-            dead = [number for number, worker in enumerate(workers) if not worker.is_alive()]
-    raise WaitsForever(f"no message has come for {seconds} s, and none will come: workers {dead} are dead")
+            if dead := [number for number, worker in enumerate(workers) if not worker.is_alive()]:
+                raise WaitsForever(f"no message comes any more: workers {dead} are dead") from None
+    raise WaitsForever(f"no message has come for {PATIENCE} s: which task is the loader waiting for?")
 
 
 def waiting(loader: Any) -> int:
