@@ -39,23 +39,24 @@ MP_STATUS_CHECK_INTERVAL = 5.0  # seconds after which a wait looks whether the o
 
 
 # --- Samplers: which samples, in which order; and which of them make a batch ------------------------------------------
-class SequentialSampler:
-    def __init__(self, data_source):
-        self.data_source = data_source
-
-    def __iter__(self):
-        return iter(range(len(self.data_source)))
+# They are of torch's types, because frameworks ask for these; what is used here is written here.
+class _Sampler:
+    def __init__(self, data_source, generator=None):
+        self.data_source, self.generator = data_source, generator
 
     def __len__(self):
         return len(self.data_source)
 
 
-class RandomSampler(SequentialSampler):
+class SequentialSampler(_Sampler, torch.utils.data.SequentialSampler):
+    def __iter__(self):
+        return iter(range(len(self)))
+
+
+class RandomSampler(_Sampler, torch.utils.data.RandomSampler):
     """A new permutation in each epoch, from a seed that `generator` (None: the global one) gives."""
 
-    def __init__(self, data_source, generator=None):
-        super().__init__(data_source)
-        self.generator = generator
+    replacement, _num_samples = False, None
 
     def __iter__(self):
         generator = self.generator or torch.Generator().manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
@@ -74,7 +75,7 @@ def _batches(length, batch_size, drop_last):
     return length // batch_size if drop_last else -(-length // batch_size)
 
 
-class BatchSampler:
+class BatchSampler(torch.utils.data.BatchSampler):
     def __init__(self, sampler, batch_size, drop_last):
         self.sampler, self.batch_size, self.drop_last = sampler, batch_size, drop_last
 
@@ -99,7 +100,7 @@ class _DatasetKind:
         return fetcher(dataset, auto_collation, collate_fn, drop_last)
 
 
-class DataLoader:
+class DataLoader(torch.utils.data.DataLoader):
     """torch's options with torch's defaults; raises ValueError for those that exclude each other."""
 
     def __init__(
@@ -130,12 +131,14 @@ class DataLoader:
         self.dataset, self._dataset_kind = dataset, _DatasetKind.Iterable if iterable else _DatasetKind.Map
         self.batch_size, self.drop_last = batch_size, drop_last
         self.sampler, self.batch_sampler, self.generator = sampler, batch_sampler, generator
-        self._auto_collation = batch_sampler is not None
         self.collate_fn = collate_fn or (default_collate if self._auto_collation else default_convert)
         self.pin_memory, self.timeout, self.in_order = pin_memory, timeout, in_order
         self.num_workers, self.worker_init_fn = num_workers, worker_init_fn
-        self.prefetch_factor, self.persistent_workers = prefetch_factor or 2, persistent_workers
-        self.multiprocessing_context, self._iterator = multiprocessing_context, None
+        self.prefetch_factor = (prefetch_factor or 2) if num_workers else None
+        self.persistent_workers, self._iterator = persistent_workers, None
+        self.multiprocessing_context = multiprocessing_context
+
+    _auto_collation = property(lambda self: self.batch_sampler is not None)
 
     @property
     def _index_sampler(self):

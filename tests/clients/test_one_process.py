@@ -28,6 +28,11 @@ def test_a_client_sees_the_same_samples_with_slabs(name: str, mode: str, ran: Ra
     client_checks.is_recorded(client, mode, ran)
 
 
+@pytest.mark.parametrize("client", each(tuple(client for client in ONE_PROCESS if "direct" in client.modes)))
+def test_a_client_sees_the_same_samples_on_the_one_page(client: Client, ran: Ran) -> None:
+    client_checks.sees_torchs_samples(client, "mini", ran)
+
+
 @pytest.mark.parametrize("client", each(ONE_PROCESS))
 def test_the_readme_says_what_came(client: Client, ran: Ran) -> None:
     client_checks.is_told(client, ran)

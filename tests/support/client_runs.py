@@ -194,7 +194,7 @@ def run(client: Client, mode: str, folder: Path) -> Run:
         "PYTHONPATH": os.pathsep.join([root, str(PROGRAMS)]),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         "SEEN": str(seen),
-        "LOADER": "minidl" if mode == "direct" else "torch",
+        "LOADER": {"direct": "minidl", "mini": "mini"}.get(mode, "torch"),
         "OMP_NUM_THREADS": "1",
         "PYTHONWARNINGS": "default",
     }

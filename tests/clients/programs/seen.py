@@ -36,11 +36,15 @@ class Numbers(torch.utils.data.Dataset[Any]):
 
 
 def loader_class() -> Any:
-    """The class that the program was told to use: torch's (also under `minidl run`), or minidl's, given by LOADER."""
+    """The class that the program was told to use by LOADER: torch's (also under `minidl run`), minidl's, or mini's."""
     if os.environ.get("LOADER") == "minidl":
         import minidl
 
         return minidl.DataLoader
+    if os.environ.get("LOADER") == "mini":
+        from minidl import mini
+
+        return mini.DataLoader
     return torch.utils.data.DataLoader
 
 
