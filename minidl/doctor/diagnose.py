@@ -6,7 +6,7 @@ Interface: `diagnose(looks, told)` -> `Finding`. Pure.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
@@ -65,7 +65,7 @@ def _verdict(case: RunFacts, chain: Chain) -> Finding:
         waiting=waiting,
         chain=tuple(_link_words(case, chain, i) for i in range(len(chain.links))),
         loop_step=first.step if first.seen else None,
-        evidence=(*_facts(case, chain), *found.facts, *(case.told.facts if case.told else ()), *_resources(case, end)),
+        evidence=(*_facts(case, chain), *found.facts, *(case.told.facts if case.told else ()), *_resources(case)),
         sure=found.sure,
         also=found.also if outcome is not RunOutcome.MOVES else (),
         next_step=_next_step(case, chain, outcome),
@@ -413,45 +413,34 @@ def _link_words(case: RunFacts, chain: Chain, position: int) -> str:
     return f"{case.name(link.pid)}{by}: {step}{place}{at}; {link.wait.words}{_asleep_for(case, link)}"
 
 
-def _facts(case: RunFacts, chain: Chain) -> list[EvidenceLine]:
-    out = []
+def _facts(case: RunFacts, chain: Chain) -> Iterator[EvidenceLine]:
+    """Where in the user's code each thread of the chain is."""
     for link in chain.links[: chain.back if chain.cycle and chain.back > 0 else None]:
-        if link.place.users is not None:
-            frame = link.place.users
-            text = f"{case.name(link.pid)} is in {frame.function}, {frame.file}:{frame.line}"
-            out.append(
-                EvidenceLine(text + (f": {frame.source}" if frame.source else ""), f"stack of thread {link.tid}")
-            )
+        if (frame := link.place.users) is not None:
+            source, of = f": {frame.source}" if frame.source else "", f"stack of thread {link.tid}"
+            yield EvidenceLine(f"{case.name(link.pid)} is in {frame.function}, {frame.file}:{frame.line}{source}", of)
             if inner := in_library(link.place):
-                out.append(EvidenceLine(f"innermost frame: {inner}", f"stack of thread {link.tid}"))
-    return out
+                yield EvidenceLine(f"innermost frame: {inner}", of)
 
 
-def _resources(case: RunFacts, end: Link) -> list[EvidenceLine]:
-    """What of the machine is short, whatever the cause."""
-    out, machine = [], case.now.machine
+def _resources(case: RunFacts) -> Iterator[EvidenceLine]:
+    """The exhausted resources of the machine, whatever the cause."""
+    machine = case.now.machine
     if 0 <= machine.shm_free < max(1 << 20, machine.shm_size // 50):
-        out.append(EvidenceLine(f"/dev/shm has {size(machine.shm_free)} of {size(machine.shm_size)} left", "statvfs"))
+        yield EvidenceLine(f"/dev/shm has {size(machine.shm_free)} of {size(machine.shm_size)} left", "statvfs")
     for group in machine.cgroups:
         if group.oom_kills > 0:
-            out.append(
-                EvidenceLine(f"the kernel has killed {group.oom_kills} processes of {group.path} for memory", "cgroup")
-            )
-        if 0 < group.memory_limit and group.memory > 0.95 * group.memory_limit:
-            out.append(EvidenceLine(f"{group.path} uses {size(group.memory)} of {size(group.memory_limit)}", "cgroup"))
+            killed = f"the kernel has killed {group.oom_kills} processes of {group.path} for memory"
+            yield EvidenceLine(killed, "cgroup")
+        if 0 < group.memory_limit < group.memory / 0.95:
+            yield EvidenceLine(f"{group.path} uses {size(group.memory)} of {size(group.memory_limit)}", "cgroup")
     for process in case.now.processes:
-        most = process.limits.get("open files", 0)
-        if most and len(process.descriptors) > 0.95 * most:
-            out.append(
-                EvidenceLine(f"{case.name(process.pid)} has {len(process.descriptors)} of {most} descriptors", "/proc")
-            )
-        if process.maps > 0.95 * machine.max_map_count > 0:
-            out.append(
-                EvidenceLine(
-                    f"{case.name(process.pid)} has {process.maps} of {machine.max_map_count} mappings", "/proc"
-                )
-            )
-    return out
+        for has, most, what in (
+            (len(process.descriptors), process.limits.get("open files", 0), "descriptors"),
+            (process.maps, machine.max_map_count, "mappings"),
+        ):
+            if has > 0.95 * most > 0:
+                yield EvidenceLine(f"{case.name(process.pid)} has {has} of {most} {what}", "/proc")
 
 
 def _next_step(case: RunFacts, chain: Chain, outcome: RunOutcome) -> str:
