@@ -229,6 +229,12 @@ def test_a_descriptor_that_its_worker_has_not_is_explained(line: Line) -> None:
     )
 
 
+@pytest.mark.parametrize("large", [[], [torch.ones(BIG)]], ids=["alone", "beside a slab"])
+def test_a_storage_that_is_shorter_than_a_packets_head(line: Line, large: list[torch.Tensor]) -> None:
+    line.put(0, [*large, torch.arange(2)])
+    assert line.get().data[-1].tolist() == [0, 1]
+
+
 def test_bytes_in_units() -> None:
     numbers = [100, 1 << 10, 151 << 19, 2 << 30, 3 << 40, 5 << 50]
     assert [arena_queue._in_units(number) for number in numbers] == ["100", "1K", "75.5M", "2G", "3T", "5120T"]
