@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import OrderedDict
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -175,13 +176,25 @@ class Pinnable:
         return "pinned"
 
 
+class Row(list[Any]):
+    """A sequence of the user's."""
+
+
 class Pairs(NamedTuple):
     x: Any
     y: Any
 
 
 @pytest.mark.parametrize(
-    "kind", [lambda one, two: {"a": one, "b": two}, Pairs, lambda *both: both, lambda *both: [*both]]
+    "kind",
+    [
+        lambda one, two: {"a": one, "b": two},
+        Pairs,
+        lambda *both: Row(both),
+        lambda *both: OrderedDict(enumerate(both)),
+        lambda *both: both,
+        lambda *both: [*both],
+    ],
 )
 def test_structures_keep_their_types(kind: Any) -> None:
     pinned, expected = pin_memory(kind(Pinnable(), ["text", b"bytes"])), kind("pinned", ["text", b"bytes"])
