@@ -203,8 +203,8 @@ class TaskQueue(LiveRepr):
         """It has no semaphores."""
 
     def close(self) -> None:
-        """Close this process's ends."""
-        if not getattr(self, "_closed", True):
+        """Close this process's ends; also those that an interrupted call has left open."""
+        if hasattr(self, "_closed"):
             self._closed = True
             self._receiver.close()
             self.leave()

@@ -170,6 +170,7 @@ class Crew(LiveRepr):
         finally:
             self.driver.interrupted()
             self._leave_pin_sentinel()
+            self._close_index_queues()  # those that the interruption has left open
 
     def _leave_pin_sentinel(self) -> None:
         """Let Python exit though the pin thread's sentinel was not written.
@@ -207,14 +208,17 @@ class Crew(LiveRepr):
             case JoinWorkers(timeout):
                 self._join_workers(timeout)
             case Simple.CLOSE_INDEX_QUEUES:
-                for index_queue in self.index_queues:
-                    _close(index_queue)
+                self._close_index_queues()
             case Simple.FORGET_WORKERS:
                 self._forget_pids()
             case Terminate(kill, timeout):
                 self._terminate("kill" if kill else "terminate", timeout)
             case _:
                 raise AssertionError(f"{effect} is not a step of the shutdown")
+
+    def _close_index_queues(self) -> None:
+        for index_queue in self.index_queues:
+            _close(index_queue)
 
     def _mark_worker_as_unavailable(self, worker_id: int) -> None:
         """Send the worker its sentinel; it is joined by the shutdown."""
