@@ -196,6 +196,12 @@ class TaskQueue(LiveRepr):
                     if self._flush():  # ... and this writes what was put before
                         return
 
+    @property
+    def failure(self) -> str:
+        """Why a message was lost that this process has put; "" if none was."""
+        ended = self._thread is not None and not self._thread.is_alive() and not self._closed
+        return "the thread that writes it has ended" if ended else ""
+
     def cancel_join_thread(self) -> None:
         """No thread is joined."""
 

@@ -114,6 +114,7 @@ class Failure(enum.Enum):
     WORKER_DIED = enum.auto()
     PIN_THREAD_DIED = enum.auto()
     TIMED_OUT = enum.auto()
+    TASK_LOST = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,12 +182,14 @@ class Evidence:
 
     dead: exit codes of the workers that have ended. timed_out: the user's timeout has passed. jammed: whether the lock
     of the result queue is held by a process that writes nothing; it counts only if `Driver.leavers` names somebody.
+    unsent: workers to which a task could not be written.
     """
 
     dead: Mapping[int, int | None]
     pin_alive: bool = True
     timed_out: bool = False
     jammed: bool = False
+    unsent: tuple[int, ...] = ()
 
 
 # --- The driver -------------------------------------------------------------------------------------------------------
@@ -368,6 +371,8 @@ class Driver(LiveRepr):
         died = self.deaths(evidence)
         if died is not None:
             return died
+        if evidence.unsent:
+            return Raise(Failure.TASK_LOST, evidence.unsent)
         if evidence.timed_out:
             info = self.dispatcher.task_info.get(self.dispatcher.rcvd_idx)
             return Raise(Failure.TIMED_OUT, () if info is None else (info.worker_id,))

@@ -24,6 +24,7 @@ def evidence_of(crew: Crew, *, timed_out: bool = False) -> Evidence:
         pin_alive=crew.pin_thread is None or crew.pin_thread.is_alive(),
         timed_out=timed_out,
         jammed=bool(crew.driver.leavers(dead)) and crew.result_queue.jammed(),
+        unsent=tuple(number for number, queue in enumerate(crew.index_queues) if queue.failure),
     )
 
 
@@ -40,6 +41,9 @@ def error_of(crew: Crew, effect: Raise, timeout: float, waited: float, ports: Po
     """The error that the driver asks for. timeout: the user's, waited: how long the loader has waited; seconds."""
     if effect.why is Failure.WORKER_DIED:
         return _worker_died(crew, effect.workers)
+    if effect.why is Failure.TASK_LOST:
+        lost = "; ".join(f"worker {number}: {crew.index_queues[number].failure}" for number in effect.workers)
+        return RuntimeError(f"DataLoader could not send a task ({lost}): its batch is lost. Make a new DataLoader")
     if effect.why is Failure.TIMED_OUT:
         return _timed_out(crew, effect.workers, timeout, waited, ports)
     failure = crew.pin_thread.failure

@@ -196,6 +196,8 @@ class BoundedQueue(LiveRepr, multiprocessing.queues.Queue):  # type: ignore[type
         if not after_fork:
             # A signal handler may interrupt a put and shut the loader down: its own put must not wait for the first.
             self._notempty = _News()
+        self._failure: Exception | None = None
+        self._ends_process = False
         self._incoming = _Incoming(self._reader)
         self._recv_bytes = self._incoming.message
 
@@ -217,7 +219,8 @@ class BoundedQueue(LiveRepr, multiprocessing.queues.Queue):  # type: ignore[type
         return self
 
     def enter_worker(self) -> None:
-        """This process is a worker: it ends if an error ends its feeder thread. Else the loader would wait for ever."""
+        """This process is a worker: it ends if its feeder thread fails. Else the loader would wait for ever."""
+        self._ends_process = True
         threading.excepthook = partial(self._end_with_feeder, threading.excepthook)
 
     def _end_with_feeder(self, hook: Callable[[Any], Any], about: Any) -> None:
@@ -267,17 +270,25 @@ class BoundedQueue(LiveRepr, multiprocessing.queues.Queue):  # type: ignore[type
         finally:
             _let_go(self._wlock)
 
-    @staticmethod
-    def _on_queue_feeder_error(error: Exception, message: Any) -> None:
+    def _on_queue_feeder_error(self, error: Exception, message: Any) -> None:
         """Print why the feeder thread could not write a message, and end the process if it is a worker.
 
         An `Envelope` has sent what can be sent. What is left is a pipe that can't be written, or no memory for the
-        bytes; the loader would wait for the message forever.
+        bytes; the other side would wait for the message forever.
         """
         multiprocessing.queues.Queue._on_queue_feeder_error(error, message)  # type: ignore[attr-defined]
-        if multiprocessing.parent_process() is not None:
+        self._failure = error
+        if self._ends_process:
             sys.stderr.flush()
             os._exit(1)
+
+    @property
+    def failure(self) -> str:
+        """Why a message was lost that this process has put; "" if none was."""
+        if self._failure is not None:
+            return f"{type(self._failure).__name__}: {self._failure}"
+        ended = self._thread is not None and not self._thread.is_alive() and not self._closed
+        return "the thread that writes it has ended" if ended else ""
 
     def get(self, block: bool = True, timeout: float | None = None, inbox: list[Any] | None = None) -> Any:
         """The next message. Raises queue.Empty if no whole one has come within `timeout` seconds.

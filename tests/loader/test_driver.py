@@ -246,6 +246,12 @@ def test_next_in_an_epoch_that_never_began_says_what_to_do(state: LoaderState) -
         driver.next()
 
 
+def test_a_task_that_could_not_be_sent_is_an_error_though_everybody_lives() -> None:
+    driver = begun()
+    driver.next()
+    assert driver.nothing_came(Evidence({}, timed_out=True, unsent=(1,))) == Raise(Failure.TASK_LOST, (1,))
+
+
 def test_nothing_came_and_everybody_lives() -> None:
     driver = begun(pin=True)
     driver.next()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from typing import Any
 
 import exceptions_everywhere
@@ -458,3 +459,23 @@ def test_the_state_that_an_interrupted_iter_was_to_go_on_from_is_that_of_the_nex
 )
 def test_an_exception_at_any_line_loses_nothing(scene: str, loader: str) -> None:
     swept(scene, loader, 1 if scene in exceptions_everywhere.KEPT else 5)
+
+
+@pytest.mark.live
+@pytest.mark.usefixtures("quick")
+def test_a_task_that_can_not_be_written_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that writes it has no memory, say; each worker lives, and waits."""
+    loader = minidl.DataLoader(wl.Numbers(40), num_workers=1)
+    with iter(loader) as iterator:
+        next(iterator)
+        send, sent = Connection._send_bytes, []
+
+        def once(pipe: Connection, data: Any) -> None:
+            sent.append(1)
+            if len(sent) == 1:
+                raise MemoryError("no room")
+            send(pipe, data)
+
+        monkeypatch.setattr(Connection, "_send_bytes", once)
+        with pytest.raises(RuntimeError, match=r"could not send a task.*worker 0: MemoryError: no room"):
+            list(iterator)

@@ -26,12 +26,13 @@ class Worker:
         self.joined.append(timeout)
 
 
-def crew_of(*workers: Worker, missing: int = 0, pin_thread: Any = None, jammed: bool = True) -> Any:
+def crew_of(*workers: Worker, missing: int = 0, pin_thread: Any = None, jammed: bool = True, failures: Any = ()) -> Any:
     asked: list[str] = []
     return SimpleNamespace(
         pid=9,
         workers=workers,
         pin_thread=pin_thread,
+        index_queues=[SimpleNamespace(failure=failure) for failure in failures],
         result_queue=SimpleNamespace(jammed=lambda: asked.append("the queue") or jammed),
         driver=SimpleNamespace(
             missing=missing,
@@ -51,6 +52,13 @@ class Notes(list[Note]):
 
 def pin_thread(alive: bool, failure: Any = None) -> Any:
     return SimpleNamespace(is_alive=lambda: alive, failure=failure)
+
+
+def test_a_task_that_could_not_be_sent_is_evidence_and_an_error() -> None:
+    crew = crew_of(Worker(100), Worker(101), failures=("", "MemoryError: no room"))
+    assert liveness.evidence_of(crew).unsent == (1,)
+    error = liveness.error_of(crew, Raise(Failure.TASK_LOST, (1,)), 0, 0, Notes())
+    assert "could not send a task (worker 1: MemoryError: no room)" in str(error)
 
 
 def test_evidence_is_who_has_ended() -> None:

@@ -65,16 +65,20 @@ def test_a_message_of_more_than_two_gigabytes_announces_itself_otherwise(pipe: A
 
 @pytest.mark.parametrize("in_a_worker", [False, True])
 def test_a_worker_whose_feeder_can_not_write_ends(
-    in_a_worker: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    in_a_worker: bool, pipe: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Else the loader would wait for the message for ever."""
+    """Else the loader would wait for the message for ever. In the loader's process, the queue says that it was lost."""
     ended: list[int] = []
-    monkeypatch.setattr(queues.multiprocessing, "parent_process", lambda: in_a_worker or None)
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
     monkeypatch.setattr(queues.os, "_exit", ended.append)
+    assert pipe.failure == ""
+    if in_a_worker:
+        pipe.enter_worker()
     try:
         raise OSError("no room")
     except OSError as error:
-        BoundedQueue._on_queue_feeder_error(error, "a message")
+        pipe._on_queue_feeder_error(error, "a message")
+    assert pipe.failure == "OSError: no room"
     assert "OSError: no room" in capsys.readouterr().err
     assert ended == [1] * in_a_worker
 
