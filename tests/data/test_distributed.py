@@ -178,7 +178,8 @@ class TestCppSamplers:
     def _reads_what_cpp_saved(self, program: Path, file: Path) -> None:
         answers = cpp.libtorch(program, [f"random 20 2 1 1 e3 r n4 w{file} n100"])
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit is deprecated, but it is what C++ writes
+            for kind in (DeprecationWarning, FutureWarning):  # torch.jit is deprecated, but it is what C++ writes
+                warnings.simplefilter("ignore", kind)
             archive = dict(torch.jit.load(file).named_buffers())
         sampler = DistributedRandomSampler(20, 2, 1)
         sampler.load(archive)
