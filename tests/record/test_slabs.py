@@ -169,7 +169,7 @@ def test_a_real_run_s_batches_are_sent_and_mapped_once() -> None:
     assert trace.select("slab_fallback")["x"].tolist() == [1] * 24
     ends = trace.select("slab_release")["z"].tolist()
     assert ends.count(SlabEnd.FREED) + ends.count(SlabEnd.KEPT) == 24
-    assert 1 <= ends.count(SlabEnd.KEPT) <= 2, "the batch that is visible, and perhaps the one that is read ahead"
+    assert 1 <= ends.count(SlabEnd.KEPT) <= 4, "the batch that is visible, and those that came before their turn"
     assert os.getpid() == trace.manifest["pid"]
 
 
