@@ -231,7 +231,7 @@ def may_free(state: int, forked: bool) -> bool:
 
 
 def may_give_back(locked: bool) -> bool:
-    """Whether a worker may give memory of a slab in which nobody sees a batch back to the system.
+    """Whether a worker may give memory of a slab in which no process sees a batch back to the system.
 
     A device goes on reading the pages that were locked, and the worker would write into others. Also used by
     `explore.slab_life`.
@@ -275,7 +275,7 @@ class Slab:
             self.close()
 
     def give_back(self, size: int) -> None:
-        """Give the memory beyond `size` bytes back to the system; nobody sees a batch there."""
+        """Give the memory beyond `size` bytes back to the system; no process sees a batch there."""
         begin = _round_up(size, mmap.PAGESIZE)
         if begin < self.touched and may_give_back(self.locked):
             self.memory.madvise(mmap.MADV_REMOVE, begin, _round_up(self.touched, mmap.PAGESIZE) - begin)

@@ -516,4 +516,4 @@ _DECIDED: Final[tuple[tuple[Callable[[RunFacts, Link], bool], Callable[[RunFacts
 """By what a thread is in: whom it waits for, and whether that has nothing to do. The first that holds decides."""
 
 _TRIED: Final = (_joined_thread, _joined_process, _other_rank, _inside_the_lock, _fork_server, _task_of_a_pool)
-"""By its stack: whom a thread waits for. The first that finds somebody decides."""
+"""By its stack: the process or thread that a thread waits for. The first that finds one decides."""

@@ -131,7 +131,7 @@ class _Seen:
         return _stands(self.case, self.chain) or _naps_in_one_step(self.case, self.end)
 
     def may_be_ended(self) -> bool:
-        """By a person, by somebody who is at work, or by the loop's own shutdown."""
+        """By a person, by a process that is at work, or by the loop's own shutdown."""
         asks = self.found.cause is HangCause.TERMINAL and self.end.pid not in self.case.workers
         return asks or self.found.helped or _will_be_ended(self.case, self.chain)
 
@@ -203,7 +203,7 @@ def _may_be_at_work(case: RunFacts, chain: Chain, found: Judgement, told: Record
 
 
 def _may_be_slow(chain: Chain, found: Judgement) -> bool:
-    """Whether a wait is for somebody who may only be slow."""
+    """Whether a wait is for a process that may only be slow."""
     return chain.end.wait.kind in _MAY_BE_SLOW and not chain.cycle and not found.alone
 
 

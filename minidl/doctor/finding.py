@@ -119,7 +119,7 @@ class FocusScope(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Focus:
-    """Where to look: a span of one thread, while somebody waited. Times: ns, CLOCK_MONOTONIC.
+    """Where to look: a span of one thread, while another one waited. Times: ns, CLOCK_MONOTONIC.
 
     begin, end: of the wait, or of what was waited for. process: its position in `Trace.processes`; code: of the span's
     begin, 0 = the thread was in none; span: when that was. task, worker: -1 = none. epoch: -1 = unknown. frame: what is

@@ -36,7 +36,7 @@ _LOADERS: Final = re.compile(r"[/\\](torch[/\\]utils[/\\]data|minidl|multiproces
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """A thread's stack, innermost frame first, as somebody saw it."""
+    """A thread's stack, innermost frame first, as a dump or py-spy has shown it."""
 
     frames: tuple[Frame, ...]
     thread_name: str = ""

@@ -524,7 +524,7 @@ class Loader(Acting):
             self._took(out, w, "loader", at.JOIN_CHILDREN)
 
     def _join_feeders(self, state: State, out: list[Step]) -> None:
-        """Feeder threads: one that writes to a full pipe which nobody reads, or waits for a dead lock, never ends."""
+        """Feeder threads: one that writes to a full pipe without a reader, or waits for a dead lock, never ends."""
         w = World(state)
         if w.wake and not w.let_go:  # the pin thread's sentinel is not written, and its feeder was not let go of
             return

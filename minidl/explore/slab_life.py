@@ -84,7 +84,7 @@ class _Slab(NamedTuple):
 
     @property
     def seen_by(self) -> str:
-        """Who has the batch that lies in it; "" if nobody."""
+        """The process that has the batch which lies in it; "" if none."""
         who = (("a message", self.sent), ("the worker", self.worker), ("the program", self.loader))
         others = ("an array", self.array), ("a forked process", self.child), ("the device", self.device)
         return next((name for name, has in (*who, *others) if has), "")

@@ -65,7 +65,7 @@ def answer(directory: str, describe: Callable[..., Any]) -> None:
 
 
 def no_longer() -> None:
-    """Give the signal back and delete the file. To be called when nobody asks any more."""
+    """Give the signal back and delete the file. To be called when no doctor asks any more."""
     global _answering
     if _answering is None or _answering.pid != os.getpid():
         return

@@ -181,7 +181,7 @@ def stay_to_the_exit() -> None:
 
 
 def end(dog: Watchdog | None) -> None:
-    """End a watchdog's trace, if there is one; then nobody asks this process for its stacks any more."""
+    """End a watchdog's trace, if there is one; then no watchdog asks this process for its stacks any more."""
     if dog is not None and dog.end():
         stack_dumps.no_longer()
 

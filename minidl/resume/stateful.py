@@ -184,7 +184,7 @@ def at_the_begin(fetcher: Any) -> bytes:
 
 
 def no_state(error: Exception) -> bytes:
-    """In place of a state that the dataset failed to give, and that nobody has asked for yet."""
+    """In place of a state that the dataset failed to give, and that the program has not asked for yet."""
     return pack({"failed": f"{type(error).__name__}: {error}"})
 
 

@@ -1,4 +1,4 @@
-"""What a manifest and the lines of side files say: JSON, in which nobody later has to doubt a type or a size.
+"""What a manifest and the lines of side files say: JSON, whose types and sizes are checked when it is read.
 
 Interface: `read_facts(text)` -> `Facts`, the object and the names of what was left out of it. `loads` parses any JSON
 of a trace, and `is_long` says whether a value of it is a number that no column holds.

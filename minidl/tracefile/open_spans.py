@@ -53,7 +53,7 @@ def open_spans(
 
 
 def has_arrived(trace: Trace, row: np.void) -> bool:
-    """Whether it is the write of a result that the loader has received: it has ended, though nobody said so."""
+    """Whether it is the write of a result that the loader has received: it has ended, though no event says so."""
     events = trace.events
     got = (events["code"] == ev.RESULT_GET[1]) & (events["x"] == Message.RESULT) & (events["time"] >= row["begin"])
     mine = (events["loader"] == row["loader"]) & (events["task"] == row["task"])

@@ -150,7 +150,7 @@ DARKEST, LIGHTEST = 40, 79
 """Lightness, in percent, of what the UI draws; its saturation is always 80 %."""
 
 NEAR: Final = 6
-"""Degrees of hue and percent of lightness, together, that nobody sees."""
+"""Degrees of hue and percent of lightness, together, that a reader does not see."""
 
 
 @cache

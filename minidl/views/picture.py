@@ -443,7 +443,7 @@ class _Drawing:
             self._beside(axes, death.words, max(death.time, arrow), top, 7, RED, weight="bold")
 
     def _beside(self, axes: Axes, words: str, time: int, y: float, size: float, colour: str, **style: Any) -> None:
-        """Write what a mark says above its lane: on the mark's right, on its left, or not at all for want of room."""
+        """Write what a mark says above its lane: on the mark's right, on its left, or nowhere if there is no room."""
         pixel, wide = (time - self.scene.begin) / (self.scene.end - self.scene.begin) * self.pixels, _wide(words, size)
         for left in (pixel + 10, pixel - 10 - wide):
             if left < -LEFT * DPI or left + wide > self.pixels + RIGHT * DPI or not self._free(left, wide, y):

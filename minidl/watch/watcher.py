@@ -371,7 +371,7 @@ class Watcher:
 
 
 def _reaped(child: int) -> bool:
-    """Whether a child has ended; it is no more then."""
+    """Whether a child has ended, and was waited for."""
     return bool(os.waitpid(child, os.WNOHANG)[0])
 
 

@@ -66,7 +66,7 @@ def child(case: RunFacts, chain: Chain) -> Judgement | None:
 
 
 def pipe_full(case: RunFacts, chain: Chain) -> Judgement | None:
-    """Somebody writes into a pipe or a FIFO that nobody reads.
+    """A process writes into a pipe or a FIFO that no process reads.
 
     Says nothing of a worker that writes into the loader's own result pipe.
     """
@@ -96,7 +96,7 @@ def _empty_pipe(case: RunFacts, chain: Chain) -> Link | None:
 
 
 def writer_is_elsewhere(case: RunFacts, chain: Chain) -> Judgement | None:
-    """Somebody reads from a pipe, and who has its writing end is in something else."""
+    """A process reads from a pipe, and the one with its writing end does something else."""
     empty, end = _empty_pipe(case, chain), chain.end
     if empty is None or empty is end:
         return None
@@ -108,7 +108,7 @@ def writer_is_elsewhere(case: RunFacts, chain: Chain) -> Judgement | None:
 
 
 def queue_empty(case: RunFacts, chain: Chain) -> Judgement | None:
-    """The pipe that nobody writes to is that of a queue of multiprocessing."""
+    """The pipe that no process writes to is that of a queue of multiprocessing."""
     empty = chain.end
     of_queue = any(frame.file.endswith("multiprocessing/queues.py") for frame in empty.place.inside)
     if _empty_pipe(case, chain) is not empty or not of_queue:
@@ -128,7 +128,7 @@ def queue_empty(case: RunFacts, chain: Chain) -> Judgement | None:
 
 
 def pipe_empty(case: RunFacts, chain: Chain) -> Judgement | None:
-    """Somebody reads from a pipe or a FIFO that nobody writes to. After `queue_empty`: it is no queue's."""
+    """A process reads from a pipe or a FIFO that no process writes to. After `queue_empty`: it is no queue's."""
     empty = chain.end
     if _empty_pipe(case, chain) is not empty:
         return None

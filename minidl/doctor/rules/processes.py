@@ -15,7 +15,7 @@ from minidl.evidence.graph import Blocked
 
 
 def worker_is_gone(case: RunFacts, chain: Chain) -> Judgement | None:
-    """The loop waits for a worker that is no more, and no other thread of the run can be followed to."""
+    """The loop waits for a worker that has exited, and no other thread of the run can be followed to."""
     loop, place = chain.end, chain.end.place
     waits = place.step in (LoaderStep.NEXT, LoaderStep.HAND_OVER, LoaderStep.READ) and not place.interrupted
     if len(chain.links) > 1 or not waits:

@@ -44,7 +44,7 @@ def _waiting_child(case: RunFacts, chain: Chain) -> Judgement | None:
 
 
 RULES: Final = (
-    CauseRule(processes.worker_is_gone, "a worker is no more", "it is there"),
+    CauseRule(processes.worker_is_gone, "a worker has exited", "it is there"),
     CauseRule(
         processes.idle_and_joined,
         "a worker is joined that was not told to end",

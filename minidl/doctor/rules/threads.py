@@ -60,7 +60,7 @@ def pool_does_nothing(case: RunFacts, chain: Chain) -> Judgement | None:
 
 
 def _cause_of(waiting: str) -> HangCause:
-    """The cause by the function that waits: a full queue, an empty one, or nobody to answer."""
+    """The cause by the function that waits: a full queue, an empty one, or a peer that does not answer."""
     if waiting.startswith("Queue.put"):
         return HangCause.QUEUE_FULL
     return HangCause.QUEUE_EMPTY if waiting.startswith("Queue.get") or "SimpleQueue" in waiting else HangCause.NOBODY

@@ -26,7 +26,7 @@ CASE = LabCase(
 
 
 class Photos(Pictures):
-    """On rank 1, sample `at` is a pipe that nobody writes to."""
+    """On rank 1, sample `at` is a pipe that no process writes to."""
 
     def __init__(self, options: LabOptions, rank: int) -> None:
         super().__init__(options)

@@ -1,4 +1,4 @@
-"""One file of the dataset is a pipe that nobody writes to. The worker's read does not return, and the worker lives."""
+"""One file of the dataset is a pipe that no process writes to. The worker lives, and its read does not return."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file says that a download runs. Whoever wrote it was killed last week; each worker waits for its end."""
+"""A file says that a download runs. The process that wrote it was killed last week; each worker waits for its end."""
 
 from __future__ import annotations
 
