@@ -78,6 +78,7 @@ class Queue:
     def __init__(self, log: Log, name: str, worker: Worker | None = None) -> None:
         self.log, self.name, self.worker, self.closed = log, name, worker, False
         self.full = False
+        self.failure = ""
 
     def put(self, message: Any) -> None:
         if self.closed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
@@ -471,9 +472,10 @@ def test_a_task_that_can_not_be_written_is_an_error(monkeypatch: pytest.MonkeyPa
         send, sent = Connection._send_bytes, []
 
         def once(pipe: Connection, data: Any) -> None:
-            sent.append(1)
-            if len(sent) == 1:
-                raise MemoryError("no room")
+            if threading.current_thread() is not threading.main_thread():  # the feeder
+                sent.append(1)
+                if len(sent) == 1:
+                    raise MemoryError("no room")
             send(pipe, data)
 
         monkeypatch.setattr(Connection, "_send_bytes", once)
