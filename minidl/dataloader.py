@@ -33,9 +33,7 @@ class LoaderWithoutState(dataloader.DataLoader[T_co]):
 
     It has no state, because frameworks save the state of any loader that has one, and torch's has none.
 
-    transport (not torch's): "upstream", each batch in new shared memory, as torch does it; or "arena", in memory that
-    is used again (see `arena.arena`), many times as fast. None: what MINIDL_TRANSPORT says, else "upstream".
-    MINIDL_ARENA_BYTES, 2G by default, is what each worker keeps of that memory for use again.
+    transport: as `DataLoader`'s.
     """
 
     _host: Host | None = None
@@ -44,12 +42,6 @@ class LoaderWithoutState(dataloader.DataLoader[T_co]):
     def __init__(self, *args: Any, transport: str | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.transport = checked_transport(transport)
-
-    def __getattr__(self, name: str) -> Any:
-        hint = ""
-        if name in ("state_dict", "load_state_dict"):
-            hint = ": `minidl run` keeps it as torch's, which has no state; `from minidl import DataLoader` has one"
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 
     def iterate_for(self, host: Host) -> Iterator[T_co]:
         """As iter(), for who copies each batch to a device and keeps it until the copy has ended, as DeviceLoader does.
@@ -103,6 +95,7 @@ class DataLoader(LoaderWithoutState[T_co]):
     resume an epoch where another process has left it. Article 1 §2.1 to §2.3.
     """
 
+    # All written out, for type checkers and editors; a test compares the arguments with torch's.
     def __init__(
         self,
         dataset: Any,

@@ -39,7 +39,8 @@ MP_STATUS_CHECK_INTERVAL = 5.0  # seconds after which a wait looks whether the o
 
 
 # --- Samplers: which samples, in which order; and which of them make a batch ------------------------------------------
-# They are of torch's types, because frameworks ask for these; what is used here is written here.
+# They and the loader are of torch's types, because frameworks ask for these. What they do is written here, but for the
+# check of multiprocessing_context.
 class _Sampler:
     def __init__(self, data_source, generator=None):
         self.data_source, self.generator = data_source, generator

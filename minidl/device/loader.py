@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 import torch
 from typing_extensions import Self
 
-from minidl.dataloader import LoaderWithoutState
+from minidl.dataloader import DataLoader, LoaderWithoutState
 from minidl.device import sim
 from minidl.device.streams import AcceleratorDevice, Device, Mark, is_reached
 from minidl.live_repr import LiveRepr, counted, short
@@ -40,6 +40,7 @@ from minidl.loader.driver import MP_STATUS_CHECK_INTERVAL
 from minidl.loader.iterators import _BaseDataLoaderIter
 from minidl.loader.pin_memory import accelerator_type
 from minidl.resume.position import Course
+from minidl.resume.stateful import Record
 from minidl.wire.atomic import at_once
 
 
@@ -129,7 +130,7 @@ class DeviceLoader(LiveRepr):
         self._stateful().load_state_dict(state_dict)
 
     def _stateful(self) -> Any:
-        if not isinstance(self.loader, LoaderWithoutState):
+        if not isinstance(self.loader, DataLoader):
             raise TypeError(
                 f"DeviceLoader: the state of a {type(self.loader).__name__} counts batches in flight as handed out: "
                 "wrap a minidl.DataLoader, which knows them apart"
@@ -217,7 +218,8 @@ class _DeviceIter(LiveRepr):
         _let_go()
         its = own._ports if own is not None else ports.new_ports()
         self._stream = its.device_stream(self._device, owner.prefetch, owner.loader)
-        self._course: Course = getattr(getattr(own, "_record", None), "course", None) or Course([], False)
+        record = own._record if own is not None else None
+        self._course = record.course if isinstance(record, Record) else Course([], False)
         self._course.defer()  # the loader's state is of what is handed out here
 
     def __iter__(self) -> Self:

@@ -182,7 +182,7 @@ class Evidence:
 
     dead: exit codes of the workers that have ended. timed_out: the user's timeout has passed. jammed: whether the lock
     of the result queue is held by a process that writes nothing; it counts only if `Driver.leavers` names somebody.
-    unsent: workers to which a task could not be written.
+    unsent: workers to which a message could not be written; it counts only if they have work to do.
     """
 
     dead: Mapping[int, int | None]
@@ -371,8 +371,8 @@ class Driver(LiveRepr):
         died = self.deaths(evidence)
         if died is not None:
             return died
-        if evidence.unsent:
-            return Raise(Failure.TASK_LOST, evidence.unsent)
+        if lost := self._at_work(evidence.unsent):
+            return Raise(Failure.TASK_LOST, tuple(lost))
         if evidence.timed_out:
             info = self.dispatcher.task_info.get(self.dispatcher.rcvd_idx)
             return Raise(Failure.TIMED_OUT, () if info is None else (info.worker_id,))
@@ -394,8 +394,8 @@ class Driver(LiveRepr):
         """Workers that died with work to do; else those that died with the result queue's lock."""
         return self._at_work(evidence.dead) or (self.leavers(evidence.dead) if evidence.jammed else [])
 
-    def _at_work(self, dead: Iterable[int]) -> list[int]:
-        return [worker for worker in dead if self.dispatcher.workers_status[worker]]
+    def _at_work(self, workers: Iterable[int]) -> list[int]:
+        return [worker for worker in workers if self.dispatcher.workers_status[worker]]
 
     def leavers(self, dead: Mapping[int, int | None]) -> list[int]:
         """Workers that were killed when they had no work left; none if the loader ends for another reason anyway."""

@@ -252,6 +252,13 @@ def test_a_task_that_could_not_be_sent_is_an_error_though_everybody_lives() -> N
     assert driver.nothing_came(Evidence({}, timed_out=True, unsent=(1,))) == Raise(Failure.TASK_LOST, (1,))
 
 
+def test_a_message_to_a_worker_that_has_left_may_be_lost() -> None:
+    driver = begun()
+    driver.next()
+    driver.dispatcher.worker_unavailable(1)
+    assert driver.nothing_came(Evidence({}, unsent=(1,))) == GET
+
+
 def test_nothing_came_and_everybody_lives() -> None:
     driver = begun(pin=True)
     driver.next()
