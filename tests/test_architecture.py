@@ -49,7 +49,8 @@ ORDER = (
     ("playback", "actors state inferred follower words stepper"),
     (
         "check",
-        "view actors joint device dispatch recording replayed resumption slices report slabs spans tasks __init__",
+        "view actors joint_rules joint device dispatch recording replayed resumption slices report slabs spans tasks "
+        "__init__",
     ),
     ("doctor", "limits places finding remedies case chain"),
     ("doctor.rules", "judgement activity processes motion parties threads semaphores kernel table"),

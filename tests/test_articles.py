@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from minidl.articles import ARTICLES, sections
-from minidl.loader.protocol import JOINT_RULES
+from minidl.check.joint_rules import JOINT_RULES
 from minidl.tracefile.events import EVENTS
 
 ROOT = Path(__file__).parent.parent

@@ -1,4 +1,4 @@
-"""Rules that couple the actors: the rows of `protocol.JOINT_RULES`, applied to the acts that a trace tells.
+"""Rules that couple the actors: the rows of `JOINT_RULES`, applied to the acts that a trace tells.
 
 `_breaches` translates events to acts and facts and asks the rows; each rule here is the rows of its name. Three rules
 add what only a trace can show: an actor that ended without an event, a count of workers that are left.
@@ -12,8 +12,8 @@ from typing import Final
 
 import numpy as np
 
+from minidl.check.joint_rules import MAKES, Act, Fact, JointState
 from minidl.check.view import LoaderView, Violation, rule
-from minidl.loader.protocol import MAKES, Act, Fact, JointState
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Positions
 from minidl.tracefile.events import Actor, DoneEvent, Ending, Message, QueueId

@@ -1,14 +1,56 @@
-"""Rules on slabs: each lives as the protocol's table says, so none is written while a process can see its batch."""
+"""Rules on slabs: each lives as its table says, so none is written while a process can see its batch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import enum
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from minidl.check.view import LoaderView, Violation, rule
-from minidl.loader.protocol import SLAB_TABLE, SlabEvent, SlabLifecycle, SlabState
+from minidl.loader.protocol import Lifecycle, TableKey
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import SlabEnd, SlabSource
+
+
+class SlabState(TableKey):
+    """States of one slab of a worker (transport "arena"), as both processes together see it."""
+
+    FREE = enum.auto()  # no process can see what is in it
+    WRITING = enum.auto()  # the worker makes a batch in it
+    SENT = enum.auto()  # the message that names it is on its way
+    VISIBLE = enum.auto()  # something in the reader's process refers to its batch
+    GIVEN_UP = enum.auto()  # a forked child may see its batch, or its descriptor did not arrive
+
+
+class SlabEvent(TableKey):
+    """Events of a slab. The worker makes, takes and sends; the reader does the rest."""
+
+    MAKE = enum.auto()  # new memory under this number
+    TAKE = enum.auto()  # the memory that is there
+    SEND = enum.auto()
+    MAP = enum.auto()
+    FREE = enum.auto()
+    DROP = enum.auto()  # its message could not be rebuilt
+    KEEP = enum.auto()  # a child was forked
+    LOSE = enum.auto()  # its descriptor did not arrive
+
+
+_S, _SE = SlabState, SlabEvent
+SLAB_TABLE: Mapping[SlabState, Mapping[SlabEvent, SlabState]] = {
+    _S.FREE: {_SE.TAKE: _S.WRITING, _SE.MAKE: _S.WRITING},
+    _S.WRITING: {_SE.SEND: _S.SENT},
+    _S.SENT: {_SE.MAP: _S.VISIBLE, _SE.DROP: _S.FREE, _SE.KEEP: _S.GIVEN_UP, _SE.LOSE: _S.GIVEN_UP},
+    _S.VISIBLE: {_SE.FREE: _S.FREE, _SE.KEEP: _S.GIVEN_UP},
+    _S.GIVEN_UP: {_SE.MAKE: _S.WRITING},
+}
+
+
+class SlabLifecycle(Lifecycle[SlabState, SlabEvent]):
+    """The lifecycle of one slab: written only while no process can see it. Not in torch."""
+
+    def __init__(self, worker_id: int, number: int) -> None:
+        super().__init__(f"slab {number} of worker {worker_id}", SlabState.FREE, SLAB_TABLE)
+
 
 _RELEASES: Final = {SlabEnd.KEPT: SlabEvent.KEEP, SlabEnd.LOST: SlabEvent.LOSE}
 _AFTER: Final = {event: state for row in SLAB_TABLE.values() for event, state in row.items()}

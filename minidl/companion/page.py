@@ -19,13 +19,13 @@ from typing import Final, overload
 
 import minidl
 from minidl.articles import ARTICLES, sections
+from minidl.check.joint_rules import JOINT_RULES
 from minidl.companion import coverage, moments, pictures
 from minidl.companion.drift import Drift, drifts
 from minidl.companion.reading import NOTE_PARTS, note, stops
 from minidl.companion.rows import LANGUAGES, Entry, Translated, anchor_of, entries, read
 from minidl.explore import diagrams
 from minidl.explore.guards import GUARDS, Guard
-from minidl.loader.protocol import JOINT_RULES
 from minidl.references import SourcePlace, places, source_line
 from minidl.tracefile.events import EVENTS, Event, Phase
 from minidl.views.page import Page, as_json, framed

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from minidl.check.joint_rules import JOINT_RULES, MAKES, RULES_OF, Act, Fact, Role
 from minidl.loader import protocol
-from minidl.loader.protocol import JOINT_RULES, MAKES, Act, Fact, Role
 
 FOLDER: Final = Path(__file__).parent.parent / "diagrams"
 
@@ -183,7 +183,7 @@ def _steps() -> Iterator[tuple[Role, Act, list[str]]]:
     """The acts of a shutdown in the table's order, each with what its rows require, in lines."""
     begins = next(number for number, rule in enumerate(JOINT_RULES) if rule.act is Act.SET_PIN_DONE)
     for act in dict.fromkeys(rule.act for rule in JOINT_RULES[begins:]):
-        rules = protocol.RULES_OF[act]
+        rules = RULES_OF[act]
         conditions = [f"- {rule.condition}" for rule in rules if rule.requires and rule.requires != (Fact.BOUNDED,)]
         yield (
             rules[0].who,
@@ -208,7 +208,7 @@ def shutdown(title: str) -> str:
     made = {fact: (x[role], top + 16) for role, act, _, top, _ in boxes if (fact := MAKES.get(act)) is not None}
     bends: dict[Role, dict[Fact, int]] = defaultdict(dict)
     for role, act, lines, top, height in boxes:
-        for fact in dict.fromkeys(fact for rule in protocol.RULES_OF[act] for fact in rule.requires if fact in made):
+        for fact in dict.fromkeys(fact for rule in RULES_OF[act] for fact in rule.requires if fact in made):
             from_x, from_y = made[fact]
             if from_x < x[role]:  # in the gap before the column, which no box reaches into
                 lanes = bends[role]

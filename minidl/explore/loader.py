@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, Final
 
+from minidl.check.joint_rules import Act, Fact
 from minidl.explore import world as at
 from minidl.explore.configurations import Configuration, Protocol
 from minidl.explore.decisions import FORBIDDEN, Driving, decided
@@ -18,7 +19,7 @@ from minidl.explore.world import DECISIONS, LOCK, PHASE, READY, RESULTS, State, 
 from minidl.loader import driver as do
 from minidl.loader.dispatcher import Assignment, Deliver
 from minidl.loader.driver import Effect, Simple
-from minidl.loader.protocol import Act, Fact, LoaderEvent, LoaderState, PinState
+from minidl.loader.protocol import LoaderEvent, LoaderState, PinState
 from minidl.record.cpu_time import no_reading
 from minidl.record.decisions import TracedLoaderLifecycle
 from minidl.tracefile import events as ev

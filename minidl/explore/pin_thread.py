@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from minidl.check.joint_rules import Act
 from minidl.explore import world as at
 from minidl.explore.configurations import Crash
 from minidl.explore.decisions import pin_moved
 from minidl.explore.steps import PIN_THREAD, WAKER, Acting, Step
 from minidl.explore.world import Pin, State, World
-from minidl.loader.protocol import Act, PinEvent, PinState
+from minidl.loader.protocol import PinEvent, PinState
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Ending, Message, Outcome
 

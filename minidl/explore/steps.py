@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from minidl.check.joint_rules import MAKES, RULES_OF, Act, Fact
 from minidl.explore import world as at
 from minidl.explore.configurations import Configuration, Protocol
 from minidl.explore.guards import GUARDS
 from minidl.explore.world import State, World
-from minidl.loader.protocol import MAKES, RULES_OF, Act, Fact, LoaderState
+from minidl.loader.protocol import LoaderState
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Message, Outcome, QueueId
 
