@@ -43,8 +43,8 @@ def saving() -> Saving | None:
     for loop in _callers("loops.fit_loop", "on_save_checkpoint"):
         progress, epochs = loop.epoch_loop.batch_progress, loop.epoch_progress.current
         training = any(True for _ in _callers("loops.fit_loop", "advance"))
-        in_hand = progress.current.ready - progress.current.processed if training else 0
-        finished = progress.is_last_batch and not training
+        in_hand = progress.current.ready - progress.current.processed
+        finished = progress.is_last_batch and not (training or in_hand)
         return Saving(len(getattr(loop._data_fetcher, "batches", ())) + in_hand, epochs.processed - finished, finished)
     return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -46,12 +47,13 @@ class Loop:
 
     max_epochs = 3
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: Any, *, wrapped: bool = False) -> None:
         self.loader = loader
+        seen = types.SimpleNamespace(loader=loader, load_state_dict=loader.load_state_dict) if wrapped else loader
         self.epoch_progress = Counter(1, 0, 0)
         self.epoch_loop = types.SimpleNamespace(batch_progress=Counter(0, 0, 0))
         self._data_fetcher = types.SimpleNamespace(prefetch_batches=1, batches=[])
-        self._combined_loader = types.SimpleNamespace(flattened=[loader], limits=None)
+        self._combined_loader = types.SimpleNamespace(flattened=[seen], limits=None)
         self._combined_loader_states_to_load: list[Any] = []
 
     def begin(self) -> Iterator[Any]:
@@ -111,9 +113,10 @@ def test_a_batch_that_lightning_has_taken_ahead_comes_again() -> None:
         loop._data_fetcher.batches = got[3:]
         again = minidl.DataLoader(stream, 3, collate_fn=list)
         for learnt in (2, 3):
-            loop.trained(3, last=False)
+            loop.trained(3, last=learnt == 2)
             loop.epoch_loop.batch_progress.current.processed = learnt
-            assert goes_on(again, loop, loop.save())[0] == got[learnt]
+            for state in (loop.save(), SAVE(loop, loop.loader.state_dict)):  # the second one as on_exception does it
+                assert goes_on(again, loop, state)[0] == got[learnt]
 
 
 def test_a_state_that_lightning_does_not_load_is_taken_if_its_epoch_is_not_over() -> None:
@@ -122,21 +125,25 @@ def test_a_state_that_lightning_does_not_load_is_taken_if_its_epoch_is_not_over(
     loop.trained(1, last=False)
     state = loop.save()
     for epochs, left in ((0, [[2, 3], [4, 5]]), (1, [[0, 1], [2, 3], [4, 5]])):
-        other = Loop(loader())
+        other = Loop(loader(), wrapped=epochs == 0)
         other._combined_loader_states_to_load = [state]
         other.epoch_progress = Counter(epochs, epochs, epochs)
         assert list(other.begin()) == left
+        del other._combined_loader_states_to_load
+        assert len(list(other.begin())) == 3
 
 
-@pytest.mark.parametrize(("sized", "limit", "fails"), [(True, 2, True), (True, 3, False), (False, 3, True)])
-def test_an_epoch_that_lightning_would_lengthen_is_an_error(sized: bool, limit: int, fails: bool) -> None:
+@pytest.mark.parametrize(
+    ("sized", "limit", "fails"), [(True, 2, True), (True, 3, False), (False, 3, True), (False, math.inf, False)]
+)
+def test_an_epoch_that_lightning_would_lengthen_is_an_error(sized: bool, limit: float, fails: bool) -> None:
     """Where it loads no state it counts from 0, up to its limit_train_batches; the loader's own end is no limit."""
     make = loader if sized else lambda: minidl.DataLoader(Stream(stateful=True), 3, collate_fn=list)
     loop = Loop(make())
     iterator = loop.begin()
     next(iterator)
     loop.trained(1, last=False)
-    other = Loop(make())
+    other = Loop(make(), wrapped=sized)
     other._combined_loader_states_to_load, left = [loop.save()], list(iterator)
     other._combined_loader.limits = [limit]
     other.epoch_progress = Counter(0, 0, 0)
@@ -165,6 +172,9 @@ def test_other_callers_are_none_of_lightnings() -> None:
     assert frameworks.saving() is None
     assert frameworks.takes_ahead() == 0
     assert PREFETCH(object(), frameworks.takes_ahead) == 0
+    assert PREFETCH(types.SimpleNamespace(prefetch_batches=1), frameworks.takes_ahead) == 2
+    for module in ("another.loops.fit_loop", "lightning.pytorch.trainer"):
+        assert method_of(module, "on_save_checkpoint")(Loop(loader()), frameworks.saving) is None
     state = loader().state_dict()
     assert frameworks.goes_on(None, state) == (state, False)
     assert SET_UP(Loop(loader()), lambda: frameworks.goes_on(None, {"epoch": None})) == ({"epoch": None}, False)

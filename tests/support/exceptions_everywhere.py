@@ -134,8 +134,9 @@ class Interrupting:
                 return self._step
             self.count += 1
             if self.count == self.at:
-                place = f"{frame.f_globals['__name__']}:{frame.f_lineno} {frame.f_code.co_name}+{frame.f_lasti}"
-                self._told[: len(place)] = place.encode()
+                name = f"{frame.f_code.co_name}+{frame.f_lasti}"
+                place = f"{frame.f_globals['__name__']}:{frame.f_lineno} {name}".encode()
+                self._told[: len(place)] = place
                 self.handed = _is_handed_over(frame)
                 sys.settrace(None)
                 raise self.error

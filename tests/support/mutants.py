@@ -9,7 +9,8 @@ The first arguments choose mutants, and the rest are pytest's. `mutmut` makes th
 is changed stands in pyproject.toml. Its own runs start no processes and have no live tests, so this file tries them: a
 child is forked for each mutant once the tests are collected, and runs those that reach the changed function. What has
 survived without a reason, or was changed since, is tried by the next call. `data/mutants.json` has the reasons:
-function -> the line as it was changed -> why no test can notice, or why none needs to.
+function -> the line as it was changed -> why no test can notice, or why none needs to. The wording of a message needs
+no reason.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import itertools
 import json
 import math
 import os
+import re
 import select
 import shutil
 import subprocess
@@ -34,6 +36,9 @@ from typing import Any
 
 REASONS = Path(__file__).parent / "data" / "mutants.json"
 KILLED, SURVIVED, UNTESTED, HUNG = 1, 0, 33, 36  # in mutmut's results
+WORDING = re.compile('f?"[^"]* [^"]*",?')
+"""A line that is a piece of a message, and nothing else."""
+
 HARMLESS = {"property", "contextlib.contextmanager", "contextmanager", "functools.cache"}
 """Decorators of functions that are changed, too; mutmut leaves them out."""
 
@@ -124,7 +129,7 @@ def pytest_runtestloop(session: Any) -> bool:
         path = str(meta).removesuffix(".meta")
         for name, code in codes.items():
             chosen = any(fnmatch.fnmatch(name, one) for one in trial.chosen)
-            if chosen and (code is None or (code in (SURVIVED, UNTESTED) and not trial.accepted(name, path))):
+            if chosen and (code is None or (code in (SURVIVED, UNTESTED) and not trial.is_accepted(name, path))):
                 codes[name] = trial.code(name, path)
                 meta.write_text(json.dumps(about, indent=4))
     return True
@@ -162,7 +167,7 @@ class Trial:
                 took = time.monotonic() - begun if passed else math.inf
                 known[item.nodeid] = took, sorted(set(os.pread(log, 1 << 20, 0).decode().split()))
             took, functions = known[item.nodeid]
-            if took <= LONGEST:
+            if took < math.inf and took <= LONGEST:
                 self.durations[number] = took
                 for name in functions:
                     self.reached.setdefault(name, []).append(number)
@@ -170,9 +175,9 @@ class Trial:
                 print(f"left out: {item.nodeid}", flush=True)
         SURVEY.write_text(json.dumps(known))
 
-    def accepted(self, name: str, path: str) -> bool:
-        """Whether there is a reason why a mutant that has survived may do so."""
-        return self.changed(name, path) in self.reasons.get(function_of(name), {})
+    def is_accepted(self, name: str, path: str) -> bool:
+        """Whether a mutant that has survived may do so."""
+        return accepted(name, self.changed(name, path), self.reasons)
 
     def changed(self, name: str, path: str) -> str:
         """The lines as the mutant has them."""
@@ -274,6 +279,11 @@ def changed(name: str, path: str) -> str:
     return " ".join(line[1:].strip() for line in lines if line[:1] == "+" and line[:3] != "+++")
 
 
+def accepted(name: str, lines: str, reasons: dict[str, dict[str, str]]) -> bool:
+    """Whether a mutant with these lines may survive."""
+    return lines in reasons.get(function_of(name), {}) or bool(WORDING.fullmatch(lines))
+
+
 def report() -> int:
     """Print the score of each module, and each survivor that has no reason; whether there are any is the exit code."""
     reasons, scores, left = json.loads(REASONS.read_text()), {}, 0
@@ -281,11 +291,11 @@ def report() -> int:
         score = scores.setdefault(path, {"killed": 0, "accepted": 0, "survived": 0})
         if status not in ("survived", "no tests"):
             score["killed"] += 1
-        elif changed(name, path) in reasons.get(function_of(name), {}):
+        elif accepted(name, lines := changed(name, path), reasons):
             score["accepted"] += 1
         else:
             score["survived"] += 1
-            print(f"{name}: {function_of(name)}: {changed(name, path)}", flush=True)
+            print(f"{name}: {function_of(name)}: {lines}", flush=True)
     for path, score in scores.items():
         left += score["survived"]
         print(f"{path:<34} {', '.join(f'{number} {what}' for what, number in score.items())}")
@@ -296,7 +306,7 @@ def main(chosen: str, tests: Iterable[str]) -> int:
     """Try mutants with these tests; exit code of pytest."""
     generate()
     shutil.rmtree("mutants/.hypothesis", ignore_errors=True)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "mutants", "-p", "no:cacheprovider", *tests]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "mutants", "-p", "no:cacheprovider", "--tb=native", *tests]
     environment = os.environ | {CHOSEN: chosen, "PYTHONPATH": str(Path(__file__).parent)}
     return subprocess.run(command, cwd="mutants", env=environment).returncode
 
