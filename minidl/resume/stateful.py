@@ -22,7 +22,6 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, Final
 
 import torch
@@ -98,14 +97,10 @@ class FetchStart:
     again: int = 0
     index: Any = None
 
-    @classmethod
-    def of(cls, place: Position, index: Any = None) -> FetchStart:
-        return cls(place.state, place.over, place.yielded, 0 if index is None else place.behind, index)
 
-
-def fetcher_has_state(fetcher: _BaseDatasetFetcher | None) -> bool:
+def fetcher_has_state(fetcher: _BaseDatasetFetcher) -> bool:
     """Whether the dataset or its iterator has a state."""
-    return has_state(getattr(fetcher, "dataset", None)) or has_state(getattr(fetcher, "dataset_iter", None))
+    return has_state(fetcher.dataset) or has_state(getattr(fetcher, "dataset_iter", None))
 
 
 def fetcher_state(fetcher: Any, ended: bool = False) -> State:
@@ -188,7 +183,7 @@ def no_state(error: Exception) -> bytes:
     return pack({"failed": f"{type(error).__name__}: {error}"})
 
 
-def keeper_of(fetcher: Any, every: int | None, number: int = 0) -> Keeper | None:
+def keeper_of(fetcher: Any, every: int | None, number: int) -> Keeper | None:
     """What takes the fetcher's states; None if none are wanted or there is none."""
     return Keeper(fetcher, every, number) if every is not None and fetcher_has_state(fetcher) else None
 
@@ -294,7 +289,8 @@ class Drawing(Iterator[Any]):
 
     def finish(self) -> None:
         """Draw to the end of an epoch of which everything was yielded."""
-        deque(islice(self.indices, self.course.low - self.number + 1), maxlen=0)
+        for _ in self.indices:
+            pass
 
 
 # --- A loader ---------------------------------------------------------------------------------------------------------
@@ -379,8 +375,9 @@ class Record(EpochRecord):
 
     def _start_of(self, worker: int, loader: Loader) -> FetchStart:
         """Where a worker's fetcher begins; a map dataset fetches nothing again."""
-        index = None if self.course.indexed else next(iter(loader._index_sampler))
-        return FetchStart.of(self.course.places[worker], index)
+        place = self.course.places[worker]
+        again = () if self.course.indexed else (place.behind, next(iter(loader._index_sampler)))
+        return FetchStart(place.state, place.over, place.yielded, *again)
 
     def opened(self, loader: Loader, make: Callable[[], Any]) -> Any:
         start = self._start_of(0, loader)
@@ -403,7 +400,7 @@ class Record(EpochRecord):
     # --- Its course
     def first_draw(self, base_seed: int) -> None:
         """Note the random states again: the program may have drawn since iter()."""
-        if not self.resumed and self.begin:
+        if not self.resumed:
             self.begin, self.base_seed = _random_states(self.generators), base_seed
 
     def asks_for(self, task: int) -> None:
@@ -434,7 +431,7 @@ class Record(EpochRecord):
         return type(None), ()  # it belongs to one process: a loader's pickle or deep copy has none
 
 
-def begin(loader: Loader, make_course: Callable[..., Course], *, again: bool = False) -> Record:
+def begin(loader: Loader, make_course: Callable[..., Course], *, again: bool) -> Record:
     """Begin an epoch where the state that the loader was given says. again: of a persistent iterator, at its begin.
 
     make_course: a `Course` of such arguments. Raises StateMismatchError if that state is of another loader.
@@ -453,21 +450,20 @@ def _begin(loader: Loader, make_course: Callable[..., Course], given: State | No
     _go_back(loader, given)
     for place, saved in zip(places, given["workers"], strict=False):
         place.yielded, place.at, place.over = saved["yielded"], saved["at"], saved["over"]
-        place.state = None if saved["state"] is None else pack(saved["state"])
+        place.state = pack(saved["state"])
     low, ahead, batches, turn = (given[name] for name in ("yielded", "ahead", "batches", "turn"))
     drawn = deque([(saved["at"], pack(saved["state"]))] if (saved := given["sampler"]) is not None else [])
     if not given["ended"]:
         turn %= len(places)
-        return Record(
-            make_course(places, indexed, low, set(ahead), batches, turn, drawn), given, [], given["base_seed"]
-        )
+        course = make_course(places, indexed, low, set(ahead), batches, turn, drawn)
+        return Record(course, given, base_seed=given["base_seed"])
     own = unpack(places[0].state) if loader.num_workers == 0 else None
     if own is not None and own["dataset"] is not None:
         _load("dataset", loader.dataset, own["dataset"])  # now, since it may set the random state, which comes next
         places[0].state = None
     if drawn:  # an epoch over: the sampler ends it, and begins the next one by itself
         Drawing(loader._index_sampler, Course(places, indexed, low, drawn=drawn), None).finish()
-    return Record(make_course(places, indexed), given, [], given["base_seed"])
+    return Record(make_course(places, indexed), given, base_seed=given["base_seed"])
 
 
 def saved(loader: Loader) -> State:
@@ -591,7 +587,7 @@ def _go_back(loader: Loader, given: State) -> None:
 def _is_at_the_end(loader: Loader, given: State) -> bool:
     """Whether no batch is left in the state's epoch."""
     try:
-        return bool(given["yielded"] + len(given["ahead"]) >= len(loader._index_sampler))
+        return bool(given["yielded"] >= len(loader._index_sampler))
     except TypeError:  # the sampler has no length
         return False
 

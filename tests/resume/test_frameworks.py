@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -208,8 +208,18 @@ def test_the_state_of_rank_0_holds_those_of_all_ranks(monkeypatch: pytest.Monkey
     assert Loop(loader()).save()["others"] == []
 
 
+class Kept(list[int]):
+    """A map dataset with a state."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None: ...
+
+
 @pytest.mark.parametrize(
-    ("rank", "dataset", "warns"), [(1, Stream(stateful=True), True), (0, Stream(stateful=True), False), (1, [0], False)]
+    ("rank", "dataset", "warns"),
+    [(1, Stream(stateful=True), True), (0, Stream(stateful=True), False), (1, [0], False), (1, Kept([0]), True)],
 )
 def test_a_state_that_accelerate_will_not_keep_is_said_when_it_is_taken(
     rank: int, dataset: Any, warns: bool, monkeypatch: pytest.MonkeyPatch
@@ -220,8 +230,11 @@ def test_a_state_that_accelerate_will_not_keep_is_said_when_it_is_taken(
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: rank)
     save = method_of("accelerate.checkpointing", "save_custom_state")
     one = minidl.DataLoader(dataset, 3, collate_fn=list)
-    with pytest.warns(UserWarning, match="keeps the state of rank 0 alone") if warns else contextlib.nullcontext():
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
         assert save(None, one.state_dict)["rank"] == rank
+    assert ["keeps the state of rank 0 alone" in str(warning.message) for warning in told] == [True] * warns
+    assert {warning.filename for warning in told} <= {"<string>"}, "whoever has asked for the state"
     one.state_dict()
 
 

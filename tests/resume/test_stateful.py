@@ -18,7 +18,10 @@ import torch.utils.data
 from kill_resume import Case, Numbers, Stream, lost_and_repeated, run, whole
 
 import minidl
+from minidl.data.fetch import _DatasetKind
 from minidl.resume import stateful
+from minidl.resume.position import Course, Position
+from minidl.wire.messages import WorkerExhausted
 
 CASES = [
     Case("map"),
@@ -41,7 +44,8 @@ def resumed(case: Case, state: dict[str, Any]) -> list[Any]:
     """Two epochs of another loader that goes on from `state`, in a program with other random numbers."""
     torch.manual_seed(99)
     with case.loader() as loader:
-        loader.load_state_dict(json.loads(json.dumps(state)))
+        loader.load_state_dict(loaded := json.loads(json.dumps(state)))
+        loaded["workers"].clear()
         assert loader.state_dict() == state, "it was loaded and not iterated over"
         return [list(loader), list(loader)]
 
@@ -100,14 +104,18 @@ def test_generators_draw_what_they_would_have_drawn(at: int | None) -> None:
         if not own:
             return minidl.DataLoader(range(9), 2, shuffle=True, generator=generator, collate_fn=list)
         sampler = minidl.RandomSampler(range(9), num_samples=20, generator=generator)
-        return minidl.DataLoader(range(9), 2, sampler=sampler, collate_fn=list)
+        return minidl.DataLoader(range(9), 2, sampler=sampler, collate_fn=list, generator=torch.Generator())
 
     for own in (False, True):
         one, other = loader(own), loader(own)
         iterator = iter(one)
         got = [next(iterator) for _ in range(at)] if at else list(iterator)
         list(other)
-        other.load_state_dict(one.state_dict())
+        other.load_state_dict(state := one.state_dict())
+        assert len(state["random"]["begin"]) == 2 + own, "torch's, and each generator once"
+        without = minidl.DataLoader(range(9), 2, collate_fn=list)
+        without.load_state_dict(state)
+        assert len(list(without)) == (5 if not at else 3)
         assert len(got) + len(list(iterator)) == (10 if own else 5)
         fresh = loader(own)
         epochs = [list(fresh), list(fresh)]
@@ -217,8 +225,7 @@ def test_a_ctrl_c_inside_next_loses_nothing() -> None:
         Interrupted.at = 3
 
 
-@pytest.mark.live
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.live)])
 def test_an_error_counts_as_its_batch(workers: int) -> None:
     loader = minidl.DataLoader([0, 1, "no number", 3], num_workers=workers, collate_fn=_number)
     iterator = iter(loader)
@@ -291,11 +298,18 @@ def augmented(dataset: Any, stop: int, then: int | None = None, **options: Any) 
     return epochs
 
 
-@pytest.mark.live
 @pytest.mark.parametrize(
     ("then", "options"),
-    [(0, {"num_workers": 0}), (2, {"num_workers": 2}), (2, {"num_workers": 2, "persistent_workers": True})]
-    + [(0, {"num_workers": 2}), (2, {"num_workers": 1})],
+    [(0, {"num_workers": 0})]
+    + [
+        pytest.param(then, options, marks=pytest.mark.live)
+        for then, options in (
+            (2, {"num_workers": 2}),
+            (2, {"num_workers": 2, "persistent_workers": True}),
+            (0, {"num_workers": 2}),
+            (2, {"num_workers": 1}),
+        )
+    ],
 )
 def test_augmentations_that_are_seeded_by_epoch_and_index_are_those_of_the_whole_run(
     then: int, options: dict[str, Any]
@@ -306,8 +320,7 @@ def test_augmentations_that_are_seeded_by_epoch_and_index_are_those_of_the_whole
     assert len(drawn) == 2 * 12 * 2, "each sample has its own, in each epoch"
 
 
-@pytest.mark.live
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.live)])
 def test_other_augmentations_are_new_and_the_samples_are_the_same(workers: int) -> None:
     """Without workers, torch's global generator goes on: it is in the state."""
     resumed, whole_run = (
@@ -324,23 +337,23 @@ def test_other_augmentations_are_new_and_the_samples_are_the_same(workers: int) 
 
 # --- States of the user's objects -------------------------------------------------------------------------------------
 class Counting(minidl.Dataset[Any]):
-    """A map dataset that counts its samples, and says so in each."""
+    """A map dataset that counts its samples, and says so in each; gives its living state."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.state = {"count": 0}
 
     def __len__(self) -> int:
         return 8
 
     def __getitem__(self, index: int) -> tuple[int, int]:
-        self.count += 1
-        return index, self.count
+        self.state["count"] += 1
+        return index, self.state["count"]
 
     def state_dict(self) -> dict[str, int]:
-        return {"count": self.count}
+        return self.state
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.count = state["count"]
+        self.state = state
 
 
 class Steps(torch.utils.data.Sampler[int]):
@@ -422,6 +435,144 @@ def test_the_state_of_a_map_dataset_is_loaded_at_an_epochs_end_without_disturbin
     other = loader()
     other.load_state_dict(state)
     assert list(other) == second
+
+
+class Places(Iterator[int]):
+    """Of which `Both` is the dataset; what is loaded is noted."""
+
+    def __init__(self, noted: list[Any]) -> None:
+        self.at, self.noted = 0, noted
+
+    def __next__(self) -> int:
+        self.at += 1
+        if self.at > 5:
+            raise StopIteration
+        return self.at
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.noted.append(state)
+
+
+class Both(minidl.IterableDataset[int]):
+    """It and its iterator have states."""
+
+    def __init__(self) -> None:
+        self.noted: list[Any] = []
+
+    def __iter__(self) -> Iterator[int]:
+        self.noted.append("iter")
+        return Places(self.noted)
+
+    def state_dict(self) -> str:
+        return "a state"
+
+    def load_state_dict(self, state: Any) -> None:
+        self.noted.append(state)
+
+
+def fetcher_of(data: Any) -> Any:
+    kind = _DatasetKind.Iterable if isinstance(data, minidl.IterableDataset) else _DatasetKind.Map
+    return _DatasetKind.create_fetcher(kind, data, False, _itself, False)
+
+
+@pytest.mark.parametrize(
+    ("over", "dataset", "loads"),
+    [
+        (False, "dataset's", ["dataset's", "iter", "iterator's"]),
+        (True, "dataset's", ["dataset's", "iter"]),
+        (False, None, ["iter", "iterator's"]),
+        (True, None, ["iter", "iterator's", "iter"]),
+    ],
+)
+def test_the_states_of_a_dataset_and_its_iterator_are_loaded_in_order(over: bool, dataset: Any, loads: Any) -> None:
+    data = Both()
+    packed = stateful.pack({"dataset": dataset, "iterator": "iterator's", "ended": False})
+    stateful.opened(stateful.FetchStart(packed, over), data, lambda: fetcher_of(data))
+    assert data.noted == loads
+
+
+@pytest.mark.parametrize(
+    ("data", "every", "kept"),
+    [
+        (Both(), 0, [6]),
+        (Both(), 1, [4, 5, 6, 6]),
+        (Both(), 2, [5, 6]),
+        (Counting(), 0, [4, 5, 6]),
+        (Stream(stateful=True), 2, [5, 6]),
+        (Stream(stateful=False), 1, []),
+    ],
+)
+def test_a_worker_sends_states_after_each_every_th_batch_and_at_the_end(data: Any, every: int, kept: list[int]) -> None:
+    """Batches before those: 3."""
+    fetching = stateful.StatefulFetching(stateful.FetchStart(number=3), every)
+    assert fetching.after("no fetcher", 0, "here") == ("no fetcher", None)
+    fetcher = fetching.open(data, lambda: fetcher_of(data))
+    results = [fetcher.fetch(0) for _ in range(3)] + [WorkerExhausted(0)] * hasattr(fetcher, "dataset_iter")
+    states = [state for result in results if (state := fetching.after(result, 0, "here")[1]) is not None]
+    assert [number for number, _ in states] == kept
+    assert [stateful.unpack(packed)["ended"] for _, packed in states[:-1]] == [False] * len(states[:-1])
+    assert not kept or stateful.unpack(states[-1][1])["ended"] == hasattr(fetcher, "dataset_iter")
+    with pytest.raises(ZeroDivisionError):
+        fetching.open(data, lambda: 1 // 0)
+    assert fetching.after("no fetcher", 0, "here") == ("no fetcher", None)
+
+
+def test_states_are_kept_in_this_process_too_for_what_is_fetched_and_not_handed_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After batches 1, 1 + state_every, ...; also of a resumed epoch."""
+
+    class Interrupted(Both):
+        def __iter__(self) -> Iterator[int]:
+            iterator = super().__iter__()
+            iterator.__class__ = InterruptedPlaces
+            return iterator
+
+    class InterruptedPlaces(Places):
+        def __next__(self) -> int:
+            if self.at == stop:
+                raise KeyboardInterrupt
+            return super().__next__()
+
+        def load_state_dict(self, state: Any) -> None:
+            self.at = state["at"]
+
+    told: list[Any] = []
+    monkeypatch.setattr(Course, "keep", lambda course, task, worker: told.append((task, worker)))
+    loader = minidl.DataLoader(Interrupted(), None, state_every=2)
+    for stop, at, tasks in ((2, 1, [(0, 0)]), (4, 3, [(0, 0)])):
+        told.clear()
+        with pytest.raises(KeyboardInterrupt):
+            list(loader)
+        state = loader.state_dict()
+        assert (state["workers"][0]["yielded"], state["workers"][0]["at"], told) == (stop, at, tasks)
+        loader.load_state_dict(state)
+    stop = None
+    assert list(loader) == [5]
+
+
+@pytest.mark.parametrize("batch_size", [None, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.live)])
+def test_only_batches_of_a_stream_are_fetched_again_also_if_they_are_single_samples(
+    workers: int, batch_size: int | None
+) -> None:
+    class Asked(list[int]):
+        def __getitem__(self, index: Any) -> Any:
+            asked.append(index)
+            return super().__getitem__(index)
+
+    asked: list[Any] = []
+    for data in (Stream(stateful=False), Asked(range(60))):
+        loader = minidl.DataLoader(data, batch_size, num_workers=workers, collate_fn=_itself)
+        iterator = iter(loader)
+        got = [next(iterator) for _ in range(3)]
+        loader.load_state_dict(loader.state_dict())
+        got += list(loader)
+        assert got == [number if batch_size is None else [number] for number in range(60)]
+    assert asked == list(range(60)) or workers
 
 
 class Dicey(minidl.Dataset[float]):
@@ -523,6 +674,7 @@ def test_the_state_of_a_sampler_or_of_its_iterator_is_honoured(
     iterator = iter(loader)
     got = [next(iterator) for _ in range(3)]
     state = loader.state_dict()
+    assert state["sampler"]["at"] == (1 if every == 3 else 3), "of the draws 1, 1 + every, ..."
     rest, second = list(iterator), list(loader)
     again = minidl.DataLoader(range(8), sampler=sampler(), **options, collate_fn=_itself)
     again.load_state_dict(state)
@@ -535,6 +687,23 @@ def test_the_state_of_a_sampler_or_of_its_iterator_is_honoured(
         third = minidl.DataLoader(range(8), sampler=Steps(), **options, collate_fn=_itself)
         third.load_state_dict(after_second)
         assert next(iter(third)) in ([2, 3], 2)
+
+
+class Own(Rolls.Dice):
+    """A sampler that is its own iterator."""
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+
+@pytest.mark.parametrize(("every", "told"), [(None, [1]), (1, [1, 2, 3, 4, 5, 6, 7, 8]), (3, [1, 4, 7])])
+def test_a_samplers_states_are_told_after_each_every_th_draw(every: int | None, told: list[int]) -> None:
+    """Once, if it is its own iterator."""
+    course = Course([Position()], indexed=True)
+    list(stateful.Drawing(Own(), course, every))
+    assert [number for number, _ in course.drawn] == told
+    state = stateful.unpack(course.drawn[0][1])
+    assert (len(state["sampler"]["rolls"]), state["iterator"]) == (7, None)
 
 
 def _itself(samples: Any) -> Any:
@@ -601,7 +770,7 @@ def test_a_stream_that_has_ended_is_not_begun_again(workers: int) -> None:
 def test_what_fails_while_it_is_fetched_again_has_failed_before() -> None:
     class Holey(minidl.IterableDataset[int]):
         def __iter__(self) -> Iterator[int]:
-            return iter([0, 1, 2, 3])
+            return iter([0, 1, 2, 3, 4])
 
     loader = minidl.DataLoader(Holey(), collate_fn=_no_two)
     iterator = iter(loader)
@@ -609,9 +778,10 @@ def test_what_fails_while_it_is_fetched_again_has_failed_before() -> None:
     next(iterator)
     with pytest.raises(ValueError, match="two"):
         next(iterator)
+    assert next(iterator) == 3
     again = minidl.DataLoader(Holey(), collate_fn=_no_two)
     again.load_state_dict(loader.state_dict())
-    assert list(again) == [3]
+    assert list(again) == [4]
 
 
 def _no_two(samples: list[int]) -> int:
@@ -683,6 +853,37 @@ def test_a_state_of_another_loader_is_an_error_at_iter() -> None:
     assert len(list(other)) == 8
 
 
+@pytest.mark.parametrize(
+    ("data", "ended", "sent", "more", "fails"),
+    [
+        (range(8), False, None, {}, None),
+        (range(8), False, {}, {}, "num_workers 2, and this loader has num_workers 0"),
+        (Counting(), False, None, {}, "num_workers 2, "),  # the workers' states may still be on their way
+        (Counting(), True, None, {}, None),
+        (Stream(stateful=True), False, None, {}, "num_workers 2, "),
+        (Stream(stateful=True), True, None, {}, None),
+        (Stream(stateful=True), True, {}, {"batch_size": 3}, "num_workers 2, batch_size 3, and this loader"),
+        (range(8), True, {}, {}, "num_workers 2, "),
+    ],
+)
+def test_a_state_of_two_workers_without_what_belongs_to_one_may_go_on_here(
+    data: Any, ended: bool, sent: Any, more: dict[str, Any], fails: str | None
+) -> None:
+    loader = minidl.DataLoader(data)
+    next(iter(loader))
+    state = loader.state_dict()
+    assert state.pop("batch_size") == 1  # what a state does not say is no difference
+    worker = state["workers"][0] | {"state": sent}
+    loader.load_state_dict(state | more | {"num_workers": 2, "workers": [worker] * 2, "ended": ended, "turn": 1})
+    if fails is not None:
+        with pytest.raises(ValueError, match=f"saved with {fails}"):
+            iter(loader)
+    else:
+        iter(loader)
+        state = loader.state_dict()
+        assert (state["batches"], state["turn"], len(state["workers"])) == (not ended, 0, 1)
+
+
 def test_ranks_are_not_mixed_up() -> None:
     """The number of ranks must be the same. Of a map dataset, a rank may go on where another one was."""
     data = range(12)
@@ -696,11 +897,13 @@ def test_ranks_are_not_mixed_up() -> None:
     with pytest.raises(ValueError, match="saved with ranks 2, and this loader has ranks 3"):
         iter(other)
     other = loader(1, 2)
-    torch.manual_seed(5)
-    before = torch.get_rng_state()
     other.load_state_dict(state)
-    assert list(other) == list(loader(1, 2))[1:]
-    assert not torch.equal(before, torch.get_rng_state()), "its own base seed is drawn"
+    random_states = []
+    for one, begins in ((other, 1), (loader(1, 2), 0)):
+        torch.manual_seed(5)
+        assert list(one) == list(loader(1, 2))[begins:]
+        random_states.append(torch.get_rng_state())
+    assert torch.equal(*random_states), "its own base seed is drawn"
     state = in_the_middle(minidl.DataLoader(Stream(stateful=False))) | {"rank": 1}
     streamed = minidl.DataLoader(Stream(stateful=False))
     streamed.load_state_dict(state)
@@ -722,6 +925,7 @@ def test_a_sampler_with_another_seed_would_lose_samples_and_is_an_error_at_iter(
     list(first)
     other.load_state_dict(first.state_dict())
     assert len(list(other)) == 3
+    assert minidl.DataLoader(range(12), None, sampler=first.sampler).state_dict()["sampler_seed"] == 1
 
 
 def test_the_epoch_that_a_sampler_is_told_after_an_epochs_end_holds() -> None:
@@ -773,6 +977,11 @@ def test_a_state_is_not_taken_for_an_epoch_that_the_sampler_was_told_since(sampl
     other.sampler.set_epoch(1)
     with pytest.raises(ValueError, match=r"in the middle of epoch 0 .* set_epoch\(1\) was called after"):
         iter(other)
+    for _ in range(5):
+        next(iterator)
+    other.load_state_dict(one.state_dict())
+    other.sampler.set_epoch(1)
+    assert list(other) == [], "nothing of it is left"
     list(iterator)
     other.load_state_dict(one.state_dict())
     other.sampler.set_epoch(1)
@@ -782,7 +991,7 @@ def test_a_state_is_not_taken_for_an_epoch_that_the_sampler_was_told_since(sampl
 class Endless(torch.utils.data.Sampler[int]):
     """Knows no length; is told its epoch."""
 
-    epoch = 0
+    epoch, rank = 0, 2
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -799,6 +1008,21 @@ def test_a_sampler_without_a_length_is_in_the_middle_of_the_states_epoch() -> No
     other.sampler.set_epoch(1)
     with pytest.raises(ValueError, match=r"in the middle of epoch 0 "):
         iter(other)
+    list(one)
+    other.load_state_dict(one.state_dict())
+    other.sampler.set_epoch(2)
+    assert list(other) == [[2, 3], [4, 5], [6, 7], [8, 9], [10, 11]], "the state's epoch is over"
+
+
+def test_a_state_without_the_samplers_epoch_tells_it_none() -> None:
+    state = in_the_middle(minidl.DataLoader(range(12), 2))
+    other = minidl.DataLoader(range(12), 2, sampler=Endless(), collate_fn=list)
+    other.sampler.set_epoch(4)
+    other.load_state_dict(state)
+    assert next(iter(other)) == [6, 7]
+    stateful.tell_next(other, state)
+    assert other.sampler.epoch == 4
+    stateful.tell_next(minidl.DataLoader(range(12)), {"sampler_epoch": 0})
 
 
 def test_the_process_groups_rank_is_the_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -807,15 +1031,19 @@ def test_the_process_groups_rank_is_the_loaders(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
     state = minidl.DataLoader(range(4)).state_dict()
     assert (state["rank"], state["ranks"]) == (3, 4)
+    monkeypatch.undo()
+    for sampler in (None, Endless()):
+        state = minidl.DataLoader(range(4), sampler=sampler).state_dict()
+        assert (state["rank"], state["ranks"]) == (0, 1)
 
 
 def test_what_is_no_state_is_refused() -> None:
     loader = minidl.DataLoader(range(4))
     with pytest.raises(
-        TypeError, match=r"expected what minidl.DataLoader.state_dict returned, got a dict with \['_snap"
+        TypeError, match=r"expected what minidl.DataLoader.state_dict returned, got a dict with \['1', '2', '3', '4'\]$"
     ):
-        loader.load_state_dict({"_snapshot": 1})
-    with pytest.raises(TypeError, match="got a list"):
+        loader.load_state_dict(dict.fromkeys("54321"))
+    with pytest.raises(TypeError, match=r"got a list$"):
         loader.load_state_dict([1])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"the state has version 99, this minidl reads 1"):
         loader.load_state_dict(loader.state_dict() | {"minidl": 99})
@@ -832,17 +1060,41 @@ def test_a_sampler_that_has_become_shorter_is_an_error_at_iter() -> None:
         iter(loader)
 
 
-def test_a_state_of_an_object_that_has_none_is_an_error() -> None:
-    state = in_the_middle(minidl.DataLoader(Counting()))
-    loader = minidl.DataLoader(Numbers())
-    loader.load_state_dict(state)
-    with pytest.raises(TypeError, match="holds a state of the dataset, and Numbers has no load_state_dict"):
-        iter(loader)
+@pytest.mark.parametrize(
+    ("had", "has", "what", "name"),
+    [
+        ((Counting(), {}), (Numbers(), {}), "dataset", "Numbers"),
+        ((Stream(stateful=True), {}), (Stream(stateful=False), {}), "dataset's iterator", "list_iterator"),
+        ((range(8), {"sampler": Steps()}), (range(8), {"sampler": range(8)}), "sampler", "range"),
+        ((range(8), {"sampler": Rolls()}), (range(8), {"sampler": range(8)}), "sampler's iterator", "range_iterator"),
+    ],
+)
+def test_a_state_of_an_object_that_has_none_is_an_error(had: Any, has: Any, what: str, name: str) -> None:
+    states = [in_the_middle(minidl.DataLoader(had[0], **had[1]))]
+    if what == "dataset":
+        list(ended := minidl.DataLoader(had[0]))
+        states.append(ended.state_dict())
+    for state in states:
+        loader = minidl.DataLoader(has[0], **has[1])
+        loader.load_state_dict(state)
+        with pytest.raises(TypeError, match=f"a state of the {what}, and {name} has no .* resume with the {what} that"):
+            next(iter(loader))
 
 
 def test_a_state_before_the_first_epoch_has_the_datasets() -> None:
     data = Counting()
-    data.count = 100
+    data.state["count"] = 100
     state = minidl.DataLoader(data).state_dict()
-    assert state["workers"][0]["state"]["dataset"] == {"count": 100}
+    data.state["count"] = 101
+    at_the_begin = {"dataset": {"count": 100}, "iterator": None, "ended": False}
+    assert state["workers"] == [{"yielded": 0, "at": 0, "over": True, "state": at_the_begin}]
     assert stateful.unpack(stateful.pack(state)) == state
+    list(loader := minidl.DataLoader(data, 8))
+    state = loader.state_dict()
+    assert state["workers"] == [
+        {"yielded": 0, "at": 0, "over": True, "state": {"dataset": {"count": 109}, "iterator": None, "ended": False}}
+    ]
+    list(loader)
+    assert state["workers"][0]["state"]["dataset"] == {"count": 109}
+    traits = {"kind": "map", "num_workers": 0, "batch_size": 8, "sampler_seed": None}
+    assert {name: state[name] for name in traits} == traits
