@@ -110,8 +110,9 @@ class Course:
 
     def sampler_state(self) -> tuple[int, bytes] | None:
         """The sampler's last state that is not ahead of what was yielded; drops those before it."""
-        while len(self.drawn) > 1 and self.drawn[1][0] <= self.low:
-            self.drawn.popleft()
+        with suppress(ValueError, IndexError):  # a signal's handler has dropped it, or there is one alone
+            while (first := self.drawn[0]) and self.drawn[1][0] <= self.low:
+                self.drawn.remove(first)
         return self.drawn[0] if self.drawn and self.drawn[0][0] <= self.low else None
 
     # --- What goes to the consumer
@@ -145,36 +146,36 @@ class Course:
 
     def release(self, until: int, *steps: Step) -> None:
         """Let what is deferred count, as far as `counted` was `until`; at once with `steps`. Counts what was before."""
-        self._count(self.released - self.lag - self.settled)
+        self._count(self.released - self.lag)
         at_once(*steps, partial(setattr, self, "released", max(self.released, until)))
 
     def settle(self) -> None:
         """Count what was handed out, if it is not deferred, but for the lag."""
         if self.patience != DEFERRED:
-            self._count(len(self.log) - self.lag)
+            self._count(self.counted - self.lag)
             waits = len(self.drawn) > 1 or any(place.arrived for place in self.places)
             self.patience = 1 if waits else LAZY
 
     def settle_but(self, ahead: int | None) -> None:
         """Count what was handed out or released; but for the last `ahead` batches, and the end, if it is a number."""
-        over = min(len(self.log), (self.released if self.patience == DEFERRED else self.counted) - self.settled)
+        until = min(self.counted, self.released) if self.patience == DEFERRED else self.counted
         if ahead is not None:
-            over -= ahead + (over > 0 and self.log[over - 1] is END)
-        self._count(over)
+            until -= ahead + (until == self.counted and END in self.log)
+        self._count(until)
         for worker, place in enumerate(self.places):  # an exception may have ended a count before it did
             self._catch_up(worker, place)
 
     def _settle_at_once(self) -> None:
         """Count draws in a row: the same as `_count`, at a sixth of the time."""
-        tasks, workers = zip(*self.log, strict=True)
-        first, many = tasks[0], len(tasks)
-        in_a_row = not self.ahead and first >= len(self.gaps) and tasks == tuple(range(first, first + many))
-        if not in_a_row or self.draw_of(first) != self.low:
-            return
-        yielded = {worker: self.places[worker].yielded + batches for worker, batches in Counter(workers).items()}
         with suppress(ValueError):  # a signal's handler has counted some
+            tasks, workers = zip(*self.log, strict=True)
+            first, many = tasks[0], len(tasks)
+            in_a_row = not self.ahead and first >= len(self.gaps) and tasks == tuple(range(first, first + many))
+            if not in_a_row or self.draw_of(first) != self.low:
+                return
+            yielded = {worker: self.places[worker].yielded + batches for worker, batches in Counter(workers).items()}
             at_once(
-                partial(self.log.remove, self.log[0]),
+                partial(self.log.remove, (first, workers[0])),
                 *(partial(setattr, self.places[worker], "yielded", batches) for worker, batches in yielded.items()),
                 partial(setattr, self, "low", self.low + many),
                 partial(setattr, self, "batches", self.batches + many),
@@ -183,11 +184,10 @@ class Course:
                 self.log.clear,
             )
 
-    def _count(self, entries: int) -> None:
-        """Count so many entries. An exception of a signal's handler leaves each of them counted or not counted."""
-        with suppress(ValueError):  # a signal's handler has counted it, and perhaps more
-            for _ in range(min(entries, len(self.log))):
-                entry = self.log[0]
+    def _count(self, until: int) -> None:
+        """Count up to entry number `until`. An exception of a signal's handler leaves each counted or not counted."""
+        with suppress(ValueError, IndexError):  # a signal's handler has counted it, or there are no more
+            while (entry := self.log[0]) and self.settled < until:
                 at_once(partial(self.log.remove, entry), *self._counting(entry))
                 if entry is not END:
                     self._catch_up(entry[1], self.places[entry[1]])
@@ -217,15 +217,16 @@ class Course:
 
     def _catch_up(self, worker: int, place: Position) -> None:
         """Let the states of what is yielded count."""
-        while place.arrived and place.arrived[0][0] <= place.yielded:
-            number, task, state = place.arrived[0]
-            at_once(
-                partial(place.arrived.remove, place.arrived[0]),
-                partial(setattr, place, "at", number),
-                partial(setattr, place, "state", state),
-                partial(setattr, place, "over", False),
-            )
-            self.keep(task, worker)
+        with suppress(ValueError, IndexError):  # a signal's handler has let it count, or there are no more
+            while (arrived := place.arrived[0])[0] <= place.yielded:
+                number, task, state = arrived
+                at_once(
+                    partial(place.arrived.remove, arrived),
+                    partial(setattr, place, "at", number),
+                    partial(setattr, place, "state", state),
+                    partial(setattr, place, "over", False),
+                )
+                self.keep(task, worker)
 
     # --- For the trace
     def keep(self, task: int, worker: int) -> None:

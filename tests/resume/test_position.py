@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable
+from functools import partial
 from itertools import islice
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -97,6 +100,14 @@ def test_a_state_that_counts_is_told_with_its_task_and_worker() -> None:
     assert not one.places[1].over
     one.received(3, 1, (1, b"exhausted"))
     assert told == [(1, 1), (3, 1)]
+    one.places[1].arrived.append((1, 5, b"left by an exception"))
+    one.settle_but(None)
+    assert told == [(1, 1), (3, 1), (5, 1)]
+
+
+def test_an_epoch_is_resumed_if_something_of_it_was_yielded() -> None:
+    assert not course().resumed
+    assert all(one.resumed for one in (course(low=1), course(ahead={3}), Course([Position(1)], indexed=False)))
 
 
 def test_what_is_deferred_counts_when_it_is_released() -> None:
@@ -112,7 +123,11 @@ def test_what_is_deferred_counts_when_it_is_released() -> None:
     one.release(2)
     one.release(2)
     assert (one.low, one.batches, one.ended) == (2, 1, False), "an error counts as its batch"
-    one.release(9)
+    one.settle_but(None)
+    assert not one.ended
+    steps: list[int] = []
+    one.release(9, partial(steps.append, 1))
+    assert steps == [1]
     one.settle_but(None)
     assert one.ended
 
@@ -133,10 +148,14 @@ def test_counted_at_once_or_one_by_one_it_is_the_same(begin: dict[str, Any], swa
         tasks[swapped], tasks[swapped + 1] = tasks[swapped + 1], tasks[swapped]
     ours, other = course(3, **copy.deepcopy(begin)), course(3, **copy.deepcopy(begin))
     for task in tasks:
+        other.settle()
         ours.hand_out((task, task % 3))
         other.hand_out((task, task % 3))
-        other.settle()
+        if len(ours.log) == 1:
+            assert ours == other
+    assert ours.settled == LAZY
     ours.settle()
+    other.settle()
     assert ours == other
     assert ours.low == 2 * LAZY + begin.get("low", 0) + len(begin.get("ahead", ()))
 
@@ -197,6 +216,7 @@ def test_what_a_framework_holds_is_not_counted_and_neither_is_the_end(deferred: 
         one.defer()
     for task in range(LAZY + 3):
         one.hand_out((task, task % 2))
+    assert one.low == (0 if deferred else LAZY)
     for _ in range(2):
         one.release(LAZY + 3)
         one.settle()
@@ -205,8 +225,9 @@ def test_what_a_framework_holds_is_not_counted_and_neither_is_the_end(deferred: 
     assert (one.low, one.deferred_batches) == (LAZY + 2, 1)
     one.end()
     one.release(one.counted)
-    one.settle_but(0)
-    assert (one.low, one.ended) == (LAZY + 3, False)
+    for _ in range(2):
+        one.settle_but(0)
+        assert (one.low, one.ended) == (LAZY + 3, False)
     one.settle_but(None)
     assert one.ended
 
@@ -214,7 +235,7 @@ def test_what_a_framework_holds_is_not_counted_and_neither_is_the_end(deferred: 
 def everything(one: Course) -> tuple[Any, ...]:
     place = one.places
     return (
-        one.low, set(one.ahead), one.batches, one.turn, one.settled, list(one.log), one.ended,
+        one.low, set(one.ahead), one.batches, one.turn, one.settled, list(one.log), one.ended, list(one.drawn),
         [(each.yielded, each.at, each.state) for each in place],
     )  # fmt: skip
 
@@ -244,24 +265,53 @@ def test_an_exception_at_any_instruction_of_the_counting_changes_nothing_in_the_
     assert at > 100
 
 
-class Asked(Course):
-    """A signal's handler asks for the state while the first entry is counted."""
+class Asking:
+    """At the `at`-th instruction of the counting, a signal's handler asks for the state."""
 
-    asked = False
+    def __init__(self, at: int, ask: Callable[[], None]) -> None:
+        self.left, self.ask = at, ask
 
-    def _counting(self, entry: Any) -> Iterator[Any]:
-        steps = list(super()._counting(entry))
-        if not Asked.asked:
-            Asked.asked = True
-            self.settle_but(None)
-        return iter(steps)
+    def call(self, frame: FrameType, event: str, arg: Any) -> Any:
+        frame.f_trace_opcodes = frame.f_globals.get("__name__") == "minidl.resume.position"
+        return self.step
+
+    def step(self, frame: FrameType, event: str, arg: Any) -> Any:
+        self.left -= event == "opcode"
+        if not self.left:
+            sys.settrace(None)
+            self.ask()
+        return self.step
 
 
-def test_a_signals_handler_may_count_in_the_middle_of_a_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Asked, "asked", False)
-    one = Asked([Position(), Position()], True)
-    for task in range(5):
-        one.hand_out((task, task % 2))
-    one.settle_but(None)
-    assert Asked.asked
-    assert (one.low, one.batches, one.settled, list(one.log)) == (5, 5, 5, [])
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("held", [None, 2])
+def test_a_signals_handler_may_count_at_any_instruction_of_a_count(first: int, held: int | None) -> None:
+    """All, or all but what a framework holds: nothing is counted twice, nor what it holds."""
+
+    def begun() -> Course:
+        one = course()
+        for task in (*range(first, 5), *range(first)):
+            one.hand_out((task, task % 2))
+        one.places[1].arrived.extend([(1, 1, b"first"), (2, 3, b"second")])
+        one.drawn.extend([(1, b"one"), (2, b"two"), (3, b"three"), (5, b"five")])
+        return one
+
+    def asks(one: Course) -> None:
+        one.settle_but(held)
+        one.sampler_state()
+
+    expected, at, asking = begun(), 0, None
+    asks(expected)
+    while asking is None or not asking.left:
+        at, one = at + 1, begun()
+        asking = Asking(at, partial(asks, one))
+        sys.settrace(asking.call)
+        try:
+            if held is None:
+                one._settle_at_once()
+            asks(one)
+        finally:
+            sys.settrace(None)
+        asks(one)
+        assert everything(one) == everything(expected), at
+    assert at > 100
