@@ -22,106 +22,6 @@ from minidl.tracefile.reader import Trace
 from minidl.tracefile.words import counted, plain, sample_asked_for, size, value_of
 
 # --- An event ---------------------------------------------------------------------------------------------------------
-_WORDS: Final = {
-    ev.EPOCH[0]: "epoch {epoch} begins",
-    ev.EPOCH[1]: "epoch {epoch} ends after {batches}: {ending}",
-    ev.SAMPLER_NEXT[0]: "the sampler is asked for task {task}'s indices",
-    ev.SAMPLER_NEXT[1]: "the sampler gives {indices} for task {task}",
-    ev.TASK_ASSIGNED: "task {task} is given to worker {worker}",
-    ev.INDEX_PUT: "task {task} is put into worker {worker}'s index queue",
-    ev.INDEX_WRITE[0]: "the index queue's feeder begins to write {what} for worker {worker}",
-    ev.INDEX_WRITE[1]: "the index queue's feeder has written {what} for worker {worker}",
-    ev.INDEX_GET[0]: "worker {worker} waits at its index queue",
-    ev.INDEX_GET[1]: "worker {worker} takes {got} from its index queue",
-    ev.FETCH[0]: "{who} begins to fetch task {task}: {samples}",
-    ev.FETCH[1]: "{who} has fetched task {task}: {outcome}",
-    ev.SAMPLE[0]: "{who} asks the dataset for {sample} of task {task}",
-    ev.SAMPLE[1]: "{who} has {sample} of task {task}",
-    ev.SAMPLE_INDEX: "task {task} has sample {index} at position {position}",
-    ev.COLLATE[0]: "{who} begins to collate task {task}",
-    ev.COLLATE[1]: "{who} has collated task {task}",
-    ev.SHM_ALLOC: "worker {worker} makes {bytes} of shared memory for task {task}",
-    ev.SHM_COPY[0]: "worker {worker}'s feeder begins to copy {bytes} of task {task} into shared memory",
-    ev.SHM_COPY[1]: "worker {worker}'s feeder has copied {bytes} of task {task} into shared memory",
-    ev.RESULT_PUT: "worker {worker} puts the result of task {task} into the result queue: {outcome}",
-    ev.SLAB_TAKE: "worker {worker} takes slab {slab} ({bytes}, {source}) for task {task}",
-    ev.SLAB_SEND: "worker {worker} has filled {bytes} of slab {slab} for task {task}, and sends it",
-    ev.SLAB_FALLBACK: "{leaves} parts of task {task} ({bytes}) go in no slab, but in a segment each",
-    ev.SLAB_MAP: "{reader} has slab {slab} of worker {worker} in its memory, with task {task}'s batch",
-    ev.SLAB_LOCK: "{reader} {locked} a new slab of worker {worker} for a device",
-    ev.SLAB_RELEASE: "nothing in the reader's process refers to slab {slab} of worker {worker} any more: {ending}",
-    ev.RESULT_PICKLE[0]: "worker {worker}'s feeder begins to pickle task {task}'s result",
-    ev.RESULT_PICKLE[1]: "worker {worker}'s feeder has pickled task {task}'s result: {bytes}",
-    ev.RESULT_WRITE[0]: "a feeder begins to write {what} ({bytes}) to the result pipe",
-    ev.RESULT_WRITE[1]: "a feeder has written {what} ({bytes}) to the result pipe",
-    ev.RESULT_GET[0]: "{reader} waits at the result queue",
-    ev.RESULT_READ: "a message of {bytes} has been read from the result pipe",
-    ev.RESULT_REBUILD[0]: "task {task}'s result is being rebuilt",
-    ev.RESULT_REBUILD[1]: "task {task}'s result is rebuilt: {in_tensors}, {shared} of shared memory",
-    ev.RESULT_GET[1]: "{reader} takes {got} from the result queue",
-    ev.PIN[0]: "the pin thread begins to pin task {task}",
-    ev.PIN[1]: "the pin thread has pinned task {task}",
-    ev.READY_PUT: "the pin thread puts task {task} into the ready queue",
-    ev.READY_GET[0]: "the loader waits for a pinned batch",
-    ev.READY_GET[1]: "the loader takes {got} from the ready queue",
-    ev.REORDER_STORE: "task {task} came before its turn: it goes into the reorder buffer",
-    ev.REORDER_POP: "task {task}'s turn has come: it leaves the reorder buffer",
-    ev.RCVD_ADVANCE: "rcvd_idx moves on to {rcvd_idx}",
-    ev.NEXT[0]: "the training loop asks for a batch",
-    ev.NEXT[1]: "next() returns: {outcome}",
-    ev.YIELD: "task {task} is handed to the training loop: {outcome}",
-    ev.CONSUMER[0]: "the training loop's own code runs",
-    ev.CONSUMER[1]: "the training loop's own code is done",
-    ev.WORKER_START[0]: "the loader starts worker {worker}",
-    ev.WORKER_START[1]: "worker {worker} is started: pid {pid}",
-    ev.WORKER_INIT[0]: "worker {worker} calls worker_init_fn",
-    ev.WORKER_INIT[1]: "worker {worker} is done with worker_init_fn",
-    ev.MAKE_FETCHER[0]: "worker {worker} begins to make its fetcher (an iterable dataset's __iter__)",
-    ev.MAKE_FETCHER[1]: "worker {worker} is done with making its fetcher",
-    ev.WORKER_READY: "worker {worker} is ready",
-    ev.WORKER_EXIT: "worker {worker} leaves its loop: {ending}",
-    ev.WORKER_GONE: "worker {worker}'s process is gone: exit code {exit_code}",
-    ev.PIN_START: "the pin thread runs",
-    ev.PIN_EXIT: "the pin thread ends: {ending}",
-    ev.RESUME_PUT: "a message that epoch {epoch} begins is put into worker {worker}'s index queue",
-    ev.RESUME_ACK: "worker {worker} acknowledges epoch {epoch}",
-    ev.WORKER_EXHAUSTED: "the loader learns that worker {worker}'s dataset has ended",
-    ev.FOUND_DEAD: "{actor} {worker} is found dead: exit code {exit_code}",
-    ev.TIMED_OUT: "the loader's timeout has passed while it waited for task {task} of worker {worker}",
-    ev.TASK_ERROR: "task {task} has failed in worker {worker}: {text}",
-    ev.SHUTDOWN[0]: "the shutdown begins",
-    ev.SHUTDOWN[1]: "the shutdown is over: {survivors} still alive",
-    ev.DONE_EVENT_SET: "the done event of the {which} is set",
-    ev.DONE_EVENT_SEEN: "worker {worker} skips task {task}: the done event is set",
-    ev.SENTINEL_PUT: "a sentinel is put into {whose} queue",
-    ev.SENTINEL_GET: "a sentinel has come out of {whose} queue",
-    ev.JOIN[0]: "the loader begins to wait for {actor} {worker} to end",
-    ev.JOIN[1]: "the loader has waited for {actor} {worker} to end",
-    ev.CANCEL_JOIN_THREAD: "the process will not wait for the feeder of {whose} queue",
-    ev.QUEUE_CLOSE: "{whose} queue is closed on one side",
-    ev.TERMINATE: "worker {worker} is sent signal {signal}",
-    ev.SHARE: "the sampler was told epoch {epoch}, and gives rank {replica} of {replicas} its share",
-    ev.RESUMED: "the epoch is resumed after {batches}; worker {turn} comes first; {behind} are fetched again",
-    ev.STATE_PUT: "worker {worker} sends its state ({bytes}) along with task {task}",
-    ev.STATE_KEPT: "task {task} is yielded: the state that came with it counts from here on",
-    ev.STATE_TAKEN: "the program takes the loader's state: {batches}",
-}
-
-
-_WITH_SLABS: Final = {
-    ev.INDEX_WRITE[0]: "the loader begins to write {what} to worker {worker}'s socket",
-    ev.INDEX_WRITE[1]: "the loader has written {what} to worker {worker}'s socket",
-    ev.RESULT_PICKLE[0]: "worker {worker} begins to pickle task {task}'s result",
-    ev.RESULT_PICKLE[1]: "worker {worker} has pickled task {task}'s result: {bytes}",
-    ev.RESULT_WRITE[0]: "worker {worker} begins to write {what} ({bytes}) to its socket",
-    ev.RESULT_WRITE[1]: "worker {worker} has written {what} ({bytes}) to its socket",
-    ev.RESULT_READ: "{reader} has read a message ({bytes}) from a worker's socket",
-    ev.SHM_COPY[0]: "worker {worker} begins to copy {bytes} of task {task} into a segment of their own",
-    ev.SHM_COPY[1]: "worker {worker} has copied {bytes} of task {task} into a segment of their own",
-}
-"""What is different with the transport "arena", which has no feeder threads."""
-
-
 _COUNTED: Final = (
     ("yielded", "batches", "batch", "batches"),
     ("count", "indices", "index", "indices"),
@@ -129,7 +29,7 @@ _COUNTED: Final = (
     ("tensors", "in_tensors", "tensor", ""),
     ("still_alive", "survivors", "worker", ""),
 )
-"""Of a field that counts: the field, the name of the counted words in `_WORDS`, and singular and plural."""
+"""Of a field that counts: the field, the name of the counted words in an event's sentence, and singular and plural."""
 
 
 def describe(trace: Trace, event: np.void, *, pinned: bool = False) -> str:
@@ -161,7 +61,7 @@ def describe(trace: Trace, event: np.void, *, pinned: bool = False) -> str:
             values[name] = counted(values[field], one, many)
     simulated = " (simulated)" if values.get("simulated") == 1 else ""
     slabs = trace.loaders.get(int(event["loader"]), {}).get("transport") == "arena"
-    words = (_WITH_SLABS.get(kind.code) if slabs else None) or _WORDS.get(kind.code) or _plainly(kind)
+    words = (kind.with_slabs if slabs else "") or kind.words or _plainly(kind)
     return " ".join(words.format_map(values).split()) + simulated
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Any
 
 
 class Phase(enum.Enum):
@@ -147,6 +148,12 @@ class Event:
     by commas. upstream: the same in `torch.utils.data` (or `multiprocessing`), "" if it has no such step. article: the
     sections that describe it, in the form that `minidl.articles` reads; "" if none does. detail: emitted only at
     detail level "sample". stage: what a span's time is spent on, for summaries ("" = nothing).
+
+    For views: words is the event as a sentence, which `playback.words` fills in; with_slabs the sentence with transport
+    "arena", if that is another; doing what a thread does between a begin and its end. legend: the span's name in
+    legends, if it is not the stage; letter: its character in a timeline of text, the same for all with one `label`;
+    marker: of what is drawn as a mark. way: whether a span is a step of a batch between its index_put and its yield, or
+    on its way to a device.
     """
 
     code: int
@@ -163,6 +170,18 @@ class Event:
     article: str
     stage: str = ""
     detail: bool = False
+    words: str = ""
+    with_slabs: str = ""
+    doing: str = ""
+    legend: str = ""
+    letter: str = ""
+    marker: str = ""
+    way: bool = False
+
+    @property
+    def label(self) -> str:
+        """What legends call it: several events may share a label."""
+        return self.legend or self.stage or self.name
 
     def __repr__(self) -> str:
         own = " ".join(f"{f.name}:{f.enum.__name__ if f.enum else f.unit}".rstrip(":") for f in self.fields)
@@ -194,23 +213,23 @@ def _fields(spec: str) -> tuple[Field, ...]:
 
 def _instant(
     code: int, name: str, track: Track, colour: str, keys: str, fields: str,
-    meaning: str, ours: str, upstream: str, article: str, detail: bool = False,
+    meaning: str, ours: str, upstream: str, article: str, **more: Any,
 ) -> int:  # fmt: skip
     has_task, has_worker = "task" in keys, "worker" in keys
-    about = (meaning, ours, upstream, article, "", detail)
-    return _add(Event(code, name, Phase.INSTANT, track, colour, _fields(fields), has_task, has_worker, *about))
+    about = (meaning, ours, upstream, article)
+    return _add(Event(code, name, Phase.INSTANT, track, colour, _fields(fields), has_task, has_worker, *about, **more))
 
 
 def _span(
     code: int, name: str, track: Track, colour: str, keys: str, fields: tuple[str, str],
-    meaning: str, ours: str | tuple[str, str], upstream: str, article: str, stage: str = "", detail: bool = False,
+    meaning: str, ours: str | tuple[str, str], upstream: str, article: str, **more: Any,
 ) -> tuple[int, int]:  # fmt: skip
-    """Declare a span: its begin gets `code`, its end `code + 1`; `fields`, and perhaps `ours`, are of begin and end."""
+    """Declare a span: its begin gets `code`, its end `code + 1`. Of what is given as a pair, each gets its own."""
     has_task, has_worker = "task" in keys, "worker" in keys
-    both = (ours, ours) if isinstance(ours, str) else ours
     for at, phase in enumerate((Phase.BEGIN, Phase.END)):
-        about = (meaning, both[at], upstream, article, stage, detail)
-        _add(Event(code + at, name, phase, track, colour, _fields(fields[at]), has_task, has_worker, *about))
+        about = (meaning, ours if isinstance(ours, str) else ours[at], upstream, article)
+        own = {name: value[at] if isinstance(value, tuple) else value for name, value in more.items()}
+        _add(Event(code + at, name, phase, track, colour, _fields(fields[at]), has_task, has_worker, *about, **own))
     return code, code + 1
 
 
@@ -231,77 +250,114 @@ EPOCH = _span(
         "loader.iterators:_reset, loader.iterators:__init__",
         "loader.iterators:_next_data, loader.iterators:_reset, loader.crew:shut_down",
     ),
-    "dataloader:_reset", "1 §2.4.3")  # fmt: skip
+    "dataloader:_reset", "1 §2.4.3",
+    words=("epoch {epoch} begins", "epoch {epoch} ends after {batches}: {ending}"),
+    letter="=")  # fmt: skip
 SAMPLER_NEXT = _span(
     12, "sampler_next", Track.LOADER, "#3c86dd", "task", ("", "count:indices first_index digest"),
     "the sampler is asked for the next task's indices; the end's count is 0 if it had none; digest stands for the "
     "indices and their order, 0 = none",
     "loader.iterators:_draw, loader.iterators:_try_put_index", "dataloader:_next_index", "1 §2.4.4",
-    stage="sampling")  # fmt: skip
+    stage="sampling",
+    words=("the sampler is asked for task {task}'s indices", "the sampler gives {indices} for task {task}"),
+    doing="asking the sampler", letter="I")  # fmt: skip
 TASK_ASSIGNED = _instant(
     14, "task_assigned", Track.LOADER, _BLUE, "task worker", "send_idx outstanding:tasks",
     "the dispatcher has given the task to a worker; send_idx and outstanding are the values after it",
-    "loader.dispatcher:assign", "dataloader:_try_put_index", "1 §2.4.4")  # fmt: skip
+    "loader.dispatcher:assign", "dataloader:_try_put_index", "1 §2.4.4",
+    words="task {task} is given to worker {worker}")  # fmt: skip
 INDEX_PUT = _instant(
     15, "index_put", Track.LOADER, _BLUE, "task worker", "count:indices",
     "the task's indices are about to enter the worker's index queue (enqueued: not yet written to its pipe)",
-    "loader.iterators:_try_put_index", "dataloader:_try_put_index", "1 §2.4.4")  # fmt: skip
+    "loader.iterators:_try_put_index", "dataloader:_try_put_index", "1 §2.4.4",
+    words="task {task} is put into worker {worker}'s index queue")  # fmt: skip
 INDEX_WRITE = _span(
     16, "index_write", Track.FEEDER, "#15535b", "task worker", ("bytes:B", "bytes:B"),
     "the index queue's feeder thread writes the pickled task to the pipe (with slabs, the loader's main thread to a "
     "socket)",
-    "multiprocessing.queues:_feed, arena.packets:put", "multiprocessing.queues:_feed", "3 §queue")  # fmt: skip
+    "multiprocessing.queues:_feed, arena.packets:put", "multiprocessing.queues:_feed", "3 §queue",
+    words=("the index queue's feeder begins to write {what} for worker {worker}",
+           "the index queue's feeder has written {what} for worker {worker}"),
+    with_slabs=("the loader begins to write {what} to worker {worker}'s socket",
+                "the loader has written {what} to worker {worker}'s socket"),
+    legend="write", letter="W", way=True)  # fmt: skip
 
 # --- A worker: receiving, fetching, collating, answering --------------------------------------------------------------
 INDEX_GET = _span(
     20, "index_get", Track.WORKER, _WAIT, "task worker", ("", "message:Message count:indices"),
     "the worker waits at its index queue; the end says what came out, and which task",
-    "loader.worker:run", "_utils.worker:_worker_loop", "1 §2.4.5", stage="idle")  # fmt: skip
+    "loader.worker:run", "_utils.worker:_worker_loop", "1 §2.4.5", stage="idle",
+    words=("worker {worker} waits at its index queue", "worker {worker} takes {got} from its index queue"),
+    doing="waiting for a task", letter=".")  # fmt: skip
 FETCH = _span(
     22, "fetch", Track.WORKER, "#11c7b8", "task worker", ("count:samples", "outcome:Outcome cpu:ns? cpu_wait:ns?"),
     "the fetcher makes the task's batch: samples, then collation",
     ("loader.worker:work, loader.iterators:_next_data", "loader.worker:work, loader.iterators:__next__"),
-    "_utils.fetch:fetch", "1 §2.3.4", stage="fetch")  # fmt: skip
+    "_utils.fetch:fetch", "1 §2.3.4", stage="fetch",
+    words=("{who} begins to fetch task {task}: {samples}", "{who} has fetched task {task}: {outcome}"),
+    doing="fetching task {task}", letter="F", way=True)  # fmt: skip
 SAMPLE = _span(
     24, "sample", Track.WORKER, "#207528", "task worker", ("position index", "position index cpu:ns?"),
     "the dataset is asked for one sample; index is -1 if the key is no integer",
     ("data.fetch:_samples", "data.fetch:fetch, loader.worker:work, loader.iterators:__next__"),
-    "_utils.fetch:fetch", "1 §2.3.4", stage="sample", detail=True)  # fmt: skip
+    "_utils.fetch:fetch", "1 §2.3.4", stage="sample", detail=True,
+    words=("{who} asks the dataset for {sample} of task {task}", "{who} has {sample} of task {task}"),
+    letter="S")  # fmt: skip
 SAMPLE_INDEX = _instant(
     29, "sample_index", Track.WORKER, _GREEN, "task worker", "position index",
     "an index of a task whose samples have no event each: the dataset is asked for all at once, by __getitems__ or by "
     "an index that is a list, or torch's loader is observed; index is -1 if the key is no integer",
-    "data.fetch:fetch", "_utils.fetch:fetch", "1 §2.3.4", detail=True)  # fmt: skip
+    "data.fetch:fetch", "_utils.fetch:fetch", "1 §2.3.4", detail=True,
+    words="task {task} has sample {index} at position {position}")  # fmt: skip
 COLLATE = _span(
     26, "collate", Track.WORKER, "#f6d967", "task worker", ("count:samples", "cpu:ns?"),
     "collate_fn joins the samples into a batch",
     ("data.fetch:fetch", "loader.worker:work, loader.iterators:__next__"), "_utils.collate:collate", "4 §collate",
     stage="collate",
+    words=("{who} begins to collate task {task}", "{who} has collated task {task}"),
+    doing="collating task {task}", letter="C",
 )  # fmt: skip
 SHM_ALLOC = _instant(
     28, "shm_alloc", Track.WORKER, _PINK, "task worker", "bytes:B place:Place reason:Reason",
     "a shared-memory segment was made for the batch to be written into",
-    "data.collate:new_shared", "_utils.collate:collate_tensor_fn", "3 §collate; 4 §collate")  # fmt: skip
+    "data.collate:new_shared", "_utils.collate:collate_tensor_fn", "3 §collate; 4 §collate",
+    words="worker {worker} makes {bytes} of shared memory for task {task}")  # fmt: skip
 SHM_COPY = _span(
     30, "shm_copy", Track.FEEDER, "#f18f31", "task worker", ("bytes:B place:Place reason:Reason", "bytes:B cpu:ns?"),
     "a tensor's storage is copied into a new shared-memory segment while it is pickled",
     "wire.tensors:copy_storage", "multiprocessing.reductions:reduce_storage", "3 §storage", stage="copy",
+    words=("worker {worker}'s feeder begins to copy {bytes} of task {task} into shared memory",
+           "worker {worker}'s feeder has copied {bytes} of task {task} into shared memory"),
+    with_slabs=("worker {worker} begins to copy {bytes} of task {task} into a segment of their own",
+                "worker {worker} has copied {bytes} of task {task} into a segment of their own"),
+    doing="copying task {task} to shared memory", letter="M",
 )  # fmt: skip
 RESULT_PUT = _instant(
     32, "result_put", Track.WORKER, _GREEN, "task worker", "outcome:Outcome",
     "the task's result is about to enter the result queue (enqueued: the feeder thread has not pickled it yet)",
-    "loader.worker:work", "_utils.worker:_worker_loop", "1 §2.4.5")  # fmt: skip
+    "loader.worker:work", "_utils.worker:_worker_loop", "1 §2.4.5",
+    words="worker {worker} puts the result of task {task} into the result queue: {outcome}")  # fmt: skip
 RESULT_PICKLE = _span(
     34, "result_pickle", Track.FEEDER, "#8e6ca8", "task worker", ("", "bytes:B tensors copied:B"),
     "the feeder thread pickles the result; tensors go by descriptor, copied is what had to be moved to shared memory "
     "(with slabs, the worker's main thread pickles, and tensors go in slabs: see slab_send)",
-    "wire.message:__reduce__", "multiprocessing.queues:_feed", "3 §tensor, §summary", stage="pickle")  # fmt: skip
+    "wire.message:__reduce__", "multiprocessing.queues:_feed", "3 §tensor, §summary", stage="pickle",
+    words=("worker {worker}'s feeder begins to pickle task {task}'s result",
+           "worker {worker}'s feeder has pickled task {task}'s result: {bytes}"),
+    with_slabs=("worker {worker} begins to pickle task {task}'s result",
+                "worker {worker} has pickled task {task}'s result: {bytes}"),
+    doing="pickling task {task}", letter="P", way=True)  # fmt: skip
 RESULT_WRITE = _span(
     36, "result_write", Track.FEEDER, "#15535b", "task worker", ("bytes:B pickle_cpu:ns?", "bytes:B"),
     "the feeder thread writes the pickled result to the pipe that all workers share (with slabs, the worker's main "
     "thread to the socket that they share)",
     "multiprocessing.queues:_feed, arena.arena_queue:put", "multiprocessing.queues:_feed", "3 §queue",
-    stage="write")  # fmt: skip
+    stage="write",
+    words=("a feeder begins to write {what} ({bytes}) to the result pipe",
+           "a feeder has written {what} ({bytes}) to the result pipe"),
+    with_slabs=("worker {worker} begins to write {what} ({bytes}) to its socket",
+                "worker {worker} has written {what} ({bytes}) to its socket"),
+    doing="writing task {task} to the pipe", letter="W", way=True)  # fmt: skip
 
 # --- The reading side: the pin thread or the loader's thread ----------------------------------------------------------
 RESULT_GET = _span(
@@ -309,48 +365,66 @@ RESULT_GET = _span(
     "a result is waited for; worker and task of the begin are those that the loader needs next, -1 for the pin thread",
     "loader.iterators:_try_get_data, loader.pin_memory:_pin_memory_loop", "dataloader:_try_get_data", "1 §2.4.7",
     stage="wait",
+    words=("{reader} waits at the result queue", "{reader} takes {got} from the result queue"),
+    letter="-",
 )  # fmt: skip
 RESULT_READ = _instant(
     42, "result_read", Track.LOADER, _OLIVE, "", "bytes:B",
     "a whole message has been read from the result pipe, and is not rebuilt yet",
-    "wire.queues:get, arena.arena_queue:get", "multiprocessing.queues:get", "3 §queue")  # fmt: skip
+    "wire.queues:get, arena.arena_queue:get", "multiprocessing.queues:get", "3 §queue",
+    words="a message of {bytes} has been read from the result pipe",
+    with_slabs="{reader} has read a message ({bytes}) from a worker's socket")  # fmt: skip
 RESULT_REBUILD = _span(
     44, "result_rebuild", Track.LOADER, "#a9468d", "task worker", ("bytes:B", "tensors shared:B"),
     "the message is unpickled: descriptors are received, segments mapped, tensors rebuilt",
     "wire.message:load_result", "multiprocessing.reductions:rebuild_storage_fd", "3 §tensor, §storage",
-    stage="rebuild")  # fmt: skip
+    stage="rebuild",
+    words=("task {task}'s result is being rebuilt",
+           "task {task}'s result is rebuilt: {in_tensors}, {shared} of shared memory"),
+    doing="rebuilding task {task}", letter="R", way=True)  # fmt: skip
 PIN = _span(
     46, "pin", Track.PIN, "#b790dc", "task worker", ("bytes:B simulated", "bytes:B simulated cpu:ns?"),
     "the batch is copied into page-locked memory",
-    "loader.pin_memory:_pinned", "_utils.pin_memory:_pin_memory_loop", "1 §2.4.6", stage="pin")  # fmt: skip
+    "loader.pin_memory:_pinned", "_utils.pin_memory:_pin_memory_loop", "1 §2.4.6", stage="pin",
+    words=("the pin thread begins to pin task {task}", "the pin thread has pinned task {task}"),
+    doing="pinning task {task}", letter="L", way=True)  # fmt: skip
 READY_PUT = _instant(
     48, "ready_put", Track.PIN, _VIOLET, "task worker", "outcome:Outcome",
     "the pinned batch is about to enter the queue that the loader reads",
-    "loader.pin_memory:_pin_memory_loop", "_utils.pin_memory:_pin_memory_loop", "1 §2.4.6")  # fmt: skip
+    "loader.pin_memory:_pin_memory_loop", "_utils.pin_memory:_pin_memory_loop", "1 §2.4.6",
+    words="the pin thread puts task {task} into the ready queue")  # fmt: skip
 READY_GET = _span(
     50, "ready_get", Track.LOADER, _WAIT, "task worker", ("timeout:ns", "message:Message outcome:Outcome"),
     "the loader waits for a pinned batch; worker and task of the begin are those that it needs next",
-    "loader.iterators:_try_get_data", "dataloader:_try_get_data", "1 §2.4.7", stage="wait")  # fmt: skip
+    "loader.iterators:_try_get_data", "dataloader:_try_get_data", "1 §2.4.7", stage="wait",
+    words=("the loader waits for a pinned batch", "the loader takes {got} from the ready queue"),
+    letter="-", way=True)  # fmt: skip
 REORDER_STORE = _instant(
     52, "reorder_store", Track.LOADER, _BLUE, "task worker", "rcvd_idx depth:batches",
     "the batch came before its turn and is kept in the reorder buffer",
-    "loader.dispatcher:receive", "dataloader:_next_data", "1 §2.4.7; 4 §iterator")  # fmt: skip
+    "loader.dispatcher:receive", "dataloader:_next_data", "1 §2.4.7; 4 §iterator",
+    words="task {task} came before its turn: it goes into the reorder buffer")  # fmt: skip
 REORDER_POP = _instant(
     53, "reorder_pop", Track.LOADER, _BLUE, "task worker", "rcvd_idx depth:batches",
     "the batch's turn has come and it leaves the reorder buffer",
-    "loader.dispatcher:next_step", "dataloader:_next_data", "1 §2.4.7; 4 §iterator")  # fmt: skip
+    "loader.dispatcher:next_step", "dataloader:_next_data", "1 §2.4.7; 4 §iterator",
+    words="task {task}'s turn has come: it leaves the reorder buffer")  # fmt: skip
 RCVD_ADVANCE = _instant(
     54, "rcvd_advance", Track.LOADER, _BLUE, "", "rcvd_idx outstanding:tasks",
     "rcvd_idx has moved on to the next task to be yielded",
-    "loader.dispatcher:receive, loader.dispatcher:next_step", "dataloader:_next_data", "1 §2.4.7")  # fmt: skip
+    "loader.dispatcher:receive, loader.dispatcher:next_step", "dataloader:_next_data", "1 §2.4.7",
+    words="rcvd_idx moves on to {rcvd_idx}")  # fmt: skip
 NEXT = _span(
     56, "next", Track.LOADER, _FRAME, "task", ("rcvd_idx", "yielded:batches outcome:Outcome"),
     "the time inside the iterator's __next__: what the training loop waits",
-    "loader.iterators:__next__", "dataloader:__next__", "1 §2.3.2")  # fmt: skip
+    "loader.iterators:__next__", "dataloader:__next__", "1 §2.3.2",
+    words=("the training loop asks for a batch", "next() returns: {outcome}"),
+    letter="N")  # fmt: skip
 YIELD = _instant(
     58, "yield", Track.LOADER, _GREEN, "task worker", "outcome:Outcome yielded:batches",
     "the task's batch (or its error) is handed to the consumer",
-    "loader.iterators:__next__", "dataloader:_process_data", "1 §2.4.7")  # fmt: skip
+    "loader.iterators:__next__", "dataloader:_process_data", "1 §2.4.7",
+    words="task {task} is handed to the training loop: {outcome}")  # fmt: skip
 CONSUMER = _span(
     60, "consumer", Track.CONSUMER, "#39c0f8", "task", ("yielded:batches", "cpu:ns?"),
     "the user's own code between two calls of next: the training step",
@@ -358,145 +432,184 @@ CONSUMER = _span(
         "loader.iterators:__next__, loader.dataloader:_iterate",
         "loader.iterators:__next__, loader.dataloader:_iterate, loader.crew:shut_down",
     ),
-    "", "1 §2.3", stage="consumer")  # fmt: skip
+    "", "1 §2.3", stage="consumer",
+    words=("the training loop's own code runs", "the training loop's own code is done"),
+    letter="T")  # fmt: skip
 
 # --- Processes, threads, liveness -------------------------------------------------------------------------------------
 WORKER_START = _span(
     70, "worker_start", Track.LOADER, "#b4b168", "worker", ("", "pid"),
     "the loader starts the worker's process",
-    "loader.iterators:_start_workers", "dataloader:__init__", "1 §2.4.2", stage="start")  # fmt: skip
+    "loader.iterators:_start_workers", "dataloader:__init__", "1 §2.4.2", stage="start",
+    words=("the loader starts worker {worker}", "worker {worker} is started: pid {pid}"),
+    doing="starting worker {worker}", letter="+")  # fmt: skip
 WORKER_READY = _instant(
     72, "worker_ready", Track.WORKER, _GREY, "worker", "pid parent_pid seed",
     "the worker is seeded and initialised and enters its loop",
-    "loader.worker:run", "_utils.worker:_worker_loop", "1 §2.4.5")  # fmt: skip
+    "loader.worker:run", "_utils.worker:_worker_loop", "1 §2.4.5",
+    words="worker {worker} is ready")  # fmt: skip
 WORKER_EXIT = _instant(
     73, "worker_exit", Track.WORKER, _GREY, "worker", "ending:Ending",
     "the worker leaves its loop",
-    "loader.worker:run", "_utils.worker:_worker_loop", "4 §shutdown")  # fmt: skip
+    "loader.worker:run", "_utils.worker:_worker_loop", "4 §shutdown",
+    words="worker {worker} leaves its loop: {ending}")  # fmt: skip
 WORKER_GONE = _instant(
     74, "worker_gone", Track.LOADER, _SLATE, "worker", "pid exit_code",
     "the loader has seen that the worker's process has ended (a negative code is a signal)",
-    "loader.crew:shut_down, loader.iterators:__next__", "dataloader:_shutdown_workers", "4 §shutdown")  # fmt: skip
+    "loader.crew:shut_down, loader.iterators:__next__", "dataloader:_shutdown_workers", "4 §shutdown",
+    words="worker {worker}'s process is gone: exit code {exit_code}")  # fmt: skip
 PIN_START = _instant(
     75, "pin_start", Track.PIN, _GREY, "", "simulated",
     "the pin-memory thread runs",
-    "loader.pin_memory:_pin_memory_loop", "_utils.pin_memory:_pin_memory_loop", "1 §2.4.6")  # fmt: skip
+    "loader.pin_memory:_pin_memory_loop", "_utils.pin_memory:_pin_memory_loop", "1 §2.4.6",
+    words="the pin thread runs")  # fmt: skip
 PIN_EXIT = _instant(
     76, "pin_exit", Track.PIN, _GREY, "", "ending:Ending",
     "the pin-memory thread ends",
-    "loader.pin_memory:_pin_memory_loop", "_utils.pin_memory:_pin_memory_loop", "4 §shutdown")  # fmt: skip
+    "loader.pin_memory:_pin_memory_loop", "_utils.pin_memory:_pin_memory_loop", "4 §shutdown",
+    words="the pin thread ends: {ending}")  # fmt: skip
 RESUME_PUT = _instant(
     78, "resume_put", Track.LOADER, _BLUE, "worker", "epoch",
     "a persistent worker is told that a new epoch begins",
-    "loader.iterators:_reset", "dataloader:_reset", "1 §2.4.3")  # fmt: skip
+    "loader.iterators:_reset", "dataloader:_reset", "1 §2.4.3",
+    words="a message that epoch {epoch} begins is put into worker {worker}'s index queue")  # fmt: skip
 RESUME_ACK = _instant(
     79, "resume_ack", Track.WORKER, _BLUE, "worker", "epoch",
     "the worker has dropped its old fetcher and acknowledges the new epoch",
-    "loader.worker:resume", "_utils.worker:_worker_loop", "1 §2.4.5")  # fmt: skip
+    "loader.worker:resume", "_utils.worker:_worker_loop", "1 §2.4.5",
+    words="worker {worker} acknowledges epoch {epoch}")  # fmt: skip
 WORKER_EXHAUSTED = _instant(
     80, "worker_exhausted", Track.LOADER, _BLUE, "task worker", "still_active:workers",
     "the loader learns that the worker's iterable dataset has ended",
-    "loader.dispatcher:exhausted", "dataloader:_next_data", "1 §2.4.7; 4 §shutdown")  # fmt: skip
+    "loader.dispatcher:exhausted", "dataloader:_next_data", "1 §2.4.7; 4 §shutdown",
+    words="the loader learns that worker {worker}'s dataset has ended")  # fmt: skip
 FOUND_DEAD = _instant(
     82, "found_dead", Track.LOADER, _RED, "worker", "actor:Actor pid exit_code",
     "a liveness check found somebody dead: a worker, the pin thread, or (in a worker) the loader's process",
-    "loader.liveness:note_death, loader.worker:run", "dataloader:_try_get_data", "4 §shutdown")  # fmt: skip
+    "loader.liveness:note_death, loader.worker:run", "dataloader:_try_get_data", "4 §shutdown",
+    words="{actor} {worker} is found dead: exit code {exit_code}")  # fmt: skip
 TIMED_OUT = _instant(
     83, "timed_out", Track.LOADER, _RED, "task worker", "waited:ns",
     "the loader's timeout has passed while it waited for this worker's task",
-    "loader.liveness:_timed_out", "dataloader:_get_data", "1 §2.4.7")  # fmt: skip
+    "loader.liveness:_timed_out", "dataloader:_get_data", "1 §2.4.7",
+    words="the loader's timeout has passed while it waited for task {task} of worker {worker}")  # fmt: skip
 TASK_ERROR = _instant(
     84, "task_error", Track.WORKER, _RED, "task worker", "position index text:string",
     "the task has failed, or its batch could not be sent or rebuilt; text is the error's last line",
     "loader.worker:work, wire.message:instead_of, wire.message:load_result",
-    "_utils.worker:_worker_loop", "1 §2.4.5; 3 §queue")  # fmt: skip
+    "_utils.worker:_worker_loop", "1 §2.4.5; 3 §queue",
+    words="task {task} has failed in worker {worker}: {text}")  # fmt: skip
 WORKER_INIT = _span(
     86, "worker_init", Track.WORKER, "#7878e1", "worker", ("", "cpu:ns?"),
     "the worker, which is seeded, calls the user's worker_init_fn",
     ("loader.worker:initialise", "loader.worker:make_fetcher, loader.worker:run"),
     "_utils.worker:_worker_loop", "1 §2.4.5",
     stage="init",
+    words=("worker {worker} calls worker_init_fn", "worker {worker} is done with worker_init_fn"),
+    doing="in worker_init_fn", letter="B",
 )  # fmt: skip
 MAKE_FETCHER = _span(
     88, "make_fetcher", Track.WORKER, "#6b385f", "worker", ("", "cpu:ns?"),
     "the worker makes its fetcher for an epoch, which calls __iter__ of an iterable dataset",
     ("loader.worker:make_fetcher", "loader.worker:run, loader.worker:resume"), "dataloader:create_fetcher", "1 §2.4.5",
     stage="fetcher",
+    words=("worker {worker} begins to make its fetcher (an iterable dataset's __iter__)",
+           "worker {worker} is done with making its fetcher"),
+    doing="making its fetcher (an iterable dataset's __iter__)", letter="O",
 )  # fmt: skip
 
 # --- Shutdown ---------------------------------------------------------------------------------------------------------
 SHUTDOWN = _span(
     90, "shutdown", Track.LOADER, "#4c5054", "", ("", "still_alive:workers"),
     "the whole shutdown, as the loader runs it",
-    "loader.crew:shut_down", "dataloader:_shutdown_workers", "4 §shutdown", stage="shutdown")  # fmt: skip
+    "loader.crew:shut_down", "dataloader:_shutdown_workers", "4 §shutdown", stage="shutdown",
+    words=("the shutdown begins", "the shutdown is over: {survivors} still alive"),
+    letter="X")  # fmt: skip
 DONE_EVENT_SET = _instant(
     92, "done_event_set", Track.LOADER, _SLATE, "", "which:DoneEvent",
     "a done event is about to be set: from here on, what is in flight is skipped",
-    "loader.crew:perform", "dataloader:_shutdown_workers", "4 §shutdown")  # fmt: skip
+    "loader.crew:perform", "dataloader:_shutdown_workers", "4 §shutdown",
+    words="the done event of the {which} is set")  # fmt: skip
 DONE_EVENT_SEEN = _instant(
     93, "done_event_seen", Track.WORKER, _SLATE, "task worker", "which:DoneEvent",
     "a task was skipped because the done event is set",
-    "loader.worker:run", "_utils.worker:_worker_loop", "4 §shutdown")  # fmt: skip
+    "loader.worker:run", "_utils.worker:_worker_loop", "4 §shutdown",
+    words="worker {worker} skips task {task}: the done event is set")  # fmt: skip
 SENTINEL_PUT = _instant(
     94, "sentinel_put", Track.LOADER, _SLATE, "worker", "queue:QueueId",
     "the final signal is about to enter a queue",
     "loader.crew:_mark_worker_as_unavailable, loader.crew:_wake_pin",
     "dataloader:_mark_worker_as_unavailable", "4 §shutdown",
+    words="a sentinel is put into {whose} queue",
 )  # fmt: skip
 SENTINEL_GET = _instant(
     95, "sentinel_get", Track.WORKER, _SLATE, "worker", "queue:QueueId",
     "the final signal has been received",
-    "loader.worker:run, loader.pin_memory:_pin_memory_loop", "_utils.worker:_worker_loop", "4 §shutdown")  # fmt: skip
+    "loader.worker:run, loader.pin_memory:_pin_memory_loop", "_utils.worker:_worker_loop", "4 §shutdown",
+    words="a sentinel has come out of {whose} queue")  # fmt: skip
 JOIN = _span(
     96, "join", Track.LOADER, _WAIT, "worker", ("actor:Actor timeout:ns", "actor:Actor ended"),
     "the loader waits, for a bounded time, for a worker or the pin thread to end",
     "loader.crew:perform, loader.liveness:wait_for_a_dying_worker",
-    "dataloader:_shutdown_workers", "4 §shutdown")  # fmt: skip
+    "dataloader:_shutdown_workers", "4 §shutdown",
+    words=("the loader begins to wait for {actor} {worker} to end",
+           "the loader has waited for {actor} {worker} to end"),
+    letter="J")  # fmt: skip
 CANCEL_JOIN_THREAD = _instant(
     98, "cancel_join_thread", Track.LOADER, _SLATE, "worker", "queue:QueueId",
     "this process will not wait for the queue's feeder thread when it exits",
     "loader.crew:_close, loader.iterators:_start_workers, loader.worker:_worker_loop",
     "dataloader:_shutdown_workers", "4 §shutdown",
+    words="the process will not wait for the feeder of {whose} queue",
 )  # fmt: skip
 QUEUE_CLOSE = _instant(
     99, "queue_close", Track.LOADER, _SLATE, "worker", "queue:QueueId",
     "this process closes its ends of the queue",
-    "loader.crew:_close, loader.worker:_worker_loop", "dataloader:_shutdown_workers", "4 §shutdown")  # fmt: skip
+    "loader.crew:_close, loader.worker:_worker_loop", "dataloader:_shutdown_workers", "4 §shutdown",
+    words="{whose} queue is closed on one side")  # fmt: skip
 TERMINATE = _instant(
     100, "terminate", Track.LOADER, _RED, "worker", "pid signal",
     "a worker that did not end by itself is sent a signal",
-    "loader.crew:_terminate", "dataloader:_shutdown_workers", "4 §shutdown")  # fmt: skip
+    "loader.crew:_terminate", "dataloader:_shutdown_workers", "4 §shutdown",
+    words="worker {worker} is sent signal {signal}")  # fmt: skip
 
 # --- The device stage -------------------------------------------------------------------------------------------------
 H2D = _span(
     110, "h2d", Track.CONSUMER, "#b17e41", "task", ("pinned:B pageable:B tensors", "depth:batches turn simulated"),
     "the host enqueues a batch's copies to the device, from so much pinned and so much pageable memory; the end says "
     "how many batches are enqueued and not handed out, and the number by which the device's own events know this one",
-    "device.loader:_enqueue", "", "2 §1.4", stage="h2d")  # fmt: skip
+    "device.loader:_enqueue", "", "2 §1.4", stage="h2d",
+    letter="E", way=True)  # fmt: skip
 COPY = _span(
     112, "copy", Track.DEVICE, "#f6bf81", "task", ("bytes:B stream simulated", "bytes:B turn simulated"),
     "the batch's copies on the side stream, by the device's clock",
-    "device.streams:copy", "", "2 §1.4", stage="device copy")  # fmt: skip
+    "device.streams:copy", "", "2 §1.4", stage="device copy",
+    letter="H", way=True)  # fmt: skip
 TRANSFORM = _span(
     114, "transform", Track.DEVICE, "#3f65a9", "task", ("turn simulated", "turn simulated"),
     "the batch's transform on the side stream, by the device's clock",
-    "device.streams:transform", "", "2 §1.4", stage="transform")  # fmt: skip
+    "device.streams:transform", "", "2 §1.4", stage="transform",
+    letter="A", way=True)  # fmt: skip
 DEVICE_WAIT = _span(
     116, "device_wait", Track.DEVICE, _WAIT, "task", ("turn simulated", "turn simulated"),
     "the consumer's stream stands still until the batch is ready: copy time that nothing hides, by the device's clock",
-    "device.streams:hand_over", "", "2 §1.4", stage="device wait")  # fmt: skip
+    "device.streams:hand_over", "", "2 §1.4", stage="device wait",
+    letter="-", way=True)  # fmt: skip
 COMPUTE = _span(
     118, "compute", Track.CONSUMER, "#045c44", "task", ("text:string", "text:string"),
     "what the user has marked with minidl.span; task is that of the batch handed out last",
-    ("record.spans:__enter__", "record.spans:__exit__"), "", "2 §1.2", stage="compute")  # fmt: skip
+    ("record.spans:__enter__", "record.spans:__exit__"), "", "2 §1.2", stage="compute",
+    letter="U")  # fmt: skip
 DEVICE_COMPUTE = _span(
     120, "device_compute", Track.DEVICE, "#069d7b", "task", ("text:string simulated", "text:string simulated"),
     "the same in the consumer's stream, by the device's clock",
-    ("record.spans:__enter__", "record.spans:__exit__"), "", "2 §1.2", stage="device compute")  # fmt: skip
+    ("record.spans:__enter__", "record.spans:__exit__"), "", "2 §1.2", stage="device compute",
+    letter="U")  # fmt: skip
 HOST_WAIT = _span(
     122, "host_wait", Track.CONSUMER, _WAIT, "", ("simulated", "simulated"),
     "the host waits, since the device is too many batches behind: this bounds the device's memory",
-    "device.loader:_retire", "", "2 §1.4", stage="host wait")  # fmt: skip
+    "device.loader:_retire", "", "2 §1.4", stage="host wait",
+    letter="-")  # fmt: skip
 HAND_OVER = _instant(
     124, "hand_over", Track.CONSUMER, _GREEN, "task", "outcome:Outcome depth:batches simulated",
     "the batch (or its error) leaves the device stage: the consumer's stream has been told to wait for it",
@@ -520,49 +633,64 @@ RESUMED = _instant(
     140, "resumed", Track.LOADER, _VIOLET, "", "yielded:batches turn behind:batches",
     "the epoch goes on where another loader's was left: batches yielded there, the worker whose turn is first, batches "
     "that the workers fetch again and drop",
-    "loader.iterators:_reset, loader.iterators:__init__", "", "4 §iterator")  # fmt: skip
+    "loader.iterators:_reset, loader.iterators:__init__", "", "4 §iterator",
+    words="the epoch is resumed after {batches}; worker {turn} comes first; {behind} are fetched again",
+    marker=">")  # fmt: skip
 STATE_PUT = _instant(
     141, "state_put", Track.WORKER, _VIOLET, "task worker", "bytes:B number",
     "the state of the worker's dataset goes with the task's result; number: the worker's results in this epoch so far",
-    "loader.worker:work", "", "4 §iterator")  # fmt: skip
+    "loader.worker:work", "", "4 §iterator",
+    words="worker {worker} sends its state ({bytes}) along with task {task}",
+    marker="D")  # fmt: skip
 STATE_KEPT = _instant(
     142, "state_kept", Track.LOADER, _VIOLET, "task worker", "number",
     "the batch that this state came with is yielded: from here on it is the worker's state",
-    "resume.position:_catch_up", "", "4 §iterator")  # fmt: skip
+    "resume.position:_catch_up", "", "4 §iterator",
+    words="task {task} is yielded: the state that came with it counts from here on",
+    marker="o")  # fmt: skip
 STATE_TAKEN = _instant(
     143, "state_taken", Track.LOADER, _VIOLET, "", "yielded:batches deferred:batches ended",
     "the program asks for the loader's state; deferred: batches that a device stage has and its consumer has not",
-    "resume.stateful:saved", "", "4 §iterator")  # fmt: skip
+    "resume.stateful:saved", "", "4 §iterator",
+    words="the program takes the loader's state: {batches}",
+    marker="s")  # fmt: skip
 
 # --- Slabs: the transport "arena" -------------------------------------------------------------------------------------
 SLAB_TAKE = _instant(
     150, "slab_take", Track.WORKER, _PINK, "task worker", "slab bytes:B source:SlabSource",
     "the worker takes a slab for the batch that it makes; slab: its number, which is the worker's own",
-    "arena.arena:_take", "", "3 §storage")  # fmt: skip
+    "arena.arena:_take", "", "3 §storage",
+    words="worker {worker} takes slab {slab} ({bytes}, {source}) for task {task}")  # fmt: skip
 SLAB_SEND = _instant(
     151, "slab_send", Track.WORKER, _GREEN, "task worker", "slab bytes:B copied:B",
     "the slab is filled, and the message that names it is about to be written; bytes: filled; copied: of these, what "
     "was not collated straight into it",
-    "arena.arena:seal", "", "3 §storage")  # fmt: skip
+    "arena.arena:seal", "", "3 §storage",
+    words="worker {worker} has filled {bytes} of slab {slab} for task {task}, and sends it")  # fmt: skip
 SLAB_FALLBACK = _instant(
     152, "slab_fallback", Track.WORKER, _OLIVE, "task worker", "leaves bytes:B",
     "parts of the batch that travel in no slab, but in a segment each and by descriptor, as torch sends them",
-    "arena.arena:seal", "", "3 §storage")  # fmt: skip
+    "arena.arena:seal", "", "3 §storage",
+    words="{leaves} parts of task {task} ({bytes}) go in no slab, but in a segment each")  # fmt: skip
 SLAB_MAP = _instant(
     153, "slab_map", Track.LOADER, _OLIVE, "task worker", "slab bytes:B new",
     "the reader has the memory of a message's slab; new: mapped for this message, else since an earlier one",
-    "arena.arena_queue:_rebuilt", "", "3 §storage")  # fmt: skip
+    "arena.arena_queue:_rebuilt", "", "3 §storage",
+    words="{reader} has slab {slab} of worker {worker} in its memory, with task {task}'s batch")  # fmt: skip
 SLAB_RELEASE = _instant(
     154, "slab_release", Track.LOADER, _PINK, "task worker", "slab bytes:B ending:SlabEnd",
     "nothing in the reader's process refers to the slab's batch any more: the worker may write into it",
-    "arena.arena:_set, record.slabs:_gone", "", "3 §storage")  # fmt: skip
+    "arena.arena:_set, record.slabs:_gone", "", "3 §storage",
+    words="nothing in the reader's process refers to slab {slab} of worker {worker} any more: {ending}")  # fmt: skip
 SLAB_LOCK = _instant(
     155, "slab_lock", Track.LOADER, _OLIVE, "worker", "bytes:B took:ns simulated",
     "a new slab was page-locked, so that a device copies from it by itself; bytes: 0 if that could not be done",
-    "arena.arena:map", "", "3 §storage")  # fmt: skip
+    "arena.arena:map", "", "3 §storage",
+    words="{reader} {locked} a new slab of worker {worker} for a device")  # fmt: skip
 
 # --- Several ranks ----------------------------------------------------------------------------------------------------
 SHARE = _instant(
     130, "share", Track.LOADER, _BLUE, "", "epoch replica replicas",
     "a sampler that deals out shares is about to be iterated: the epoch that it was told, whose share, of how many",
-    "loader.iterators:__init__, loader.iterators:_reset", "dataloader:_reset", "2 §3.2, §3.3")  # fmt: skip
+    "loader.iterators:__init__, loader.iterators:_reset", "dataloader:_reset", "2 §3.2, §3.3",
+    words="the sampler was told epoch {epoch}, and gives rank {replica} of {replicas} its share")  # fmt: skip

@@ -125,22 +125,6 @@ def value_of(field: Field, value: int) -> str | int:
     return names.get(value, value)
 
 
-_DOING: Final = {
-    ev.INDEX_GET[0]: "waiting for a task",
-    ev.FETCH[0]: "fetching task {task}",
-    ev.COLLATE[0]: "collating task {task}",
-    ev.SHM_COPY[0]: "copying task {task} to shared memory",
-    ev.RESULT_PICKLE[0]: "pickling task {task}",
-    ev.RESULT_WRITE[0]: "writing task {task} to the pipe",
-    ev.RESULT_REBUILD[0]: "rebuilding task {task}",
-    ev.PIN[0]: "pinning task {task}",
-    ev.WORKER_START[0]: "starting worker {worker}",
-    ev.WORKER_INIT[0]: "in worker_init_fn",
-    ev.MAKE_FETCHER[0]: "making its fetcher (an iterable dataset's __iter__)",
-    ev.SAMPLER_NEXT[0]: "asking the sampler",
-}
-
-
 def sample_asked_for(position: int, index: int) -> str:
     """What the dataset is asked for, by its event's fields: "sample 4"; by `__getitems__` "the samples"."""
     if index >= 0:
@@ -157,5 +141,6 @@ def doing(span: np.void | Mapping[str, int]) -> str:
         return f"waiting for task {task} of worker {worker}" if task >= 0 else "waiting for a result"
     if code == ev.CONSUMER[0]:
         return "in the consumer's code" + (f", after task {task}" if task >= 0 else "")
-    known = _DOING.get(code, f"in {EVENTS[code].name}" + " (task {task})" * (task >= 0))
-    return known.format(task=task, worker=worker)
+    event = EVENTS[code]
+    words = event.doing or f"in {event.name}" + " (task {task})" * (task >= 0)
+    return words.format(task=task, worker=worker)

@@ -26,16 +26,13 @@ WAITING: Final = ("idle", "wait", "host wait", "device wait", "join")
 FRAMES: Final = ("epoch", "next")
 """Labels of spans around other steps: their own time is not work."""
 
-_LABELS: Final = {ev.INDEX_WRITE[0]: "write"}
-"""Labels of steps that share one with another step."""
-
 BATCHES: Final = ("#4c01ba", "#1f1f1f", "#8a5a00", "#00707d")
 """Of the ways of batches, in the order in which these are asked for. Drawn with a white edge, also on black."""
 
 ACTORS: Final = ("#439bef", "#da9c27", "#579564", "#6d3f9c", "#7d7a1b", "#586a87", "#4189a4", "#c07fae")
 """Of ranks (and of iterators that run at the same time), or of the workers of one iterator, by number."""
 
-STATES: Final = {ev.STATE_PUT: "D", ev.STATE_KEPT: "o", ev.RESUMED: ">", ev.STATE_TAKEN: "s"}
+STATES: Final = {code: event.marker for code, event in EVENTS.items() if event.marker}
 """Markers of a loader's state in a figure: sent by a worker, counted, resumed from, taken."""
 
 RED: Final = EVENTS[ev.FOUND_DEAD].colour
@@ -80,8 +77,8 @@ class Sign:
 def paint(code: int) -> Paint:
     """Return the style of the spans that begin with `code`. Raises KeyError for a code that is not in the table."""
     event = EVENTS[code]
-    label = _LABELS.get(code) or event.stage or event.name
-    return Paint(label, event.colour, label in (*WAITING, *FRAMES), label in WAITING)
+    soft, waits = event.label in (*WAITING, *FRAMES), event.label in WAITING
+    return Paint(event.label, event.colour, soft, waits)
 
 
 def legend(

@@ -23,11 +23,11 @@ from minidl.doctor.finding import Finding, Focus, FocusScope, RunOutcome
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Bools, Ints, Rows, distinct, starts
 from minidl.tracefile.batches import NEVER, Batches, bytes_in_flight, outstanding, reorder_depth
-from minidl.tracefile.events import EVENTS, Actor, Event, Message
+from minidl.tracefile.events import EVENTS, Actor, Event, Message, Phase
 from minidl.tracefile.loaders import first_epochs
 from minidl.tracefile.open_spans import POLLED, alive_until, has_arrived, left_alive
 from minidl.tracefile.words import Unit, ending, unit_of
-from minidl.views.colours import FRAMES, STATES, Sign, legend, paint
+from minidl.views.colours import FRAMES, RED, STATES, Sign, legend, paint
 from minidl.views.layout import Lane, LaneKind, Layout, Slot, only, table_of
 
 if TYPE_CHECKING:
@@ -164,10 +164,7 @@ WAITS: Final = (
 )
 """Spans of the loader's own thread in which it may need what another process does."""
 
-WAY: Final = (
-    *(ev.INDEX_WRITE[0], ev.FETCH[0], ev.RESULT_PICKLE[0], ev.RESULT_WRITE[0], ev.RESULT_REBUILD[0], ev.PIN[0]),
-    *(ev.READY_GET[0], ev.H2D[0], ev.COPY[0], ev.TRANSFORM[0], ev.DEVICE_WAIT[0]),
-)
+WAY: Final = tuple(code for code, event in EVENTS.items() if event.way and event.phase is Phase.BEGIN)
 """Spans on a batch's path between its index_put and its yield; then, if it goes to a device, the spans there."""
 
 AT_END: Final = (ev.READY_GET[0], ev.DEVICE_WAIT[0])
@@ -187,7 +184,7 @@ FATES: Final = {
 }
 """Words for a bar whose end was not recorded."""
 
-ALARMS: Final = (ev.FOUND_DEAD, ev.TIMED_OUT, ev.TASK_ERROR, ev.TERMINATE)
+ALARMS: Final = tuple(code for code, event in EVENTS.items() if event.colour == RED)
 """Marks of failures. A worker_gone with an exit code other than 0 is one too, if none of these reported the death."""
 
 _WAITS = (ev.RESULT_GET[0], ev.READY_GET[0])

@@ -33,13 +33,11 @@ if TYPE_CHECKING:
 
 
 LETTERS: Final = {
-    "epoch": "=", "start": "+", "init": "B", "fetcher": "O", "sampling": "I", "idle": ".", "fetch": "F", "sample": "S",
-    "collate": "C", "copy": "M", "pickle": "P", "write": "W", "wait": "-", "rebuild": "R",
-    "pin": "L", "next": "N", "consumer": "T", "h2d": "E", "device copy": "H", "transform": "A", "compute": "U",
-    "device compute": "U", "host wait": "-", "device wait": "-", "join": "J", "shutdown": "X", "did not end": ">",
+    **{event.label: event.letter for event in EVENTS.values() if event.letter},
+    "did not end": ">",
     "still waiting": ">",
-}  # fmt: skip
-"""The character of each label of `colours.paint`, and of the spans without an end."""
+}
+"""The character of each label, and of the spans without an end."""
 
 _KINDS: Final = list(LETTERS)
 _OPEN: Final = tuple(_KINDS.index(kind) for kind in ("did not end", "still waiting"))

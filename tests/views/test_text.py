@@ -46,8 +46,8 @@ feeder 0      busy 3% (pickle 2%, write <1%)
 worker 1      busy 50% (sample 37%, collate 12%, fetch <1%), idle <1%
 feeder 1      busy 3% (pickle 2%, write <1%)
 
-= epoch  + start  I sampling  . idle  F fetch  S sample  C collate  P pickle
-W write  - wait  R rebuild  L pin  N next  T consumer  J join  X shutdown
+= epoch  I sampling  W write  . idle  F fetch  S sample  C collate  P pickle
+- wait  R rebuild  L pin  N next  T consumer  + start  X shutdown  J join
 a small letter: less than half of its cell; a number: the task; blank: nothing
 recorded; percent: of the time shown
 """
@@ -85,8 +85,8 @@ did not end: loader: wait (task 9, worker 1), since 0.006983000 s
 did not end: loader: next (rcvd_idx 9), since 0.006215000 s
 did not end: epochs: epoch (epoch 0, workers 2, prefetch_factor 2), since 0.000404000 s
 
-+ start  I sampling  . idle  F fetch  S sample  C collate  P pickle  W write
-- wait  R rebuild  N next  T consumer  > did not end, still waiting
+I sampling  W write  . idle  F fetch  S sample  C collate  P pickle  - wait
+R rebuild  N next  T consumer  + start  > did not end, still waiting
 a small letter: less than half of its cell; a number: the task; blank: nothing
 recorded; percent: of the time shown
 """
