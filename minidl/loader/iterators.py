@@ -601,7 +601,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
     def _nothing_came(self, error: Exception | None, waited: float | None = None) -> Effect:
         """Ask the driver what follows, and raise its error, if any. waited: seconds; None without a user's timeout."""
         timed_out = waited is not None and isinstance(error, queue.Empty)
-        evidence = liveness.evidence_of(self._crew, timed_out=timed_out)
+        evidence = liveness.evidence_of(self._crew, self._ports, timed_out=timed_out)
         self._effect = _DECIDING
         effect = self._driver.nothing_came(evidence)
         return self._raise(effect, error, waited or 0.0)
@@ -609,7 +609,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
     def _explain(self, result: Result, error: Exception) -> Effect:
         """A batch could not be rebuilt: because its worker, which holds its memory, died, or as its task's error."""
         liveness.wait_for_a_dying_worker(self._crew, result.worker_id, error)
-        evidence = liveness.evidence_of(self._crew)
+        evidence = liveness.evidence_of(self._crew, self._ports)
         self._effect = _DECIDING
         effect = self._driver.deaths(evidence)
         if effect is None:

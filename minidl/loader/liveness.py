@@ -1,6 +1,6 @@
 """Which actor died, what a timeout was spent on: evidence and words for errors.
 
-`evidence_of(crew)` is what `driver.Driver.nothing_came` decides from; `error_of` makes the error that it asks for.
+`evidence_of` is what `driver.Driver.nothing_came` decides from; `error_of` makes the error that it asks for.
 Article 4 §shutdown; upstream: `_try_get_data`.
 """
 
@@ -8,20 +8,24 @@ from __future__ import annotations
 
 from minidl.loader.crew import Crew
 from minidl.loader.driver import PIN, Evidence, Failure, NoteDeath, Raise
-from minidl.loader.ports import FoundDead, Ports, TimedOut
+from minidl.loader.ports import FoundAlive, FoundDead, Ports, TimedOut
 from minidl.wire.errors import ExceptionWrapper, out_of_descriptors
 from minidl.wire.messages import Result
 
 
-def evidence_of(crew: Crew, *, timed_out: bool = False) -> Evidence:
-    """Which workers have ended, with their exit codes, and whether the pin thread runs.
+def evidence_of(crew: Crew, ports: Ports, *, timed_out: bool = False) -> Evidence:
+    """Which workers have ended, with their exit codes, and whether the pin thread runs: a liveness check.
 
     Whether the result queue is jammed takes up to a second to see, so it is looked at only if it counts.
     """
     dead = {number: worker.exitcode for number, worker in enumerate(crew.workers) if not worker.is_alive()}
+    pin_alive = crew.pin_thread is None or crew.pin_thread.is_alive()
+    has_work = crew.driver.dispatcher.workers_status
+    if pin_alive and not any(has_work[number] for number in dead):
+        ports.note(FoundAlive(sum(has_work)))
     return Evidence(
         dead=dead,
-        pin_alive=crew.pin_thread is None or crew.pin_thread.is_alive(),
+        pin_alive=pin_alive,
         timed_out=timed_out,
         jammed=bool(crew.driver.leavers(dead)) and crew.result_queue.jammed(),
         unsent=tuple(number for number, queue in enumerate(crew.index_queues) if queue.failure),

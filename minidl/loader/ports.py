@@ -47,6 +47,13 @@ class WorkerEntered:
 
 
 @dataclass(frozen=True, slots=True)
+class FoundAlive:
+    """A liveness check has found the pin thread, and all workers that have work, alive."""
+
+    workers: int
+
+
+@dataclass(frozen=True, slots=True)
 class FoundDead:
     """A liveness check has found a dead actor. exit_code: None if it is unknown."""
 
@@ -65,7 +72,7 @@ class TimedOut:
     seconds: float
 
 
-Note = Opened | WorkerEntered | FoundDead | TimedOut
+Note = Opened | WorkerEntered | FoundAlive | FoundDead | TimedOut
 """What an actor reports because no queue, event or decision shows it."""
 
 

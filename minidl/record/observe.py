@@ -118,6 +118,7 @@ DERIVED: Final[dict[str, str]] = {
     "consumer": "from a yield to the loader's next call",
     "yield": "follows the put that replaces the batch; where the sampler has no more, seen at the loader's next call",
     "worker_exhausted": "what came out of the result queue",
+    "liveness_check": "is_alive() says yes of all that have work after a get that brought nothing",
     "found_dead": "is_alive() says no after a get that brought nothing",
     "timed_out": "is_alive() says yes of all after a get that took the loader's whole timeout",
     "done_event_seen": "a worker that holds a task looks at the done event, which is set",

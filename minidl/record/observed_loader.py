@@ -297,7 +297,10 @@ class ObservedLoader:
         elif not self.failing:
             self.found_alive += 1
             timeout = getattr(self.iterator(), "_timeout", 0)
-            if timeout > 0 and self.found_alive == self.active() and self.wait is not None:
+            if self.found_alive != self.active():
+                return
+            self.emit(ev.LIVENESS_CHECK, x=self.found_alive)
+            if timeout > 0 and self.wait is not None:
                 about = self.rcvd_idx, self.workers.get(self.rcvd_idx, -1)
                 self.emit(ev.TIMED_OUT, *about, int(self.wait * 1e9))
                 self.end_next(ev.Outcome.ERROR)

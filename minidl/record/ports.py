@@ -70,6 +70,8 @@ class TracedPorts(Shared, ports.Ports):
             self.describe(**facts(note.iterator, note.loader, note.loader.transport))
         elif isinstance(note, ports.WorkerEntered):
             self._enter_worker(note.worker_id, note.seed)
+        elif isinstance(note, ports.FoundAlive):
+            self.emit(ev.LIVENESS_CHECK, x=note.workers)
         elif isinstance(note, ports.FoundDead):
             actor = ev.Actor[note.what.upper().replace(" ", "_")]
             self.emit(ev.FOUND_DEAD, -1, note.worker_id, actor, note.pid, note.exit_code or 0)

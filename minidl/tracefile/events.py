@@ -483,6 +483,12 @@ WORKER_EXHAUSTED = _instant(
     "the loader learns that the worker's iterable dataset has ended",
     "loader.dispatcher:exhausted", "dataloader:_next_data", "1 §2.4.7; 4 §shutdown",
     words="the loader learns that worker {worker}'s dataset has ended")  # fmt: skip
+LIVENESS_CHECK = _instant(
+    81, "liveness_check", Track.LOADER, _SLATE, "", "alive:workers",
+    "no message has come, or one that can't be rebuilt: the loader has looked, and found alive the pin thread and all "
+    "workers that have work; it waits on",
+    "loader.liveness:evidence_of", "dataloader:_try_get_data", "4 §shutdown",
+    words="the loader looks whether the others are alive: {alive} workers with work are")  # fmt: skip
 FOUND_DEAD = _instant(
     82, "found_dead", Track.LOADER, _RED, "worker", "actor:Actor pid exit_code",
     "a liveness check found somebody dead: a worker, the pin thread, or (in a worker) the loader's process",

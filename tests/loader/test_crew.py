@@ -17,6 +17,7 @@ from minidl.loader.crew import Crew
 from minidl.loader.dispatcher import Dispatcher
 from minidl.loader.driver import END, MP_STATUS_CHECK_INTERVAL, Driver, Evidence, Get, JoinWorkers
 from minidl.loader.liveness import evidence_of
+from minidl.loader.ports import Ports
 from minidl.loader.progress import Place, Stage
 from minidl.loader.protocol import LoaderEvent, LoaderLifecycle, LoaderState
 from minidl.wire.messages import Sentinel
@@ -186,13 +187,13 @@ def test_the_lock_of_the_result_queue_is_looked_at_only_if_a_worker_was_killed_o
     worker = crew.workers[0]
     worker.told.append("kill")
     worker.exitcode = -9
-    assert evidence_of(crew) == Evidence({0: -9}), "it had work to do"
+    assert evidence_of(crew, Ports()) == Evidence({0: -9}), "it had work to do"
     crew.driver.dispatcher.workers_status[0] = False
     worker.exitcode = 0
-    assert evidence_of(crew) == Evidence({0: 0}), "it has left"
+    assert evidence_of(crew, Ports()) == Evidence({0: 0}), "it has left"
     assert asked == []
     worker.exitcode = -9
-    assert evidence_of(crew, timed_out=True) == Evidence({0: -9}, timed_out=True, jammed=True)
+    assert evidence_of(crew, Ports(), timed_out=True) == Evidence({0: -9}, timed_out=True, jammed=True)
     assert asked == ["lock"]
     crew.shut_down()
 

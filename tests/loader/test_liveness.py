@@ -9,7 +9,7 @@ import pytest
 
 from minidl.loader import liveness
 from minidl.loader.driver import PIN, Failure, NoteDeath, Raise
-from minidl.loader.ports import FoundDead, Note, TimedOut
+from minidl.loader.ports import FoundAlive, FoundDead, Note, TimedOut
 from minidl.wire.messages import Result
 
 
@@ -37,7 +37,7 @@ def crew_of(*workers: Worker, missing: int = 0, pin_thread: Any = None, jammed: 
         driver=SimpleNamespace(
             missing=missing,
             epoch=3,
-            dispatcher=SimpleNamespace(rcvd_idx=7),
+            dispatcher=SimpleNamespace(rcvd_idx=7, workers_status=[True] * len(workers)),
             leavers=lambda dead: [worker for worker, code in dead.items() if code],
         ),
         asked=asked,
@@ -56,26 +56,38 @@ def pin_thread(alive: bool, failure: Any = None) -> Any:
 
 def test_a_task_that_could_not_be_sent_is_evidence_and_an_error() -> None:
     crew = crew_of(Worker(100), Worker(101), failures=("", "MemoryError: no room"))
-    assert liveness.evidence_of(crew).unsent == (1,)
+    assert liveness.evidence_of(crew, Notes()).unsent == (1,)
     error = liveness.error_of(crew, Raise(Failure.TASK_LOST, (1,)), 0, 0, Notes())
     assert "could not send a task (worker 1: MemoryError: no room)" in str(error)
 
 
 def test_evidence_is_who_has_ended() -> None:
     crew = crew_of(Worker(100), Worker(101, -9), Worker(102, 0))
-    evidence = liveness.evidence_of(crew)
+    evidence = liveness.evidence_of(crew, Notes())
     assert (evidence.dead, evidence.pin_alive, evidence.timed_out) == ({1: -9, 2: 0}, True, False)
     assert (evidence.jammed, crew.asked) == (True, ["the queue"])
     for alive in (True, False):
         crew.pin_thread = pin_thread(alive)
-        evidence = liveness.evidence_of(crew, timed_out=True)
+        evidence = liveness.evidence_of(crew, Notes(), timed_out=True)
         assert (evidence.pin_alive, evidence.timed_out) == (alive, True)
+
+
+def test_who_is_found_alive_is_told_unless_somebody_with_work_is_dead() -> None:
+    crew, notes = crew_of(Worker(100), Worker(101, 0)), Notes()
+    liveness.evidence_of(crew, notes)
+    crew.pin_thread = pin_thread(alive=False)
+    crew.driver.dispatcher.workers_status[1] = False
+    liveness.evidence_of(crew, notes)
+    assert notes == []
+    crew.pin_thread = pin_thread(alive=True)
+    liveness.evidence_of(crew, notes)
+    assert notes == [FoundAlive(1)]
 
 
 @pytest.mark.parametrize(("code", "jammed", "asked"), [(-9, False, 1), (0, True, 0), (None, True, 0)])
 def test_a_queue_is_asked_whether_it_is_jammed_only_if_that_counts(code: Any, jammed: bool, asked: int) -> None:
     crew = crew_of(Worker(100, code), jammed=jammed)
-    assert liveness.evidence_of(crew).jammed is False
+    assert liveness.evidence_of(crew, Notes()).jammed is False
     assert len(crew.asked) == asked
 
 
