@@ -54,11 +54,11 @@ from minidl.loader.progress import ProgressBoard
 from minidl.loader.protocol import LoaderEvent, LoaderLifecycle, PinLifecycle, ProtocolError
 from minidl.loader.worker import Users, WorkerSpec, _worker_loop
 from minidl.wire import signal_handling
-from minidl.wire.arguments import Parcel
+from minidl.wire.arguments import WorkerPayload
 from minidl.wire.errors import ExceptionWrapper, out_of_descriptors
 from minidl.wire.messages import RebuildFailure, Result, ResumeIteration, Task
 from minidl.wire.queues import ReadyQueue, start_tracker_apart
-from minidl.wire.tensors import NotHandedOverError, patience
+from minidl.wire.tensors import NotHandedOverError, handover_timeout
 
 # Frameworks test for torch's iterator types, so ours are subclasses of them; every method is our own. The type checker
 # sees plain classes instead, because our methods have other signatures.
@@ -390,7 +390,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
         self._crew = Crew(self._driver, self._worker_result_queue, self._workers_done_event, self._board)
         self._workers, self._index_queues = self._crew.workers, self._crew.index_queues
         self._crew.named = named
-        users = Parcel(Users(self._dataset, self._collate_fn, self._worker_init_fn))
+        users = WorkerPayload(Users(self._dataset, self._collate_fn, self._worker_init_fn))
         for worker_id in range(self._num_workers):
             index_queue = self._ports.queue("index", self._transport.index_queue(context), worker_id)
             # No process reads the queue of a worker that died. Its feeder must not block the exit of this process.
@@ -406,7 +406,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
                 self._crew.add_worker(worker, index_queue)
 
     def _worker_spec(
-        self, worker_id: int, users: Parcel, index_queue: Any, context: Any, fetching: Fetching
+        self, worker_id: int, users: WorkerPayload, index_queue: Any, context: Any, fetching: Fetching
     ) -> WorkerSpec:
         return WorkerSpec(
             worker_id=worker_id,
@@ -566,7 +566,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
         Raises RuntimeError if the user's timeout has passed, a worker died, or the pin-memory thread died.
         """
         if self._timeout > 0:
-            with patience(self._timeout):
+            with handover_timeout(self._timeout):
                 return self._try_get_data(timeout, started=time.monotonic())
         if self._pin_memory and not self._pin_memory_thread.is_alive():
             return self._nothing_came(None)

@@ -31,7 +31,7 @@ from minidl.loader.ports import FoundDead, Ports, WorkerEntered
 from minidl.loader.progress import ProgressBoard
 from minidl.loader.protocol import Action, WorkerEvent, WorkerLifecycle
 from minidl.wire import signal_handling
-from minidl.wire.arguments import Parcel, SentParcel
+from minidl.wire.arguments import SentPayload, WorkerPayload
 from minidl.wire.errors import ExceptionWrapper
 from minidl.wire.messages import RebuildFailure, Result, ResumeIteration, Sentinel, Task, WorkerExhausted
 from minidl.wire.signal_handling import _set_worker_signal_handlers
@@ -54,7 +54,7 @@ class WorkerSpec:
     worker_id: int
     num_workers: int
     dataset_kind: int
-    users: Parcel | SentParcel
+    users: WorkerPayload | SentPayload
     auto_collation: bool
     drop_last: bool
     base_seed: int

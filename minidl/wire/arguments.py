@@ -14,7 +14,7 @@ from multiprocessing import reduction
 from typing import Any
 
 
-class Parcel:
+class WorkerPayload:
     """Carries `content` to a worker, which calls `unpack`; a forked worker has it already."""
 
     def __init__(self, content: Any) -> None:
@@ -27,7 +27,7 @@ class Parcel:
         self._sent.append(os.memfd_create("worker's arguments"))
         with open(self._sent[-1], "wb", closefd=False) as file:
             file.write(data)
-        return SentParcel, (reduction.DupFd(self._sent[-1]),)
+        return SentPayload, (reduction.DupFd(self._sent[-1]),)
 
     def unpack(self) -> Any:
         """The content."""
@@ -39,8 +39,8 @@ class Parcel:
             os.close(self._sent.pop())
 
 
-class SentParcel:
-    """A parcel in the worker's process."""
+class SentPayload:
+    """A payload in the worker's process."""
 
     def __init__(self, duplicate: Any) -> None:
         self._fd = duplicate.detach()

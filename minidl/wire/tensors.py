@@ -232,7 +232,7 @@ def rebuild_storage_fd(duplicate: Any, size: int) -> Any:
     """Fetch the descriptor from its sender through a Unix socket and map it: an UntypedStorage of `size` bytes.
 
     A segment that this process has mapped already is not mapped twice. Raises OSError or RuntimeError if the sender is
-    gone or this process has no descriptor left, NotHandedOverError if the sender does not answer (see `patience`).
+    gone or this process has no descriptor left, NotHandedOverError if the sender does not answer in time.
     """
     fd = _fetched(duplicate)
     try:
@@ -267,25 +267,25 @@ class NotHandedOverError(Exception):
     """A batch has come, and its sender does not answer when it is asked for the batch's memory."""
 
 
-_patience = threading.local()
+_handover = threading.local()
 
 
 @contextlib.contextmanager
-def patience(seconds: float) -> Iterator[None]:
+def handover_timeout(seconds: float) -> Iterator[None]:
     """In this thread and block, wait no longer than `seconds` for each answer of a sender of descriptors.
 
     A sender that is stopped, or whose GIL is kept by a C call, takes the connection and does not answer.
     """
-    _patience.seconds = seconds
+    _handover.seconds = seconds
     try:
         yield
     finally:
-        del _patience.seconds
+        del _handover.seconds
 
 
 def _fetched(duplicate: Any) -> int:
     """The descriptor that `duplicate` stands for, from its sender."""
-    seconds = getattr(_patience, "seconds", None)
+    seconds = getattr(_handover, "seconds", None)
     if seconds is None:
         return int(duplicate.detach())
     address, key = duplicate._id

@@ -26,7 +26,7 @@ from minidl.loader.progress import ProgressBoard, Stage, WorkerProgress
 from minidl.loader.protocol import WorkerEvent, WorkerState
 from minidl.loader.worker import Users, WorkerSpec, _Worker
 from minidl.resume.stateful import FetchStart, StatefulFetching, no_state, pack
-from minidl.wire.arguments import Parcel
+from minidl.wire.arguments import WorkerPayload
 from minidl.wire.errors import ExceptionWrapper
 from minidl.wire.messages import RebuildFailure, Result, ResumeIteration, Sentinel, Task, WorkerExhausted
 from minidl.wire.queues import SharedFlag
@@ -122,7 +122,7 @@ def worker_of(
         worker_id=1,
         num_workers=2,
         dataset_kind=kind,
-        users=users or Parcel(Users(dataset, collate, init)),
+        users=users or WorkerPayload(Users(dataset, collate, init)),
         auto_collation=True,
         drop_last=drop_last,
         base_seed=40,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from minidl.wire.arguments import Parcel
+from minidl.wire.arguments import WorkerPayload
 
 
 class Inherited:
@@ -55,7 +55,7 @@ class Broken:
 @pytest.mark.usefixtures("spawning")
 def test_a_parcel_is_small_and_its_content_is_whole() -> None:
     content = {"dataset": bytes(1 << 20)}
-    parcel = Parcel(content)
+    parcel = WorkerPayload(content)
     open_before = len(os.listdir("/proc/self/fd"))
     data = bytes(ForkingPickler.dumps(parcel))
     assert len(data) < 1000
@@ -67,7 +67,7 @@ def test_a_parcel_is_small_and_its_content_is_whole() -> None:
 
 @pytest.mark.usefixtures("spawning")
 def test_each_worker_gets_a_file_of_its_own() -> None:
-    parcel = Parcel(["the same"])
+    parcel = WorkerPayload(["the same"])
     sent = [pickle.loads(ForkingPickler.dumps(parcel)) for _ in range(2)]
     parcel.close()
     assert [each.unpack() for each in sent] == [["the same"]] * 2
@@ -75,7 +75,7 @@ def test_each_worker_gets_a_file_of_its_own() -> None:
 
 @pytest.mark.usefixtures("spawning")
 def test_what_cannot_be_unpickled_is_heard_of_when_the_worker_unpacks_it() -> None:
-    parcel = Parcel(Broken())
+    parcel = WorkerPayload(Broken())
     sent = pickle.loads(ForkingPickler.dumps(parcel))
     parcel.close()
     with pytest.raises(ImportError, match="no such module"):
@@ -84,4 +84,4 @@ def test_what_cannot_be_unpickled_is_heard_of_when_the_worker_unpacks_it() -> No
 
 def test_a_forked_worker_has_the_content_itself() -> None:
     content = object()
-    assert Parcel(content).unpack() is content
+    assert WorkerPayload(content).unpack() is content

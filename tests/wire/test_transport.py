@@ -28,7 +28,7 @@ from minidl.wire import tensors
 from minidl.wire.errors import ExceptionWrapper
 from minidl.wire.message import Envelope, dumps, packed, rebuild, unpacked
 from minidl.wire.messages import RebuildFailure, Result, Task
-from minidl.wire.tensors import NotHandedOverError, TensorPickler, filling, is_filling, patience
+from minidl.wire.tensors import NotHandedOverError, TensorPickler, filling, handover_timeout, is_filling
 
 SHM = Path("/dev/shm")
 
@@ -505,7 +505,7 @@ def test_a_descriptor_is_waited_for_no_longer_than_is_asked(monkeypatch: pytest.
 
     monkeypatch.setattr(tensors.socket, "socket", Socket)
     sent, _ = dumps([torch.arange(3), torch.arange(4)])
-    with patience(wl.BOUND + 0.25):
+    with handover_timeout(wl.BOUND + 0.25):
         assert [tensor.tolist() for tensor in rebuild(sent)] == [[0, 1, 2], [0, 1, 2, 3]]
     limit = struct.pack("ll", int(wl.BOUND), 250_000)
     assert set(limits) == {(socket.SOL_SOCKET, option, limit) for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO)}
@@ -514,7 +514,10 @@ def test_a_descriptor_is_waited_for_no_longer_than_is_asked(monkeypatch: pytest.
         silent.listen()
         asked = SimpleNamespace(_id=(str(tmp_path / "silent"), 1))
         for seconds in (0.01, 0.0):
-            with patience(seconds), pytest.raises(NotHandedOverError, match=rf"^no answer within {seconds:g} s$"):
+            with (
+                handover_timeout(seconds),
+                pytest.raises(NotHandedOverError, match=rf"^no answer within {seconds:g} s$"),
+            ):
                 tensors.rebuild_storage_fd(asked, 1)
 
 
