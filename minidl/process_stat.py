@@ -2,7 +2,7 @@
 
 Interface: `stat_fields(pid)`, `stat_of(text)` of a file that was read, `born(fields)`, `was_there(fields, moment)`,
 `is_alive(pid)`, `status_of(text)`; `children_of(pid)`, `descendants_of(pid)`, `every_process()`; `boot_id()`;
-`HeldProcess(pid)`, `signal_if(pid, signum, is_meant)`, `kill_if(pid, is_meant)`.
+`HeldProcess(pid)`, `signal_if(pid, signum, is_meant)`, `kill_if(pid, is_meant)`; `remove_segments_of(pids)`.
 proc(5) names the fields; here the first one is the state, since the name before it may have blanks and brackets.
 
 Rules of use: a process that is no child of this one is signalled by these alone: once it has ended, its id may be
@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 ENDED = ("Z", "X")
@@ -133,3 +134,20 @@ def signal_if(pid: int, signum: int, is_meant: Callable[[], bool]) -> bool:
 def kill_if(pid: int, is_meant: Callable[[list[str]], bool]) -> bool:
     """Kill the process `pid` if its fields say that it is the one."""
     return signal_if(pid, signal.SIGKILL, lambda: is_meant(stat_fields(pid)))
+
+
+_SEGMENT = re.compile(r"torch_(\d+)_")
+
+
+def remove_segments_of(pids: Collection[int]) -> None:
+    """Remove the segments that have the name of a process of `pids` that has ended.
+
+    torch's strategy `file_descriptor` takes a segment's name away as soon as it is mapped. A process that is killed in
+    that moment leaves it. Where a process with its id is alive, that may be of another program.
+    """
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/dev/shm"):
+            maker = _SEGMENT.match(name)
+            if maker is not None and (pid := int(maker[1])) in pids and not is_alive(pid):
+                with contextlib.suppress(OSError):
+                    os.unlink(f"/dev/shm/{name}")

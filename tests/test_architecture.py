@@ -19,14 +19,14 @@ from minidl.tracefile.events import EVENTS, Event
 PACKAGE = Path(__file__).parent.parent / "minidl"
 
 ORDER = (
-    ("", "articles references live_repr process_stat segments"),
+    ("", "articles references live_repr process_stat"),
     ("", "mini"),
     ("", "_libstdcxx"),
-    ("wire", "messages errors atomic signal_handling tensors message queues arguments"),
-    ("data", "containers worker_info dataset sampler distributed collate fetch"),
+    ("wire", "messages errors atomic signal_handling tensors message queues"),
+    ("data", "worker_info dataset sampler distributed collate fetch"),
     (
         "loader",
-        "dispatcher protocol driver progress epoch ports pin_memory worker crew liveness iterators dataloader",
+        "dispatcher protocol driver progress ports pin_memory worker crew liveness iterators dataloader",
     ),
     ("arena", "packets arena arena_queue transport"),
     ("resume", "frameworks position stateful"),
@@ -252,16 +252,17 @@ def test_a_loader_loads_nothing_that_records_or_reads_traces() -> None:
 TESTS = Path(__file__).parent
 OTHER_TESTS = {
     "": "architecture budget core_coverage draw_structure holdings live namesakes package readme "
-    "dispatcher_mutants on_gpu subclasses",
+    "dispatcher_mutants on_gpu segments subclasses",
     "analysis": "headline",
     "companion": "companion_page companion_text",
     "clients": "correct more one_process planted several_ranks state table",
     "bench": "bench_device",
+    "data": "containers",
     "device": "pin_memory_differential",
     "lab": "lab_runner lab_table",
     "notebooks": "course exercises notebooks pages",
     "playback": "replay",
-    "loader": "shutdown",
+    "loader": "layers shutdown",
     "record": "observe_arena observe_differential pairs references ring tracing",
     "views": "damaged same_facts",
     "wire": "transport",

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 AT_MOST = {
     "minidl/loader minidl/data minidl/wire": 3810,
     "minidl/resume minidl/arena minidl/device minidl/dataloader.py": 2410,
-    "minidl/tracefile minidl/record": 7480,
+    "minidl/tracefile minidl/record": 7490,
     "minidl/playback minidl/check": 3700,
     "minidl/doctor minidl/evidence minidl/watch": 4650,
     "minidl/analysis": 4300,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from minidl.segments import remove_segments_of
+from minidl.process_stat import remove_segments_of
 
 
 @pytest.mark.live

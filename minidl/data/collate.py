@@ -12,8 +12,9 @@ Article 4 §collate, article 3 §collate. Upstream: torch/utils/data/_utils/coll
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,7 +24,6 @@ from torch import Tensor
 from torch.utils.data._utils import collate as torch_collate
 
 from minidl.data import worker_info
-from minidl.data.containers import is_named, mapping_like, sequence_like, tuple_like
 
 CollateFn: TypeAlias = Callable[..., Any]
 CollateFnMap: TypeAlias = dict[type | tuple[type, ...], CollateFn]
@@ -195,3 +195,46 @@ def _registered() -> CollateFnMap:
     added = {kind: fn for kind, fn in default_collate_fn_map.items() if _DEFAULTS.get(kind) is not fn}
     removed = _DEFAULTS.keys() - default_collate_fn_map.keys()
     return {kind: _OURS.get(fn, fn) for kind, fn in theirs.items() if kind not in removed} | added
+
+
+# --- Containers: the same type, other items ---------------------------------------------------------------------------
+# Used by `pin_memory`, too, with torch's rules, and by `device.nest`, which passes its own `copied`. A container of a
+# `copied` type is copied and its items are replaced, so that a subclass keeps its other attributes. Any other is built
+# by calling its type with the new items. If either raises TypeError, the plain dict or list of items is the result.
+Types = tuple[type, ...]
+
+
+def mapping_like(model: Mapping[Any, Any], items: dict[Any, Any], copied: Types = (MutableMapping,)) -> Any:
+    """Return a mapping of `model`'s type with `items`, or `items` itself."""
+    try:
+        if not isinstance(model, copied):
+            return type(model)(items)  # type: ignore[call-arg]
+        clone: Any = copy.copy(model)
+        clone.update(items)
+        return clone
+    except TypeError:
+        return items
+
+
+def sequence_like(model: Any, items: list[Any], copied: Types = (MutableSequence,)) -> Any:
+    """Return a sequence of `model`'s type with `items`, or `items` itself."""
+    try:
+        if not isinstance(model, copied):
+            return type(model)(items)
+        clone: Any = copy.copy(model)
+        for position, item in enumerate(items):
+            clone[position] = item
+        return clone
+    except TypeError:
+        return items
+
+
+def is_named(data: Any) -> bool:
+    """Whether `data` is a named tuple."""
+    return isinstance(data, tuple) and hasattr(data, "_fields")
+
+
+def tuple_like(model: tuple[Any, ...], items: Iterable[Any]) -> Any:
+    """Return a tuple or named tuple of `model`'s type with `items`. TypeError if its type takes other arguments."""
+    kind: Any = type(model)
+    return kind(*items) if is_named(model) else kind(items)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from minidl.data.containers import mapping_like, sequence_like, tuple_like
+from minidl.data.collate import mapping_like, sequence_like, tuple_like
 
 ATOMS = (str, bytes, bytearray, memoryview, range)
 """Sequences whose items are not looked at."""

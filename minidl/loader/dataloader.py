@@ -25,9 +25,8 @@ from typing_extensions import Self
 from minidl.data.fetch import _DatasetKind
 from minidl.data.sampler import BatchSampler, RandomSampler, Sampler, SequentialSampler
 from minidl.live_repr import LiveRepr, counted
-from minidl.loader.epoch import EpochRecord
 from minidl.loader.iterators import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
-from minidl.loader.ports import Ports, Transport
+from minidl.loader.ports import EpochRecord, Ports, Transport
 
 T_co = TypeVar("T_co", covariant=True)
 

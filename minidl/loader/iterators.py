@@ -48,14 +48,14 @@ from minidl.loader.driver import (
     Raise,
     Simple,
 )  # fmt: skip
-from minidl.loader.epoch import Fetching
 from minidl.loader.pin_memory import PinMemoryThread, _pin_memory_loop, accelerator_type, pin_memory
+from minidl.loader.ports import Fetching
 from minidl.loader.progress import ProgressBoard
 from minidl.loader.protocol import LoaderEvent, LoaderLifecycle, PinLifecycle, ProtocolError
 from minidl.loader.worker import Users, WorkerSpec, _worker_loop
 from minidl.wire import signal_handling
-from minidl.wire.arguments import WorkerPayload
 from minidl.wire.errors import ExceptionWrapper, out_of_descriptors
+from minidl.wire.message import WorkerPayload
 from minidl.wire.messages import RebuildFailure, Result, ResumeIteration, Task
 from minidl.wire.queues import ReadyQueue, start_tracker_apart
 from minidl.wire.tensors import NotHandedOverError, handover_timeout

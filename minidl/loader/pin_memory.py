@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.multiprocessing
 
-from minidl.data.containers import mapping_like, sequence_like, tuple_like
+from minidl.data.collate import mapping_like, sequence_like, tuple_like
 from minidl.live_repr import LiveRepr
 from minidl.loader.driver import MP_STATUS_CHECK_INTERVAL
 from minidl.loader.ports import Ports

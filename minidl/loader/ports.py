@@ -1,9 +1,9 @@
-"""Ports: how the actors reach queues, events, processes, threads and copies.
+"""What is put into a loader from outside: ports, which tracing replaces; a transport; a record of each epoch.
 
-They are the seam at which tracing is inserted. `Ports` hands out plain objects. Tracing replaces it by a subclass that
-hands out the same objects wrapped (see `record/ports.py`). So the actors have no line that exists only for tracing, and
-tracing that is off costs nothing. One Ports object belongs to one iterator. It goes to the workers with their other
-arguments, so it must pickle.
+Ports are how the actors reach queues, events, processes, threads and copies. `Ports` hands out plain objects. Tracing
+replaces it by a subclass that hands out the same objects wrapped (see `record/ports.py`). So the actors have no line
+that exists only for tracing, and tracing that is off costs nothing. One Ports object belongs to one iterator. It goes
+to the workers with their other arguments, so it must pickle.
 
 `use(factory)` decides which ports new iterators get, and returns the undo.
 """
@@ -76,6 +76,9 @@ Note = Opened | WorkerEntered | FoundAlive | FoundDead | TimedOut
 """What an actor reports because no queue, event or decision shows it."""
 
 
+# --- What layers on the loader replace: its transport, and what it keeps of an epoch ----------------------------------
+# The classes here keep nothing: each epoch begins at the beginning, as upstream's. Those of `resume.stateful` keep what
+# is needed to save a loader, and to resume it.
 class Transport:
     """How tensors travel between the processes: as upstream, each in new shared memory. `arena` has another way.
 
@@ -93,6 +96,103 @@ class Transport:
         return BoundedQueue(context)
 
 
+class Fetching:
+    """How a worker makes its fetchers, and what it sends along with its batches; it goes to the worker, so it pickles.
+
+    where: the worker, as errors name it.
+    """
+
+    def open(self, dataset: Any, make: Callable[[], Any]) -> Any:
+        """A fetcher for an epoch. make: creates one, which asks the dataset for its iterator."""
+        return make()
+
+    def after(self, data: Any, task: int, where: str) -> tuple[Any, Any]:
+        """What is sent for a task, given what was fetched, and the state that goes along; None: no state."""
+        return data, None
+
+    def between(self, epoch: int, where: str) -> tuple[Any, Any]:
+        """The state before an epoch, and the error of its first task if there should be one and it can't be taken."""
+        return None, None
+
+
+class EpochRecord:
+    """Follows one epoch of an iterator. loader: the `DataLoader`; a task and its worker are a pair of numbers."""
+
+    base_seed: int | None = None
+    """The workers' seed, if it is known before it is drawn."""
+
+    def __init__(self) -> None:
+        self._counted = 0
+
+    @property
+    def batches(self) -> int:
+        """How many of the epoch's batches were yielded before this iterator."""
+        return 0
+
+    @property
+    def turn(self) -> int:
+        """The worker whose turn it is first."""
+        return 0
+
+    @property
+    def counted(self) -> int:
+        """How many batches and errors the iterator has handed out."""
+        return self._counted
+
+    # --- Its begin, in this order
+    def before_seed(self, loader: Any) -> None:
+        """The base seed is drawn next."""
+
+    def before_draws(self, loader: Any) -> None:
+        """The index sampler is asked for its iterator next."""
+
+    def draws(self, index_sampler: Any) -> Iterator[Any]:
+        """The index sampler's iterator."""
+        return iter(index_sampler)
+
+    def skip(self) -> None:
+        """Draw what this epoch leaves out."""
+
+    def seeded(self, base_seed: int) -> None:
+        """The workers get this seed."""
+
+    def fetching(self, worker: int, loader: Any) -> Fetching:
+        """What a worker makes its fetchers with."""
+        return Fetching()
+
+    def opened(self, loader: Any, make: Callable[[], Any]) -> Any:
+        """The fetcher of an epoch in this process."""
+        return make()
+
+    def begun(self, loader: Any) -> None:
+        """`iter()` has all that it needs."""
+
+    # --- Its course
+    def first_draw(self, base_seed: int) -> None:
+        """The sampler draws for the first time, without workers."""
+
+    def asks_for(self, task: int) -> None:
+        """This process's dataset is asked for a task's samples."""
+
+    def fetched(self, task: int) -> None:
+        """They are here."""
+
+    def state_came(self, message: Any, *, stale: bool) -> None:
+        """A worker has sent a state along. stale: with a result of the last epoch."""
+
+    def hand_out(self, task_and_worker: tuple[int, int]) -> None:
+        """The consumer gets a task's batch."""
+        self._counted += 1
+
+    def fail(self, task_and_worker: tuple[int, int]) -> None:
+        """The consumer gets a task's error."""
+        self._counted += 1
+
+    def end(self) -> None:
+        """The consumer gets the end of the epoch."""
+
+
+# --- The ports --------------------------------------------------------------------------------------------------------
 class Ports:
     """Plain ports; each method is one thing that an actor needs."""
 

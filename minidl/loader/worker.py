@@ -26,13 +26,12 @@ from minidl.data import worker_info
 from minidl.data.fetch import _BaseDatasetFetcher, _DatasetKind
 from minidl.data.worker_info import WorkerInfo
 from minidl.loader.driver import MP_STATUS_CHECK_INTERVAL
-from minidl.loader.epoch import Fetching
-from minidl.loader.ports import FoundDead, Ports, WorkerEntered
+from minidl.loader.ports import Fetching, FoundDead, Ports, WorkerEntered
 from minidl.loader.progress import ProgressBoard
 from minidl.loader.protocol import Action, WorkerEvent, WorkerLifecycle
 from minidl.wire import signal_handling
-from minidl.wire.arguments import SentPayload, WorkerPayload
 from minidl.wire.errors import ExceptionWrapper
+from minidl.wire.message import SentPayload, WorkerPayload
 from minidl.wire.messages import RebuildFailure, Result, ResumeIteration, Sentinel, Task, WorkerExhausted
 from minidl.wire.signal_handling import _set_worker_signal_handlers
 from minidl.wire.tensors import remove_unsized

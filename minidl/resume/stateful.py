@@ -31,7 +31,7 @@ from torch import Tensor
 
 from minidl.data.fetch import Unwatched, _BaseDatasetFetcher, _DatasetKind
 from minidl.data.sampler import BatchSampler
-from minidl.loader.epoch import EpochRecord, Fetching
+from minidl.loader.ports import EpochRecord, Fetching
 from minidl.resume import frameworks
 from minidl.resume.position import Course, Position, fast_forward
 from minidl.wire.errors import ExceptionWrapper, StateMismatchError

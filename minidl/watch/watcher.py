@@ -33,8 +33,7 @@ import numpy as np
 
 import minidl
 from minidl.evidence.model import RunEvidence
-from minidl.process_stat import HeldProcess
-from minidl.segments import remove_segments_of
+from minidl.process_stat import HeldProcess, remove_segments_of
 from minidl.tracefile import watched
 from minidl.tracefile.attachments import SUFFIX
 from minidl.tracefile.folded import KEPT, due

@@ -30,7 +30,7 @@ import torch
 import torch.multiprocessing as mp
 from torch.multiprocessing.reductions import StorageWeakRef, shared_cache
 
-from minidl.segments import remove_segments_of
+from minidl.process_stat import remove_segments_of
 
 Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 

@@ -11,7 +11,7 @@ from torch.utils.data import default_collate, default_convert
 from torch.utils.data._utils.pin_memory import pin_memory as torch_pin_memory
 
 import minidl
-from minidl.data.containers import mapping_like, sequence_like
+from minidl.data.collate import mapping_like, sequence_like
 from minidl.device.nest import map_nested
 from minidl.loader.pin_memory import pin_memory
 

@@ -23,8 +23,8 @@ from torch.utils.data import datapipes
 
 import minidl
 from minidl.dataloader import LoaderWithoutState
-from minidl.loader.epoch import EpochRecord
 from minidl.loader.iterators import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
+from minidl.loader.ports import EpochRecord
 
 TORCH: Any = torch.utils.data
 MAP = wl.Numbers(7)

@@ -20,14 +20,13 @@ from minidl.data import worker_info
 from minidl.data.fetch import _DatasetKind
 from minidl.loader import worker
 from minidl.loader.driver import MP_STATUS_CHECK_INTERVAL
-from minidl.loader.epoch import Fetching
-from minidl.loader.ports import FoundDead, Note, Ports, WorkerEntered
+from minidl.loader.ports import Fetching, FoundDead, Note, Ports, WorkerEntered
 from minidl.loader.progress import ProgressBoard, Stage, WorkerProgress
 from minidl.loader.protocol import WorkerEvent, WorkerState
 from minidl.loader.worker import Users, WorkerSpec, _Worker
 from minidl.resume.stateful import FetchStart, StatefulFetching, no_state, pack
-from minidl.wire.arguments import WorkerPayload
 from minidl.wire.errors import ExceptionWrapper
+from minidl.wire.message import WorkerPayload
 from minidl.wire.messages import RebuildFailure, Result, ResumeIteration, Sentinel, Task, WorkerExhausted
 from minidl.wire.queues import SharedFlag
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from minidl.wire.arguments import WorkerPayload
+from minidl.wire.message import WorkerPayload
 
 
 class Inherited:
