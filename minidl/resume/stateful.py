@@ -627,9 +627,9 @@ def _fitting(state: State, loader: Loader) -> State:
     rank, ranks = _place_of(loader)
     mine = _traits(loader) | {"ranks": ranks}
     # Whether nothing in it belongs to one worker. States of a map dataset may still be on their way from the workers.
-    spread = all(worker["state"] is None for worker in state["workers"])
-    spread = spread and (state["ended"] or state["kind"] == "iterable" or not has_state(loader.dataset))
-    free = {"num_workers"} if spread and (state["kind"] == "map" or state["ended"]) else set()
+    spread = state["ended"] or (state["kind"] == "map" and not has_state(loader.dataset))
+    spread = spread and all(worker["state"] is None for worker in state["workers"])
+    free = {"num_workers"} if spread else set()
     free |= {"sampler_seed"} if state["ended"] else set()
     wrong = [name for name, value in mine.items() if state.get(name, value) != value and name not in free]
     if mine["kind"] == "iterable" and not wrong and state["rank"] != rank:
