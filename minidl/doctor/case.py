@@ -1,6 +1,6 @@
-"""One case: the evidence of a run's processes, with who is the loop, who are its workers, and where all of them are.
+"""One case: the evidence of a run's processes, with the role of each process and the place of each thread.
 
-Interface: `RunFacts(looks, told)`. looks: evidence of one or more moments, the latest last. told: what a trace tells.
+Interface: `RunFacts(looks, told)`. looks: evidence of one or more moments, the latest last. told: a trace's wait.
 `loops` are the threads that iterate, `workers` the worker processes; `name` names a process. Pure.
 """
 
@@ -27,7 +27,7 @@ _OWN_THREADS: Final = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class LoopThread:
-    """A thread that iterates over a loader, or has done so."""
+    """A thread that iterates over a loader, or did so before."""
 
     pid: int
     tid: int
@@ -35,7 +35,7 @@ class LoopThread:
 
 
 class RunFacts:
-    """See the module."""
+    """The evidence of a run with the role of each process; see the module."""
 
     def __init__(self, looks: Sequence[RunEvidence], told: RecordedWait | None = None) -> None:
         self.looks = tuple(looks)
@@ -44,7 +44,7 @@ class RunFacts:
         self.waits = waits(self.now)
         self.places = {(p.pid, t.tid): place_of(t) for p in self.now.processes for t in p.threads}
         self.processes = {process.pid: process for process in self.now.processes}
-        self.brief = False  # whether words are for a title: without process ids, and how long each thread has slept
+        self.brief = False  # for a title: words without process ids and times of sleep
 
     def in_brief(self) -> RunFacts:
         """The same case, with words for a title."""
@@ -55,7 +55,7 @@ class RunFacts:
     # --- who is who
     @cached_property
     def workers(self) -> dict[int, int]:
-        """pid -> number of each worker process that is there; by the trace, by its stack, else by order of start."""
+        """pid -> number of each worker process: by the trace, by its stack, or else by order of start."""
         told = self.told or RecordedWait()
         found = [
             p for p in self.now.processes if (p.pid in told.numbers or is_worker(p)) and not self._forked_by_worker(p)
@@ -78,7 +78,7 @@ class RunFacts:
         return {process.pid: numbers[process.pid] for process in found}
 
     def _forked_by_worker(self, process: SeenProcess) -> bool:
-        """Whether a worker's code made it: a fork has its parent's name and stack."""
+        """Whether a worker's code made the process: a fork has its parent's name and stack."""
         parent = self.processes.get(process.ppid)
         return parent is not None and is_worker(parent) and (not self.told or process.pid not in self.told.numbers)
 
@@ -119,7 +119,7 @@ class RunFacts:
         return False
 
     def family(self, pid: int) -> list[SeenProcess]:
-        """A process, and those that descend from it."""
+        """A process and its descendants."""
         own, grows = {pid}, True
         while grows:
             more = {one.pid for one in self.processes.values() if one.ppid in own} - own
@@ -133,15 +133,15 @@ class RunFacts:
         of this one have its queue, at the same address if they were forked. Of two with one number the busy one stays.
         """
         mine = [worker for worker in self.workers if self._home_of(worker) == pid]
-        told = self.told if self.told and self.told.pid in (0, pid) else None  # it tells nothing of other processes
+        told = self.told if self.told and self.told.pid in (0, pid) else None  # it is about no other process
         if told and told.numbers.keys() & set(mine):
             late = [worker for worker in mine if worker not in told.numbers and worker not in told.others]
             mine = [worker for worker in mine if worker in told.numbers]
             mine += [worker for worker in late if self.workers[worker] in told.unheard]
-        elif told:  # none of its own has recorded anything yet
+        elif told:  # none of its own workers has recorded anything yet
             mine = [worker for worker in mine if worker not in told.others]
         queues = {worker: self._queue_of(worker) for worker in mine}
-        if queue and queue in queues.values():  # of one that starts it is not known yet
+        if queue and queue in queues.values():  # unknown while a worker starts
             mine = [worker for worker in mine if queues[worker] in (queue, "")]
         mine = sorted(mine, key=lambda worker: not self.idle_worker(worker))
         return {self.workers[worker]: worker for worker in mine}
@@ -157,14 +157,14 @@ class RunFacts:
         return next((address(f.variables.get("self", "")) for f in found), "")
 
     def _home_of(self, worker: int) -> int:
-        """The process that a worker belongs to: its parent, or behind a fork server that server's parent."""
+        """The process that a worker belongs to: its parent, or the parent of its fork server."""
         parent = self.processes[worker].ppid
         return self.processes[parent].ppid if self.is_server(parent) else parent
 
     def is_server(self, pid: int) -> bool:
         """Whether a process is the fork server of multiprocessing, which starts processes and waits for none.
 
-        What it starts has its command line: a worker, or a rank that iterates.
+        A process that it starts (a worker, or a rank that iterates) has the same command line.
         """
         process = self.processes.get(pid)
         if process is None or not _has_servers_command(process) or is_worker(process):
@@ -185,14 +185,14 @@ class RunFacts:
             return f"{self._rank(pid)}the loop{named}"
         process = self.processes.get(pid)
         if process is None:
-            return f"process {pid}, which was not looked at,"
+            return f"process {pid} (not examined)"
         if self.is_server(pid):
             return f"the fork server{named}"
         of = f", a child of worker {self.workers[process.ppid]}" if process.ppid in self.workers else ""
         return f"{self._rank(pid)}process {process.name}{named}{of}"
 
     def _in_no_loader(self, pid: int) -> bool:
-        """Whether nothing says that a process iterates, or has done so: no stack, no worker, no trace."""
+        """Whether there is no sign (stack, worker, trace) that a process iterates, or did so before."""
         told = self.told
         recorded = told is not None and (told.own_code or told.task >= 0 or told.worker >= 0 or told.sample >= 0)
         mine = [loop for loop in self.loops if loop.pid == pid]
@@ -210,7 +210,7 @@ class RunFacts:
         return process.thread(tid) if process is not None else None
 
     def threads(self, pid: int) -> tuple[SeenThread, ...]:
-        """The threads of a process; none if it was not looked at."""
+        """The threads of a process; none if it was not examined."""
         return self.processes[pid].threads if pid in self.processes else ()
 
     def stack(self, pid: int, tid: int) -> tuple[Frame, ...]:
@@ -239,7 +239,7 @@ class RunFacts:
         return _polls(thread) and wait.kind is Blocked.PIPE_READ
 
     def users_threads(self, pid: int, but: int = 0) -> list[SeenThread]:
-        """The threads of a process that run Python of the user's, or of libraries, and not the loader's own."""
+        """The threads of a process that run Python code of the user or of libraries, but not the loader's own."""
         return [
             thread
             for thread in self.threads(pid)
@@ -248,7 +248,7 @@ class RunFacts:
 
     @staticmethod
     def _is_loaders(place: ThreadPlace) -> bool:
-        """Whether a thread is the loader's own: by its innermost step, or by one that it is inside of."""
+        """Whether a thread is the loader's own: by its innermost step, or by a step around it."""
         return bool(_OWN_THREADS & {place.step, *place.outer})
 
     def forked(self, pid: int) -> bool | None:
@@ -262,14 +262,14 @@ class RunFacts:
         return None if parent is None else parent.command == process.command
 
     def thread_before(self, pid: int, tid: int) -> SeenThread | None:
-        """A thread at the first look; None if there was no such look, or the process is another one of that id."""
+        """A thread at the first look; None if there was one look only, or if another process had that id."""
         now, then = self.processes.get(pid), self.looks[0].process(pid) if len(self.looks) > 1 else None
         if now is None or then is None or then.started != now.started:
             return None
         return then.thread(tid)
 
     def before(self, pid: int, tid: int) -> ThreadPlace | None:
-        """Where a thread was at the first look; None if there was none, or no stack."""
+        """Where a thread was at the first look; None without a first look or a stack."""
         thread = self.thread_before(pid, tid)
         return place_of(thread) if thread is not None and thread.stack else None
 
@@ -289,7 +289,7 @@ def _polls(thread: SeenThread) -> bool:
 
 
 def address(text: str) -> str:
-    """The address in a repr as "<Queue at 0x7f12>"; "" = none."""
+    """The address in a repr such as "<Queue at 0x7f12>"; "" = none."""
     found = re.search(r"0x[0-9a-f]+", text)
     return found[0] if found else ""
 

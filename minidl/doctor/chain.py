@@ -1,4 +1,4 @@
-"""Follow the waiting: from the loop to whom it waits for, and on, until a thread that waits for none of the others.
+"""The chain of waits: from the loop to the thread that it waits for, and on to a thread that waits for no other one.
 
 Interface: `follow(case, loop)` -> `Chain`. Pure.
 """
@@ -21,7 +21,7 @@ _ENDS: Final = frozenset({
     Blocked.COMPUTES, Blocked.READY, Blocked.SLEEPS, Blocked.STOPPED, Blocked.TRACED, Blocked.UNINTERRUPTIBLE,
     Blocked.ENDED, Blocked.TERMINAL, Blocked.FIFO,
 })  # fmt: skip
-"""What a thread is in that no other thread of the run could end."""
+"""States of a thread that no other thread of the run could end."""
 
 _COLLECTIVE: Final = re.compile(
     r"^(\w+\.)?(all_reduce|all_gather\w*|barrier|monitored_barrier|broadcast\w*|reduce\w*|gather\w*|scatter\w*|recv|send|"
@@ -32,7 +32,7 @@ LONGEST: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A thread of the chain. by: how the one before waits for it; "" = the first."""
+    """A thread of the chain. by: how the thread before waits for it; "" for the first one."""
 
     pid: int
     tid: int
@@ -43,11 +43,10 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The links from the loop on. cycle: the last waits for an earlier one, whose position `back` is.
+    """The links from the loop on. cycle: the last link waits for an earlier one, at position `back`.
 
-    others: (pid, tid) that the last link may wait for too, if several could end its wait. missing: of the loop's batch
-    the worker is known and idle: nobody of the run works on what is waited for. before: of a part of a chain, the links
-    that wait for it.
+    others: (pid, tid) of further threads that could end the last link's wait. missing: the worker of the loop's batch
+    is known and idle, so no process works on that batch. before: for a part of a chain, the links that wait for it.
     """
 
     links: tuple[Link, ...]
@@ -63,7 +62,7 @@ class Chain:
 
 
 def follow(case: RunFacts, loop: LoopThread) -> Chain:
-    """The chain of waiting that begins at a loop."""
+    """The chain of waits that begins at a loop."""
     links = [_link(case, loop.pid, loop.tid, "")]
     while len(links) < LONGEST:
         following, missing = _next(case, links[-1], links)
@@ -87,7 +86,7 @@ _Next = list[tuple[int, int, str]]
 
 
 def _next(case: RunFacts, link: Link, links: list[Link]) -> tuple[_Next, bool]:
-    """Whom a link's thread waits for, and whether the worker that it waits for has nothing to do."""
+    """The threads that a link waits for, and whether the worker that it waits for has nothing to do."""
     for applies, followed in _DECIDED:
         if applies(case, link):
             return followed(case, link)
@@ -95,16 +94,16 @@ def _next(case: RunFacts, link: Link, links: list[Link]) -> tuple[_Next, bool]:
         if following := found(case, link):
             return following, False
     if any(frame.name == "_run_once" for frame in link.place.inside[:3]):
-        return [], False  # an event loop: its selector's own descriptors are no wait for anybody
+        return [], False  # an event loop: the descriptors of its selector name no other thread
     if link.wait.kind in TWO_ENDS:
         return _at_the_other_end(case, link, links), False
     return _holder(case, link), False
 
 
 def _holder(case: RunFacts, link: Link) -> _Next:
-    """Who holds what a thread waits for, if that is certain, or only one could."""
+    """The holder of what a thread waits for, if it is certain or the only candidate."""
     holders = [(one.pid, one.tid or one.pid, one.why) for one in link.wait.holders if one.pid in case.processes]
-    shared = link.wait.kind in (Blocked.FILE_LOCK, Blocked.SEMAPHORE)  # who shares one need not hold it
+    shared = link.wait.kind in (Blocked.FILE_LOCK, Blocked.SEMAPHORE)  # a process that shares one need not hold it
     only = len({pid for pid, _, _ in holders}) == 1 and not shared
     return holders[:1] if link.wait.certain or only else []
 
@@ -115,14 +114,14 @@ def _fetches_memory(case: RunFacts, link: Link) -> bool:
 
 
 def _has_memory(case: RunFacts, link: Link) -> _Next:
-    """The worker that has the memory which a loop fetches: the one that can't answer, if there is one."""
+    """The worker that has the memory which a loop fetches: the worker that can't answer, if there is one."""
     workers, handed_over = case.workers_of(link.pid), link.place.step is LoaderStep.HAND_OVER
     pid = workers.get(_awaited(case, link), 0)
     slow = [worker for worker in workers.values() if _cannot_answer(case, worker)]
-    if not slow and pid and case.idle_worker(pid):  # it would answer: the memory is another's
+    if not slow and pid and case.idle_worker(pid):  # it would answer: another worker has the memory
         slow = [worker for worker in workers.values() if _works(case, worker)]
     serving = [one.pid for one in link.wait.holders if one.pid in case.workers]
-    if handed_over and len(serving) == 1:  # the kernel knows whom it asks
+    if handed_over and len(serving) == 1:  # the kernel knows the peer
         slow = serving
     chosen = slow[0] if slow else (pid if handed_over else 0)
     return [(chosen, chosen, "has the batch's memory, and hands it out")] if chosen else []
@@ -132,9 +131,9 @@ TWO_ENDS: Final = frozenset({Blocked.SOCKET, Blocked.PIPE_READ, Blocked.PIPE_WRI
 
 
 def _at_the_other_end(case: RunFacts, link: Link, links: list[Link]) -> _Next:
-    """The thread that has a pipe's or socket's other end, if only one could be meant.
+    """The thread that has a pipe's or socket's other end, if there is only one candidate.
 
-    A descriptor belongs to a process: which of its threads reads or writes there, the threads themselves tell.
+    A descriptor belongs to a process; the stacks show which of its threads reads or writes there.
     """
     why = {one.pid: one.why for one in link.wait.holders if one.pid in case.processes}
     others = [pid for pid in why if pid != link.pid] or list(why)
@@ -142,7 +141,7 @@ def _at_the_other_end(case: RunFacts, link: Link, links: list[Link]) -> _Next:
         return []
     pid = others[0]
     process, theirs = case.processes[pid], _other_end(case, link)
-    if case.is_server(pid) and joins(link):  # the child that it tells of is gone
+    if case.is_server(pid) and joins(link):  # the child is gone
         return []
     kept = link.pid in why or any(  # its own copy of the end: the others may only have inherited theirs
         theirs.kind == "pipe" and one.inode == theirs.inode and one.mode != theirs.mode
@@ -168,7 +167,7 @@ def _at_the_other_end(case: RunFacts, link: Link, links: list[Link]) -> _Next:
 
 
 def serves(thread: SeenThread) -> str | None:
-    """The method that a thread of a multiprocessing.Manager runs for a client, "" = unknown; None: it is none."""
+    """The method that a thread of a multiprocessing.Manager runs for a client; "" = unknown, None = no such thread."""
     for frame in thread.stack or ():
         if frame.name == "serve_client":
             return frame.variables.get("methodname", "").strip("'\"")
@@ -176,14 +175,14 @@ def serves(thread: SeenThread) -> str | None:
 
 
 def _other_end(case: RunFacts, link: Link) -> Descriptor:
-    """The descriptor that a thread waits at; one of no kind if it is not known."""
+    """The descriptor that a thread waits at; an empty one if it is unknown."""
     process, thread = case.processes[link.pid], case.thread(link.pid, link.tid)
     fds = thread.syscall.fds if thread is not None and thread.syscall is not None else ()
     return next((one for fd in fds if (one := process.descriptor(fd)) is not None), Descriptor(-1, "", ""))
 
 
 def _maker(case: RunFacts, link: Link) -> tuple[_Next, bool]:
-    """The worker that makes the batch that the loop waits for, or the thread of it that is not done."""
+    """The thread that holds up the batch that the loop waits for: of the worker that makes it, or the pin thread."""
     pin = _pin_thread(case, link.pid)
     if pin is not None:
         return [(link.pid, pin, "pins the batch")], False
@@ -205,7 +204,7 @@ def _maker(case: RunFacts, link: Link) -> tuple[_Next, bool]:
 
 
 def _queue(case: RunFacts, link: Link) -> str:
-    """The result queue that a loop waits at; with a pin thread, that thread does."""
+    """The result queue that a loop waits at, or its pin thread if it has one."""
     for tid in (link.tid, *(t.tid for t in case.processes[link.pid].threads if _pins(case.place(link.pid, t.tid)))):
         if found := case.queue_at(link.pid, tid):
             return found
@@ -234,7 +233,7 @@ def _quiet_for(case: RunFacts, pid: int) -> float:
 
 
 def _in_worker(case: RunFacts, pid: int, batch: str) -> tuple[_Next, bool]:
-    """The worker's main thread, which has to make a batch; or its feeder, if the main thread has done its work."""
+    """The worker's main thread, which has to make a batch; or its feeder, if the main thread has made it."""
     main = (pid, pid, f"has to make {batch}")
     if not case.idle_worker(pid):
         return [main], False
@@ -247,7 +246,7 @@ def _in_worker(case: RunFacts, pid: int, batch: str) -> tuple[_Next, bool]:
 
 
 def _busy_unseen(case: RunFacts, pid: int, tid: int) -> bool:
-    """Without a stack: whether a worker's other thread is in anything but an idle feeder's wait, or a server's."""
+    """Whether another thread of a worker, without a stack, is not in the wait of an idle feeder or server."""
     wait, thread = case.wait(pid, tid), case.thread(pid, tid)
     if tid == pid or case.place(pid, tid).seen or wait is None or thread is None:
         return False
@@ -256,7 +255,7 @@ def _busy_unseen(case: RunFacts, pid: int, tid: int) -> bool:
 
 
 def _pin_thread(case: RunFacts, pid: int) -> int | None:
-    """The pin thread, if it is in anything but a poll for the next result."""
+    """The pin thread, unless it polls for the next result."""
     for thread in case.threads(pid):
         place, wait = case.place(pid, thread.tid), case.wait(pid, thread.tid)
         if _pins(place) and place.step is not LoaderStep.NEXT:
@@ -272,14 +271,14 @@ def _works(case: RunFacts, pid: int) -> bool:
 
 
 def _cannot_answer(case: RunFacts, pid: int) -> bool:
-    """Whether a worker can serve no memory now: stopped, or its interpreter's lock is kept."""
+    """Whether a worker can serve no memory now: it is stopped, or a thread keeps its GIL."""
     process = case.processes[pid]
     kinds = {wait.kind for thread in process.threads if (wait := case.wait(pid, thread.tid)) is not None}
     return bool(kinds & {Blocked.STOPPED, Blocked.TRACED, Blocked.UNINTERRUPTIBLE}) or bool(gil_starved(case, pid))
 
 
 def gil_starved(case: RunFacts, pid: int) -> list[int]:
-    """The threads of a process that ask for the interpreter's lock again and again, and do not get it.
+    """The threads of a process that ask for the GIL again and again, and do not get it.
 
     CPython asks every 5 ms: such a thread gives up the CPU 100 to 200 times a second and computes nothing.
     """
@@ -294,7 +293,7 @@ def gil_starved(case: RunFacts, pid: int) -> list[int]:
 
 
 def _waits_for_results(case: RunFacts, link: Link) -> bool:
-    """Without a stack: whether a thread waits for a batch, by the trace, or since it polls a pipe of its workers'."""
+    """Whether a thread without a stack waits for a batch: by the trace, or because it polls a pipe of its workers."""
     workers = set(case.workers_of(link.pid).values())
     if link.pid in case.workers or not workers:
         return False
@@ -331,9 +330,9 @@ _WAITS: Final = re.compile(r"^(wait|_wait|result|get|join|_wait_for_tstate_lock|
 
 
 def waiting_in(link: Link) -> str | None:
-    """The library's function in which a thread waits for another one of its process, "" = it waits for a lock.
+    """The library function in which a thread waits for another thread of its process; "" = it waits for a lock.
 
-    None: it waits for nothing of its own process, or not without an end.
+    None: it waits for no thread of its own process, or with a timeout.
     """
     if link.wait.kind is not Blocked.FUTEX or link.wait.bounded or not link.place.inside:
         return None
@@ -351,11 +350,11 @@ _POOLS: Final = (
     ("concurrent/futures/_base.py", "concurrent/futures/thread.py", "concurrent/futures/process.py"),
     ("multiprocessing/pool.py", "multiprocessing/pool.py", "multiprocessing/pool.py"),
 )
-"""Of each kind of pool the files of who waits for a result, of its threads, of its processes."""
+"""Each kind of pool: the files of the waiting caller, of the pool's threads, of its processes."""
 
 
 def pool_of(case: RunFacts, link: Link) -> list[tuple[int, int, bool]]:
-    """Who works for the pools of a process one of whose threads waits for a result: (pid, tid, is in a task)."""
+    """The threads that work for the pools of a process, one of whose threads waits: (pid, tid, is in a task)."""
     asked = [one for one in _POOLS if any(f.file.endswith(one[0]) for f in link.place.inside)]
     if not waiting_in(link) or not asked:
         return []
@@ -376,19 +375,19 @@ def pool_of(case: RunFacts, link: Link) -> list[tuple[int, int, bool]]:
 
 
 def _above(stack: tuple[Frame, ...], file: str) -> bool:
-    """Whether code of the user's runs inside of a pool's own frames, and is not what has made the pool."""
+    """Whether the user's code runs inside of a pool's own frames, and not only below them."""
     inside = next((i for i, frame in enumerate(stack) if frame.file.endswith(file)), 0)
     return any(not library(frame.file) for frame in stack[:inside])
 
 
 def _task_of_a_pool(case: RunFacts, link: Link) -> _Next:
-    """For one that waits for the result of a pool: the only one of the pool's that is in a task."""
+    """For a thread that waits for a pool's result: the only thread of the pool that is in a task."""
     busy = [(pid, tid) for pid, tid, works in pool_of(case, link) if works]
     return [(*busy[0], "runs a task of its pool")] if len(busy) == 1 else []
 
 
 def _fork_server(case: RunFacts, link: Link) -> _Next:
-    """For one that starts a process by a fork server: the server, if it does anything but wait for requests."""
+    """For a thread that starts a process by a fork server: the server, unless it waits for requests."""
     if not any(frame.file.endswith("multiprocessing/forkserver.py") for frame in link.place.inside):
         return []
     servers = [p for p in case.now.processes if p.ppid == link.pid and case.is_server(p.pid) and not p.ended]
@@ -438,20 +437,20 @@ def _first_to_end(case: RunFacts, children: list[int]) -> _Next:
 
 
 def _child_of_a_server(case: RunFacts, link: Link, server: int) -> _Next:
-    """The child of a fork server that is waited for. The pipe is the server's, which writes to it when the child ended.
+    """The child of a fork server that a thread waits for. The server writes to a pipe when the child has ended.
 
-    The server itself does not end before its parent does. Only one that can't run keeps back what it is to tell.
+    The server itself does not end before its parent. It withholds the message only if it can't run.
     """
     children = [p.pid for p in case.now.processes if p.ppid == server and not p.ended]
     if link.place.step is LoaderStep.SHUTDOWN:
         children = [pid for pid in _living_workers(case, link.pid) if pid in children]
     if not children and _cannot_answer(case, server):
-        return [(server, server, "is to tell it that a process has ended")]
+        return [(server, server, "has to report that a process has ended")]
     return _first_to_end(case, children)
 
 
 def _inside_the_lock(case: RunFacts, link: Link) -> _Next:
-    """Who holds a lock that has no owner, by the stacks: a thread that is further in the function that waits for it."""
+    """The holder of a lock without an owner, by the stacks: a thread that is further on in the waiting function."""
     shared = link.wait.kind is Blocked.SEMAPHORE
     if not shared and link.wait.kind is not Blocked.FUTEX:
         return []
@@ -468,7 +467,7 @@ def _inside_the_lock(case: RunFacts, link: Link) -> _Next:
                 continue
             got_it = shared and wait.kind is not Blocked.SEMAPHORE  # at the line that asks, and not waiting for it
             if any(_further(frame, asks, or_there=got_it) for frame in thread.stack or ()):
-                found.append((pid, thread.tid, "is inside of the lock, by its stack"))
+                found.append((pid, thread.tid, "holds the lock, by its stack"))
     if not found and shared and link.place.step in (LoaderStep.WRITE, LoaderStep.READ, LoaderStep.IDLE):
         stuck = [pid for pid in pids if pid in case.processes and _cannot_answer(case, pid)]
         found = [(pid, pid, "shares the lock of the loader's queue, and can't run") for pid in stuck]
@@ -476,9 +475,9 @@ def _inside_the_lock(case: RunFacts, link: Link) -> _Next:
 
 
 def _further(frame: Frame, asks: Frame, or_there: bool) -> bool:
-    """Whether a frame is in the function of another one, of the same object as far as that is known, and further on.
+    """Whether a frame is in the same function as another one, further on, and of the same object if that is known.
 
-    or_there: at the line itself will do.
+    or_there: the same line counts, too.
     """
     there = or_there and (frame.line, frame.source) == (asks.line, asks.source)
     same = (frame.file, frame.function) == (asks.file, asks.function) and (frame.line > asks.line or there)
@@ -505,7 +504,7 @@ def _other_rank(case: RunFacts, link: Link) -> _Next:
 
 _DECIDED: Final[tuple[tuple[Callable[[RunFacts, Link], bool], Callable[[RunFacts, Link], tuple[_Next, bool]]], ...]] = (
     (lambda case, link: link.wait.kind in _ENDS, lambda case, link: ([], False)),
-    # what it was in before a signal came is no wait now
+    # the call that the signal interrupted is no wait now
     (lambda case, link: link.place.interrupted, lambda case, link: (_joined_thread(case, link), False)),
     (lambda case, link: link.place.step in (LoaderStep.NEXT, LoaderStep.READ) and link.pid not in case.workers, _maker),
     (_fetches_memory, lambda case, link: (_has_memory(case, link), False)),
@@ -513,7 +512,7 @@ _DECIDED: Final[tuple[tuple[Callable[[RunFacts, Link], bool], Callable[[RunFacts
      lambda case, link: ([], True)),
     (lambda case, link: not link.place.seen and _waits_for_results(case, link), _maker),
 )  # fmt: skip
-"""By what a thread is in: whom it waits for, and whether that has nothing to do. The first that holds decides."""
+"""By a thread's step: the threads that it waits for, and whether these have nothing to do. The first match decides."""
 
 _TRIED: Final = (_joined_thread, _joined_process, _other_rank, _inside_the_lock, _fork_server, _task_of_a_pool)
-"""By its stack: the process or thread that a thread waits for. The first that finds one decides."""
+"""By a thread's stack: the process or thread that it waits for. The first function that finds one decides."""

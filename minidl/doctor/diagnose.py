@@ -1,4 +1,4 @@
-"""The verdict: follow each loop's waiting to its end, let the rules judge it, and put it into one sentence.
+"""The verdict: follow each loop's chain of waits to its end, apply the rules, and state the result in a sentence.
 
 Interface: `diagnose(looks, told)` -> `Finding`. Pure.
 """
@@ -28,11 +28,11 @@ _MAY_BE_SLOW: Final = frozenset({
 })  # fmt: skip
 
 _RANK: Final = (RunOutcome.HUNG, RunOutcome.MAYBE_HUNG, RunOutcome.UNKNOWN, RunOutcome.MOVES)
-"""What is said of several loops: the first of these."""
+"""The order of outcomes: of several loops, the verdict is about the one whose outcome comes first."""
 
 
 def diagnose(looks: Sequence[RunEvidence], told: RecordedWait | None = None) -> Finding:
-    """What holds a run up. looks: evidence of it, the latest last; told: what its trace tells, if it has one."""
+    """Find what holds a run up. looks: evidence, the latest last; told: the wait in its trace, if it has a trace."""
     case = RunFacts(looks, told)
     verdicts = [_verdict(case, follow(case, loop)) for loop in case.loops]
     if not verdicts:
@@ -47,7 +47,7 @@ def diagnose(looks: Sequence[RunEvidence], told: RecordedWait | None = None) -> 
 
 
 def _vague(one: Finding) -> int:
-    """Verdicts that name an end come before those that only name a wait for others."""
+    """1 for a verdict that only names a wait for others, 0 for one that names the cause."""
     return int(one.cause in (HangCause.COLLECTIVE, HangCause.UNKNOWN))
 
 
@@ -83,21 +83,21 @@ def _no_loop(case: RunFacts) -> Finding:
             return Finding(RunOutcome.ENDED, said, sure=Sure.CERTAIN)
         how = exit_in_words(process.exit_code)
         return Finding(RunOutcome.DIED, f"{said}: {how}", HangCause.DIED, sure=Sure.CERTAIN)
-    said = f"process {process.pid} has no loop over a loader that could be seen"
+    said = f"no loop over a DataLoader was found in process {process.pid}"
     return Finding(RunOutcome.UNKNOWN, said, HangCause.UNKNOWN, not_seen=_not_seen(case))
 
 
 # --- How it stands ----------------------------------------------------------------------------------------------------
 def _outcome(case: RunFacts, chain: Chain, found: Judgement) -> RunOutcome:
-    """How the run stands: what goes on is no hang for certain, whatever the chain's end seems to be."""
+    """The outcome: a run that still moves is no certain hang, whatever the end of the chain shows."""
     outcome = _seeming(_Seen(case, chain, found))
     return RunOutcome.MAYBE_HUNG if outcome is RunOutcome.HUNG and _goes_on(case, chain, found) else outcome
 
 
 def _goes_on(case: RunFacts, chain: Chain, found: Judgement) -> bool:
-    """Whether anybody of the chain did more between the looks than to poll; or, if it names nobody, of all the run.
+    """Whether a thread of the chain, or of the run if the chain names none, did more between the looks than poll.
 
-    Who computes, or sleeps again and again at one line, is judged by how long that takes.
+    A thread that computes, or that sleeps repeatedly at one line, is judged by how long it does so.
     """
     if any(stirs(case, one.pid, one.tid) for one in chain.links if not _at_cpu(one) and not times_asleep(case, one)):
         return True
@@ -106,7 +106,7 @@ def _goes_on(case: RunFacts, chain: Chain, found: Judgement) -> bool:
 
 
 class _Seen:
-    """What is known of a chain, to decide how the run stands."""
+    """The facts about a chain from which the outcome follows."""
 
     def __init__(self, case: RunFacts, chain: Chain, found: Judgement) -> None:
         self.case, self.chain, self.found = case, chain, found
@@ -131,7 +131,7 @@ class _Seen:
         return _stands(self.case, self.chain) or _naps_in_one_step(self.case, self.end)
 
     def may_be_ended(self) -> bool:
-        """By a person, by a process that is at work, or by the loop's own shutdown."""
+        """Whether a person, a working process or the loop's own shutdown may end the wait."""
         asks = self.found.cause is HangCause.TERMINAL and self.end.pid not in self.case.workers
         return asks or self.found.helped or _will_be_ended(self.case, self.chain)
 
@@ -141,7 +141,7 @@ class _Seen:
 
 
 class _Standing(NamedTuple):
-    """How a run stands, of which `when` holds; if `unless` holds too, it stands as `then` says."""
+    """The outcome of a chain for which `when` holds; if `unless` holds too, the outcome is `then`."""
 
     about: str
     when: Callable[[_Seen], bool]
@@ -176,7 +176,7 @@ _OUTCOMES: Final = (
     _Standing("nothing is known", lambda of: of.unknown, RunOutcome.UNKNOWN),
     _Standing("it sleeps for a moment", lambda of: True, RunOutcome.MAYBE_HUNG),
 )  # fmt: skip
-"""How a run stands by its chain's end: the first that holds."""
+"""The outcomes by the chain's end: the first row that holds decides."""
 
 
 def _seeming(seen: _Seen) -> RunOutcome:
@@ -185,10 +185,10 @@ def _seeming(seen: _Seen) -> RunOutcome:
 
 
 def _may_be_at_work(case: RunFacts, chain: Chain, found: Judgement, told: RecordedWait) -> bool:
-    """Whether a wait that is long by the trace may still be work: it computes, and nothing says how long that takes.
+    """Whether a wait that is long by the trace may still be work of unknown length.
 
-    A first wait has no past that would tell slow from endless. Between two batches the loop's own code does what it
-    likes: an evaluation or a checkpoint is no hang, however short the steps before it were.
+    A first wait has no earlier waits to compare it with. Between two batches the loop's own code may do anything:
+    an evaluation or a checkpoint is no hang, however short the earlier steps were.
     """
     first = chain.links[0].place
     asks = first.seen and first.step in (LoaderStep.NEXT, LoaderStep.READ, LoaderStep.HAND_OVER)
@@ -203,12 +203,12 @@ def _may_be_at_work(case: RunFacts, chain: Chain, found: Judgement, told: Record
 
 
 def _may_be_slow(chain: Chain, found: Judgement) -> bool:
-    """Whether a wait is for a process that may only be slow."""
+    """Whether the process that is waited for may only be slow."""
     return chain.end.wait.kind in _MAY_BE_SLOW and not chain.cycle and not found.alone
 
 
 def _stays_locked(case: RunFacts, end: Link, found: Judgement) -> bool:
-    """Whether two looks saw a thread at a lock that it holds itself: what wakes it in between are signals."""
+    """Whether both looks saw a thread at a lock that it holds itself. Between the looks only signals wake it."""
     then, now = case.thread_before(end.pid, end.tid), case.thread(end.pid, end.tid)
     before = case.before(end.pid, end.tid)
     if found.cause is not HangCause.SELF_LOCK or then is None or now is None or before is None or case.apart < STILL:
@@ -227,9 +227,9 @@ def _at_cpu(link: Link) -> bool:
 
 
 def _will_be_ended(case: RunFacts, chain: Chain) -> bool:
-    """Whether the loop shuts down, and will end the worker that it waits for: its time for that has not passed.
+    """Whether the loop shuts down and still has time to end the worker that it waits for.
 
-    torch's loader sends SIGTERM, which does nothing to a worker that ignores or blocks it; ours sends SIGKILL at last.
+    torch's loader sends SIGTERM, which a worker may ignore or block; minidl's loader sends SIGKILL in the end.
     """
     first, end = chain.links[0], chain.end
     if first.place.step is not LoaderStep.SHUTDOWN or end.pid not in case.workers or end is first:
@@ -246,13 +246,13 @@ def _ignores_sigterm(process: SeenProcess) -> bool:
 
 
 def _ring(chain: Chain) -> tuple[Link, ...]:
-    """The links that have to go on: the chain's end, or all of a circle but those that only poll."""
+    """The links that have to go on: the chain's end, or all links of a cycle that do not poll."""
     ring = chain.links[chain.back :] if chain.cycle else (chain.end,)
     return tuple(link for link in ring if not link.wait.bounded) or ring
 
 
 def _stands(case: RunFacts, chain: Chain) -> bool:
-    """Whether the chain's end has been blocked for a second in what need not end."""
+    """Whether the chain's end has been blocked for a second in a call without a timeout."""
     ring = _ring(chain)
     threads = [case.thread(link.pid, link.tid) for link in ring]
     blocked = all(thread is not None and thread.slept and thread.idle >= 1 for thread in threads)
@@ -280,9 +280,9 @@ def _moved(case: RunFacts, chain: Chain) -> bool:
 
 
 def _naps_in_one_step(case: RunFacts, end: Link) -> bool:
-    """Whether a worker sleeps, and has been in its step for long, by the trace: it came to it after the first look.
+    """Whether a worker sleeps and, by the trace, has been in its step for long.
 
-    torch's loader records no samples: its step is then a whole batch, whose samples may have changed meanwhile.
+    torch's loader records no samples: its step is a whole batch, and the sample may have changed since the first look.
     """
     told, before = case.told, case.before(end.pid, end.tid)
     if told is None or not told.step_since or (end.pid, end.tid) != (told.worker_pid, told.worker_pid):
@@ -292,7 +292,7 @@ def _naps_in_one_step(case: RunFacts, end: Link) -> bool:
 
 
 def _ran(case: RunFacts, link: Link) -> bool:
-    """Whether a thread without a stack woke up and went on between two looks, other than from a poll."""
+    """Whether a thread without a stack woke up between two looks, other than from a poll, and went on."""
     then, now = case.thread_before(link.pid, link.tid), case.thread(link.pid, link.tid)
     if then is None or now is None or now.switches[1] == then.switches[1]:
         return False
@@ -307,7 +307,7 @@ def _how_long(case: RunFacts, outcome: RunOutcome) -> str:
 
 
 def _sentence(case: RunFacts, chain: Chain, found: Judgement, outcome: RunOutcome) -> tuple[str, str]:
-    """Who waits for whom, and what that is in. Where the wait's length is unknown, how long each thread has slept."""
+    """The chain of waits in words. If the wait's length is unknown, with how long each thread has slept."""
     links, first, end = chain.links, chain.links[0], chain.end
     asleep = not case.brief and not _how_long(case, outcome)
 
@@ -330,14 +330,15 @@ def _sentence(case: RunFacts, chain: Chain, found: Judgement, outcome: RunOutcom
 
 
 def _deaf(case: RunFacts, chain: Chain) -> str:
-    """Of a worker that is to end, and that the loop waits for: that the signal to end does nothing."""
+    """Say that a worker ignores the signal by which the loop, which waits for its end, wants to end it."""
     end, step = chain.end, chain.links[0].place.step
     stopping = step in (LoaderStep.SHUTDOWN, LoaderStep.EXIT) and end.pid in case.workers
-    return "; it ignores SIGTERM, which is to end it" if stopping and _ignores_sigterm(case.processes[end.pid]) else ""
+    ignores = stopping and _ignores_sigterm(case.processes[end.pid])
+    return "; it ignores SIGTERM, the signal that should end it" if ignores else ""
 
 
 def _named(case: RunFacts, chain: Chain, position: int) -> str:
-    """The name of a link: of another thread of the process before it, that thread's."""
+    """The name of a link: a thread's name if the link before it is another thread of the same process."""
     link, before = chain.links[position], chain.links[position - 1]
     thread = case.thread(link.pid, link.tid)
     if link.pid != before.pid or link.tid == before.tid or thread is None:
@@ -405,7 +406,7 @@ def _link_words(case: RunFacts, chain: Chain, position: int) -> str:
     link = chain.links[position]
     by = f" {link.by}" if link.by else ""
     if chain.cycle and position == len(chain.links) - 1:
-        return f"{case.name(link.pid)}{by}: the circle is closed"
+        return f"{case.name(link.pid)}{by}: this closes the cycle"
     step = link.place.step.value if link.place.seen else "no Python stack"
     place = f" (sample {link.place.sample})" if link.place.sample >= 0 else ""
     polls = link.place.step in (LoaderStep.NEXT, LoaderStep.IDLE) and not link.place.interrupted
@@ -430,7 +431,7 @@ def _resources(case: RunFacts) -> Iterator[EvidenceLine]:
         yield EvidenceLine(f"/dev/shm has {size(machine.shm_free)} of {size(machine.shm_size)} left", "statvfs")
     for group in machine.cgroups:
         if group.oom_kills > 0:
-            killed = f"the kernel has killed {group.oom_kills} processes of {group.path} for memory"
+            killed = f"the out-of-memory killer has killed {group.oom_kills} processes of {group.path}"
             yield EvidenceLine(killed, "cgroup")
         if 0 < group.memory_limit < group.memory / 0.95:
             yield EvidenceLine(f"{group.path} uses {size(group.memory)} of {size(group.memory_limit)}", "cgroup")
@@ -447,9 +448,9 @@ def _next_step(case: RunFacts, chain: Chain, outcome: RunOutcome) -> str:
     end = chain.end
     sample = end.place.sample if end.place.sample >= 0 else (case.told.sample if case.told is not None else -1)
     if outcome is RunOutcome.MOVES:
-        return "look again later, or record it: minidl run --observe says what it spends its time on"
+        return "look again later, or record the run: minidl run --observe shows where its time goes"
     if outcome is RunOutcome.MAYBE_HUNG:
-        return "ask again in a minute: nothing moved in a short look, which may be a slow step"
+        return "ask again in a minute: nothing moved during a short look, but the step may only be slow"
     return remedies.in_step(end.place.step, sample if end.pid in case.workers else -1)
 
 
@@ -460,7 +461,7 @@ def _who(case: RunFacts, end: Link) -> dict[str, Any]:
 
 
 def _where(case: RunFacts, chain: Chain) -> dict[str, Any]:
-    """Where the chain's end is. Of a thread that the user's code has started in a sample, that sample."""
+    """Where the chain's end is. A thread that a sample has started is in that sample."""
     end, frame = chain.end, chain.end.place.users
     mine = [one.place for one in chain.links if one.pid == end.pid and one.place.sample >= 0]
     started = end.place.step is LoaderStep.OTHER and end.place.seen and not end.place.interrupted
@@ -476,7 +477,7 @@ def _where(case: RunFacts, chain: Chain) -> dict[str, Any]:
 
 
 def _not_seen(case: RunFacts) -> tuple[str, ...]:
-    """What could not be seen, with the processes that this is so for."""
+    """What could not be read, with the processes concerned."""
     found: dict[str, list[str]] = {text: [] for text in case.now.not_seen}
     for process in case.now.processes:
         for text in process.not_seen:

@@ -1,9 +1,9 @@
-"""`minidl doctor`: look at a process, a trace, or a trace whose processes still run, and say what holds it up.
+"""`minidl doctor`: examine a process, a trace, or a trace whose processes still run, and say what holds it up.
 
 Interface: `examine(target)` -> `Finding`. target: a process id, or a trace (its directory or its packed file).
 
-Rules of use: it changes nothing in the processes that it looks at. A process is looked at twice if the first look does
-not show a hang by itself, `seconds` apart: what moved between the looks is no hang.
+Rules of use: it changes nothing in the processes that it examines. If the first look does not show a hang, it looks
+again after `seconds`: a process that moved between the looks does not hang.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ def look_at(
 ) -> Finding:
     """Look at a process, its children and some others: once, twice, or three times.
 
-    told: what the trace tells, asked for after each look: the wait that the first look saw may have ended. What moved
-    between the first two looks may stand still since: a worker that starts hangs at the end of its start.
+    told: reads the trace's wait after each look, because the wait of the first look may have ended. A process that
+    moved between the first two looks may have stopped since: a starting worker may hang at the end of its start.
     """
     if not os.path.exists(f"/proc/{pid}"):
         raise TraceError(f"there is no process {pid}: give the id of one that runs, or a trace")
     looks: list[RunEvidence] = [collect(pid, others, interval=INTERVAL, py_spy=py_spy)]
     recorded = told()
     found = diagnose(looks, _until(recorded, looks[-1].moment))
-    # A trace tells that the loop waits for long, and not that those whom it waits for stand still: they may take turns.
+    # A trace shows that the loop waits for long. The processes that it waits for may still move: they may take turns.
     if not seconds or (found.outcome is RunOutcome.HUNG and recorded is None):
         return found
     for _ in range(2):
@@ -68,7 +68,7 @@ def look_at(
 
 
 def _until(told: RecordedWait | None, moment: int) -> RecordedWait | None:
-    """A wait that goes on, measured up to a moment."""
+    """An open wait, measured up to a moment."""
     if told is None or not told.since:
         return told
     seconds = (moment - told.since) / 1e9
@@ -76,7 +76,7 @@ def _until(told: RecordedWait | None, moment: int) -> RecordedWait | None:
 
 
 def of_trace(trace: Trace, *, py_spy: bool, seconds: float) -> Finding:
-    """What a trace says, with the evidence in it; of a run that still runs, with what its processes are in now."""
+    """The finding of a trace, with its evidence; for a running job, with the present state of its processes."""
     found = headline(trace)
     running = [p.pid for p in trace.processes if p.role != "worker" and _runs(trace, p.pid, p.start_ns)]
     running = running or [pid for pid, begun in [_beginner(trace)] if pid and _runs(trace, pid, begun)]
@@ -90,24 +90,24 @@ def of_trace(trace: Trace, *, py_spy: bool, seconds: float) -> Finding:
         )
         blocked = now.outcome is RunOutcome.HUNG
         blocked |= now.outcome is RunOutcome.MAYBE_HUNG and now.cause is not HangCause.COMPUTING
-        if not ended or blocked:  # of a program that goes on after its trace, the trace is asked for
+        if not ended or blocked:  # the trace has ended, and the program goes on: the finding is about the trace
             return now
     return replace(found, evidence=(*found.evidence, *_broken_rules(trace, found)))
 
 
 CHECKED: Final = 300_000
-"""Events up to which a trace is checked for breaches of the protocol: more would take longer than a look at it may."""
+"""The largest number of events for which the doctor also checks the protocol: more would take too long."""
 
 
 def _broken_rules(trace: Trace, found: Finding) -> list[EvidenceLine]:
-    """What the checker finds in the trace of a run that went wrong."""
+    """The protocol violations in the trace of a run that went wrong."""
     if not found.outcome.wrong or len(trace) > CHECKED:
         return []
     return [EvidenceLine(plain(one.message), f"check: {one.rule}") for one in check.examine(trace).violations[:3]]
 
 
 def _beginner(trace: Trace) -> tuple[int, int]:
-    """The process that began a trace, and when; 0 = not known. It may have recorded nothing yet."""
+    """The process that began a trace, and when; 0 = unknown. It may have recorded nothing yet."""
     pid, begun = trace.manifest.get("pid"), trace.manifest.get("monotonic_ns")
     return (pid, begun) if isinstance(pid, int) and isinstance(begun, int) else (0, 0)
 

@@ -1,6 +1,6 @@
-"""What holds a run up: one finding, as data, and its words for a title, a terminal and JSON. Pure values.
+"""The finding: what holds a run up, as data, with its words for a title, a terminal and JSON. Pure values.
 
-`RecordedWait` is what a trace tells of the wait in question.
+`RecordedWait` is what a trace says about the wait.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from minidl.tracefile.words import plain
 SHOWN_EVIDENCE: Final = 12
 
 LONGEST: Final = 170
-"""Characters of a title. Of a longer one the evidence has the whole."""
+"""Characters of a title. The evidence repeats a longer title in full."""
 
 
 class RunOutcome(enum.Enum):
-    """What became of the run; the sentence begins with it."""
+    """The outcome of the run; the sentence begins with it."""
 
     HUNG = "hung"
     MAYBE_HUNG = "may hang"
@@ -37,12 +37,12 @@ class RunOutcome(enum.Enum):
 
     @property
     def wrong(self) -> bool:
-        """Whether it ended the run, or kept it from going on."""
+        """Whether the run ended early or stopped making progress."""
         return self in (RunOutcome.HUNG, RunOutcome.DIED, RunOutcome.ERROR)
 
 
 class Sure(enum.Enum):
-    """How sure a finding is of its cause."""
+    """How certain the cause is."""
 
     CERTAIN = "certain"
     LIKELY = "likely"
@@ -110,11 +110,11 @@ def from_trace(*texts: str) -> tuple[EvidenceLine, ...]:
 
 
 class FocusScope(enum.Enum):
-    """What a view frames, of a spot."""
+    """What a view frames at a focus."""
 
     STEP = "the step"
-    PROCESS = "its process, which stands still: what its thread was in is not to blame"
-    ALIKE = "every step of its kind: none is much worse than the others"
+    PROCESS = "its process, which stands still: the step of its thread is not the cause"
+    ALIKE = "all steps of its kind: none is much worse than the others"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class Focus:
 
 @dataclass(frozen=True, slots=True)
 class RecordedWait:
-    """What a trace tells of a wait. since: ns, CLOCK_MONOTONIC; seconds: how long it lasts, -1 = unknown; past: the
+    """What a trace says about a wait. since: ns, CLOCK_MONOTONIC; seconds: how long it lasts, -1 = unknown; past: the
     longest before it, seconds.
 
     pid: of the process that iterates, tid: its thread, 0 = unknown. task, worker, sample: what it waits for, -1 =
@@ -174,13 +174,13 @@ class RecordedWait:
 
     @property
     def unheard(self) -> set[int]:
-        """The loader's workers that have recorded nothing yet: they may still come up."""
+        """The number of workers that have recorded nothing yet: they may still start."""
         return set(range(self.workers)) - set(self.numbers.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What holds a run up, by its trace, by evidence of its processes, or by both.
+    """What holds a run up: by its trace, by evidence of its processes, or by both.
 
     what: who waits for whom, and why that does not end; brief: the same for a title, "" = `what` will do; waiting: of
     `brief` the part that says who waits. head: how the sentence begins, "" = by the outcome. chain: who waits for whom,
@@ -232,13 +232,13 @@ class Finding:
         return plain("; ".join(filter(None, (self.next_step, self.fix))))
 
     def notes(self) -> list[str]:
-        """What stands below the title: the whole sentence if that was shortened, the chain, the evidence."""
+        """The lines below the title: the full sentence if the title was shortened, the chain, the evidence."""
         facts = (fact.text if fact.source == TRACE else fact.line() for fact in self.evidence)
         whole = [] if self.title == self._brief else [self._brief]
         return [*whole, *map(plain, (*self.chain, *facts))]
 
     def lines(self) -> list[str]:
-        """The title with what stands below it, for a terminal."""
+        """The title and the lines below it, for a terminal."""
         step = [f"  next step: {self.helps}"] if self.helps else []
         return [self.title, *(f"  {text}" for text in self.notes()), *step]
 
@@ -253,7 +253,7 @@ class Finding:
             lines += [f"    {fact.line()}" for fact in self.evidence[:SHOWN_EVIDENCE]]
             if len(self.evidence) > SHOWN_EVIDENCE:
                 lines.append(f"    and {len(self.evidence) - SHOWN_EVIDENCE} more: see --json")
-        lines += [f"  what else fits: {text}" for text in self.also]
+        lines += [f"  also possible: {text}" for text in self.also]
         lines += [f"  next step: {self.next_step}"] if self.next_step else []
         lines += [f"  fix: {self.fix}"] if self.fix else []
         lines += [f"  not seen: {text}" for text in self.not_seen]
@@ -281,10 +281,10 @@ class Finding:
 
 
 def titled(sentence: str) -> str:
-    """Return the sentence in at most LONGEST characters: without what is not its cause, first of all.
+    """Return the sentence in at most LONGEST characters.
 
-    First go what waits behind, a share of a share, the folders of paths, the functions and lines of code; the middle
-    goes last, for a sentence begins with what happened and ends with why.
+    It first drops details: batches that wait, shares of shares, folders of paths, functions and lines of code. It
+    drops the middle last, because a sentence begins with what happened and ends with the reason.
     """
     for pattern, short in (
         (r"; later batches that wait behind it: \d+", ""),

@@ -1,6 +1,6 @@
-"""How long is long: the lengths of waits by which a hang is told from what is slow. Seconds.
+"""The lengths of waits that separate a hang from slow work. Seconds.
 
-`is_long` is asked of a recorded wait, whose run's earlier waits are known; the rest is for what is looked at.
+`is_long` judges a recorded wait, because the earlier waits of its run are known. The other limits judge evidence.
 """
 
 from __future__ import annotations
@@ -8,35 +8,35 @@ from __future__ import annotations
 from typing import Final
 
 LONG: Final = 5.0
-"""From which on a recorded wait is a hang, or a stall. After as many the loader looks whether its workers live."""
+"""A recorded wait of this length is a hang, or a stall. After the same time the loader checks its workers."""
 
 SUDDEN: Final = 1.0
-"""From which on a recorded wait of an ended run is a hang, if it is ten times the longest one before."""
+"""A recorded wait of this length in an ended run is a hang if it is ten times the longest earlier wait."""
 
 STILL: Final = 3.0
-"""From which on a thread's sleep is a hang of a run without a trace: nothing is known of the waits before it. As far
-apart are two looks that are compared: the first may see what moves for the last time."""
+"""A thread's sleep of this length is a hang in a run without a trace, because its earlier waits are unknown. Two looks
+that are compared are this far apart: the first may see the last movement before the hang."""
 
 SLOW: Final = 10.0
-"""The same, in waits for what may only be slow: a server, a disk, a child."""
+"""The same for waits that may only be slow: for a server, a disk, a child."""
 
 ENDLESS: Final = 60.0
-"""A sleep that lasts longer from now on is a hang; who sleeps for less may still answer."""
+"""A sleep whose remaining time is longer is a hang; a thread in a shorter sleep may still answer."""
 
 OWN_CODE: Final = 30.0
-"""The same of a wait in the loop's own code, which may upload, evaluate or save between two batches as it likes."""
+"""The same for a wait in the loop's own code, which may upload, evaluate or save between two batches."""
 
 ENDLESS_WORK: Final = 5
-"""A computation is called a hang if it has lasted so many times as long as the longest wait before, and long."""
+"""A computation is a hang if it is long, and lasts this many times as long as the longest earlier wait."""
 
 POLLED: Final = 5.3
-"""Who waits for a task or a batch wakes up every 5 s, so one that slept for longer is in something else."""
+"""A thread that waits for a task or a batch wakes up every 5 s; a thread that slept longer is in another call."""
 
 JOINED: Final = 5.0
-"""For so long a shutdown waits for its workers, and again for each that it has sent a signal; of both loaders."""
+"""The time for which the shutdown of both loaders waits for a worker, and again after each signal that it sends."""
 
 LOOK: Final = 1.0
-"""So long a look of the watchdog takes, and so late it may be: it reads events once a second."""
+"""The duration of a look of the watchdog, and its largest delay: the watchdog reads events once a second."""
 
 
 def is_long(seconds: float, past: float) -> bool:

@@ -3,7 +3,7 @@
 Interface: `place_of(thread)` -> `ThreadPlace`. Pure.
 
 The table `_STEPS` maps a frame of the loader (file, function, source line) to a step. The innermost frame that the
-table knows decides; the frames inside of it are the user's, or of libraries that the user's code calls.
+table contains decides; the frames inside of it belong to the user's code, or to libraries that this calls.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from minidl.evidence.model import Frame, SeenProcess, SeenThread
 
 
 class LoaderStep(enum.Enum):
-    """What a loader's thread does. The value is for a sentence, after "is" or "has been"."""
+    """A step of a loader's thread. The value is for a sentence, after "is" or "has been"."""
 
     NEXT = "waiting for a batch"
     READ = "reading a batch from the result pipe"
@@ -72,8 +72,8 @@ USERS: Final = frozenset({
 class ThreadPlace:
     """Where a thread is. inside: the frames inside of the loader's step, innermost first; all, if it is in none.
 
-    outer: the steps around it, as of a worker whose dataset has a loader. interrupted: the user's code was not called
-    by the frame below it: a signal handler or a finalizer, whose frames are `inside`. task, worker, sample: -1 =
+    outer: the steps around it, if a worker's dataset has a loader of its own. interrupted: the frame below did not
+    call the user's code: it is a signal handler or a finalizer, whose frames are `inside`. task, worker, sample: -1 =
     unknown. seen: there is a stack.
     """
 
@@ -88,7 +88,7 @@ class ThreadPlace:
 
     @property
     def users(self) -> Frame | None:
-        """The innermost frame of the user's own code in it."""
+        """The innermost frame of the user's own code."""
         return next((frame for frame in self.inside if not library(frame.file)), None)
 
 
@@ -142,7 +142,7 @@ _STEPS: Final = tuple(
         (_MINE + r"run\.py$", "_wait_for_threads$", "", LoaderStep.EXIT),
     )
 )  # fmt: skip
-"""(file, function, source line) -> step; the first row that fits a frame is its step. "" = any."""
+"""(file, function, source line) -> step; the first row that fits a frame decides. "" = any."""
 
 _LIBRARY: Final = re.compile(r"site-packages/|dist-packages/|/lib/python3|^<frozen|^<string>|" + _MINE)
 _NUMBER: Final = re.compile(r"-?\d+")
@@ -179,7 +179,7 @@ def step_of(frame: Frame) -> LoaderStep | None:
 
 
 def place_of(thread: SeenThread) -> ThreadPlace:
-    """Where a thread is; without a stack, OTHER that is not `seen`."""
+    """Where a thread is; without a stack, OTHER with `seen` false."""
     stack = thread.stack
     if not stack:
         return ThreadPlace(LoaderStep.OTHER, seen=False)
@@ -206,14 +206,14 @@ def place_of(thread: SeenThread) -> ThreadPlace:
 
 
 def _users_queue(stack: tuple[Frame, ...], i: int) -> bool:
-    """Whether a frame is the `get` of a queue that the user's code asks, and not the loader."""
+    """Whether a frame is a queue's `get` that the user's code calls, and not the loader."""
     frame, below = stack[i], stack[i + 1 : i + 2]
     asks = frame.file.endswith("queues.py") and frame.name == "get"
     return asks and not any(re.search(_DATA + "|" + _MINE, one.file.replace("\\", "/")) for one in below)
 
 
 def _interruption(stack: tuple[Frame, ...]) -> int:
-    """How many of the innermost frames a signal handler or a finalizer has; 0 = there is none."""
+    """The number of innermost frames that belong to a signal handler or a finalizer; 0 = none."""
     for i, frame in enumerate(stack[:-1]):
         if library(frame.file):
             continue
@@ -237,7 +237,7 @@ def _variable(stack: tuple[Frame, ...], function: str, name: str) -> int:
 
 
 def _worker(stack: tuple[Frame, ...]) -> int:
-    """The worker that the thread is, or waits for."""
+    """The number of the worker that the thread is or waits for."""
     own = _variable(stack, "_worker_loop", "worker_id")
     return own if own >= 0 else _variable(stack, "_next_data", "worker_id")
 
@@ -247,7 +247,7 @@ def _task(stack: tuple[Frame, ...]) -> int:
 
 
 def _sample(stack: tuple[Frame, ...]) -> int:
-    """The index that the fetcher asks the dataset for."""
+    """The index that the fetcher requests from the dataset."""
     for frame in stack:
         if step_of(frame) is LoaderStep.SAMPLE:
             for name in ("idx", "index"):

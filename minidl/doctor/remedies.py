@@ -1,6 +1,6 @@
-"""What helps: against each cause, in each step of a loader, after a signal or an error. One wording for all outputs.
+"""Remedies: for each cause, for each step of a loader, after a signal or an error. All outputs use these words.
 
-A rule of the doctor that knows more than its cause tells names its own remedy.
+A rule of the doctor that knows more than the cause names its own remedy.
 """
 
 from __future__ import annotations
@@ -13,55 +13,59 @@ from minidl.doctor.finding import HangCause
 from minidl.doctor.places import LoaderStep
 
 AFTER_FORK: Final = (
-    "start workers before any thread holds it: multiprocessing_context='forkserver' or 'spawn', or make the object in "
-    "the worker (worker_init_fn)"
+    "start the workers before any thread holds the lock: use multiprocessing_context='forkserver' or 'spawn', or "
+    "create the object in the worker (worker_init_fn)"
 )
 HELD_AT_FORK: Final = "a lock that was held at the fork stays locked: try multiprocessing_context='forkserver'"
 KILLED: Final = "find what killed it: dmesg for the out-of-memory killer, the scheduler's log, python -X faulthandler"
 READ_ALL: Final = (
-    "one of them has to go on without the other: read all pipes of a child while it runs (communicate(), a thread), "
-    "and before it is waited for; answer requests in a thread of its own"
+    "make one of them independent of the other: read all pipes of a child while it runs (communicate(), a thread), "
+    "and before you wait for it; answer requests in a separate thread"
 )
-SHARED_MEMORY: Final = "look for room in shared memory: df -h /dev/shm (of a container: --shm-size); smaller batches"
+SHARED_MEMORY: Final = (
+    "check the free space in shared memory: df -h /dev/shm (in a container: --shm-size); or use smaller batches"
+)
 
 BY_CAUSE: Final = {
-    HangCause.SLEEP: "remove the sleep, or bound the retries that it belongs to",
-    HangCause.COMPUTING: "run that sample alone under a profiler; bound its loop",
-    HangCause.UNINTERRUPTIBLE: "look at the disk or the network file system that it reads from (dmesg, nfsstat); "
+    HangCause.SLEEP: "remove the sleep, or limit the number of its retries",
+    HangCause.COMPUTING: "run that sample alone under a profiler; limit its loop",
+    HangCause.UNINTERRUPTIBLE: "check the disk or the network file system that it reads from (dmesg, nfsstat); "
     "signals don't help",
-    HangCause.GIL: "the C code that it calls must release the GIL (ctypes.CDLL instead of PyDLL, nogil in Cython), or "
-    "return",
-    HangCause.FILE_LOCK: "end or fix the holder; lock with LOCK_NB and a timeout, and keep the lock for as short as "
-    "possible",
-    HangCause.LOCK: "see which of them is inside of the lock; hold it for as short as possible",
+    HangCause.GIL: "let the C code that it calls release the GIL (ctypes.CDLL instead of PyDLL, nogil in Cython), or "
+    "return sooner",
+    HangCause.FILE_LOCK: "end or fix the holder; lock with LOCK_NB and a timeout, and keep the lock for as short a "
+    "time as possible",
+    HangCause.LOCK: "find which of them holds the lock; hold it for as short a time as possible",
     HangCause.FORK_LOCK: AFTER_FORK,
-    HangCause.SELF_LOCK: "it holds the lock itself: use threading.RLock, or release it before it is taken again",
+    HangCause.SELF_LOCK: "use threading.RLock, or release the lock before you take it again: the thread holds it "
+    "itself",
     HangCause.MISSING_THREAD: AFTER_FORK,
     HangCause.CYCLE: "take the locks in one order everywhere, or hold none while waiting for another process",
-    HangCause.BARRIER: "a barrier needs all of its parties: workers get different samples, so don't wait for one "
-    "another in a dataset; give it a timeout",
-    HangCause.COLLECTIVE: "find the rank that has not come to it: it is the one whose loader or code hangs; ranks must "
+    HangCause.BARRIER: "give the barrier a timeout, and let no dataset wait for another worker: a barrier needs all of "
+    "its parties, but workers get different samples",
+    HangCause.COLLECTIVE: "find the rank that has not reached the collective: its loader or code hangs; all ranks must "
     "run the same number of steps",
-    HangCause.SEMAPHORE: "see whether that process is inside of the lock",
-    HangCause.PERMIT_LOST: "release it in `finally` or by `with`; a process that dies while it holds it never gives it "
-    "back",
-    HangCause.QUEUE_FULL: "read that queue while the workers run, or don't bound it",
-    HangCause.QUEUE_EMPTY: "give get() a timeout; see who is to put",
-    HangCause.CHILD: "give the wait a timeout; see what the child does",
+    HangCause.SEMAPHORE: "check whether that process holds the lock",
+    HangCause.PERMIT_LOST: "release it in `finally` or by `with`; a process that dies while it holds the permit "
+    "never gives it back",
+    HangCause.QUEUE_FULL: "read that queue while the workers run, or set no maximum size",
+    HangCause.QUEUE_EMPTY: "give get() a timeout; find which process should put an item",
+    HangCause.CHILD: "give the wait a timeout; find out what the child does",
     HangCause.PIPE_FULL: "read the other end while it is written (communicate(), a thread), or write less than 64 KiB",
-    HangCause.PIPE_EMPTY: "find who is to write, or to close its end: a copy that a fork left open keeps a pipe from "
-    "ending",
-    HangCause.FIFO: "start what opens the other end, or open it with os.O_NONBLOCK; is a FIFO expected at this path?",
+    HangCause.PIPE_EMPTY: "find which process should write, or close its end: while a fork holds a copy of that end "
+    "open, the reader gets no end of file",
+    HangCause.FIFO: "start the program that opens the other end, or open the FIFO with os.O_NONBLOCK; check whether "
+    "this path should be a FIFO",
     HangCause.SOCKET: "give the connection a timeout (socket.setdefaulttimeout, the client's timeout=), and retry",
-    HangCause.FILE: "look at the file system that the file is on",
-    HangCause.TERMINAL: "answer it, or remove the breakpoint",
-    HangCause.SIGNAL: "send it, or don't wait for it in a dataset",
-    HangCause.LOST_RESULT: "look for a traceback of QueueFeederThread on stderr: a result that can't be pickled is "
-    "dropped there; return plain tensors",
-    HangCause.TORN_MESSAGE: "a writer was killed in the middle of a message: find what killed it (dmesg, exit codes)",
-    HangCause.DEAD_LOCK_HOLDER: "a process that was killed in the middle of a message left it locked: find what killed "
-    "it",
-    HangCause.NO_CPU: "give it CPUs: fewer workers, a wider affinity (os.sched_setaffinity), a larger quota",
+    HangCause.FILE: "check the file system that the file is on",
+    HangCause.TERMINAL: "answer the prompt, or remove the breakpoint",
+    HangCause.SIGNAL: "send the signal, or don't wait for it in a dataset",
+    HangCause.LOST_RESULT: "look for a traceback of QueueFeederThread on stderr: that thread drops a result that can't "
+    "be pickled; return plain tensors",
+    HangCause.TORN_MESSAGE: "find what killed the writer in the middle of a message (dmesg, exit codes)",
+    HangCause.DEAD_LOCK_HOLDER: "find what killed a process in the middle of a message: it left the queue locked",
+    HangCause.NO_CPU: "give it more CPU time: fewer workers, a wider affinity (os.sched_setaffinity), or a larger "
+    "quota",
     HangCause.DIED: KILLED,
 }
 
@@ -78,30 +82,31 @@ BY_STEP: Final = {
     LoaderStep.PICKLE_DATASET: "pickle the dataset alone",
     LoaderStep.IMPORT: "import the main module alone: its code runs in each spawned worker, so put it under "
     "if __name__ == '__main__'",
-    LoaderStep.WRITE: "find who holds the result pipe: its reader reads no more, or a writer was stopped in a write",
+    LoaderStep.WRITE: "find which process holds the result pipe: the reader has stopped reading, or a writer was "
+    "stopped in a write",
     LoaderStep.PIN: "try pin_memory=False",
 }
-"""What tells more about a step that does not end."""
+"""How to learn more about a step that does not end."""
 
 
 def in_step(step: LoaderStep | None, sample: int = -1) -> str:
-    """What tells more about a step, "" = nothing is known to. sample: that it is in, -1 = none."""
+    """How to learn more about a step; "" = unknown. sample: the sample that it is in, -1 = none."""
     if sample >= 0:
         return f"run dataset[{sample}] alone, in a new process"
     return BY_STEP.get(step, "") if step is not None else ""
 
 
 def after_signal(code: int, sample: int) -> str:
-    """What to do after a process ended. code: multiprocessing's exit code; sample: that it was in, -1 = none."""
+    """What to do after a process ended. code: multiprocessing's exit code; sample: the one it was in, -1 = none."""
     alone = f"run dataset[{sample}] alone" if sample >= 0 else "run the same samples with num_workers=0"
     return {
-        -signal.SIGKILL: "look for the kernel's out-of-memory killer: dmesg -T | grep -i 'killed process'; if it was "
-        "that, fewer workers or a smaller prefetch_factor",
+        -signal.SIGKILL: "look for the kernel's out-of-memory killer: dmesg -T | grep -i 'killed process'; if it "
+        "killed the process, use fewer workers or a smaller prefetch_factor",
         -signal.SIGBUS: SHARED_MEMORY,
         -signal.SIGSEGV: f"{alone} under python -X faulthandler",
         -signal.SIGABRT: f"{alone} under python -X faulthandler",
-        -signal.SIGTERM: "find who sent the signal: a scheduler, or another process of the job",
-        -signal.SIGINT: "somebody interrupted the job (Ctrl-C)",
+        -signal.SIGTERM: "find the sender of the signal: a scheduler, or another process of the job",
+        -signal.SIGINT: "the job was interrupted (Ctrl-C)",
     }.get(code, alone)
 
 
@@ -109,7 +114,7 @@ def after_error(error: str) -> str:
     """What to do after an exception ended the program. error: its text, by Python, torch or the system."""
     if re.search(r"Too many open files|ancdata|Errno 24", error):
         return (
-            "no file descriptors are left: ulimit -n 65536; keep copies of tensors and not the batches; "
+            "raise the limit of file descriptors (ulimit -n 65536), keep copies of tensors instead of batches, or call "
             "torch.multiprocessing.set_sharing_strategy('file_system')"
         )
     if re.search(r"No space left|unable to (allocate|resize|write|mmap)|Errno 28", error):

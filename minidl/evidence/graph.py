@@ -1,9 +1,9 @@
-"""Who waits for whom: what each thread is in, and who could end it, across the kernel's objects.
+"""The graph of waits: the wait of each thread, and the processes that could end it, across the kernel's objects.
 
 Interface: `waits(evidence)` -> (pid, tid) -> `KernelWait`. Pure: it reads evidence, and no process.
 
-Rules of use: a holder is one that could let the thread go on. For a file lock it is the one that holds it; for a pipe
-or a semaphore there may be several, and `certain` is False: each could, and the kernel does not know who will.
+Rules of use: a holder is a process that could end the wait. For a file lock it is the process that holds it. A pipe or
+a semaphore may have several: then `certain` is False, because the kernel does not know which of them will.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from minidl.evidence.model import BACKLOG, Descriptor, FileLock, RunEvidence, SeenProcess, SeenThread, Semaphore
+from minidl.tracefile.words import counted
 
 BUSY: Final = 0.25
-"""Share of one CPU from which on a thread computes; below, it only wakes now and then."""
+"""A thread with at least this share of a CPU computes; below, it only wakes from time to time."""
 
 
 class Blocked(enum.Enum):
     """What a thread is in."""
 
     COMPUTES = "computes"
-    READY = "is ready to run and gets little CPU"
-    MOVES = "runs now and then"
+    READY = "is ready to run but gets little CPU time"
+    MOVES = "runs from time to time"
     SLEEPS = "sleeps"
     STOPPED = "is stopped by a signal"
     TRACED = "is stopped by a debugger"
@@ -36,7 +37,7 @@ class Blocked(enum.Enum):
     PIPE_WRITE = "waits for room in a pipe"
     FIFO = "waits for the other end of a FIFO"
     SOCKET = "waits at a socket"
-    SEMAPHORE = "waits for a semaphore of several processes"
+    SEMAPHORE = "waits for a semaphore that processes share"
     MUTEX = "waits for a mutex"
     FUTEX = "waits for a lock or a condition of its own process"
     CHILD = "waits for a child process"
@@ -50,9 +51,9 @@ class Blocked(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who could end a wait. tid: 0 = the process as a whole. why: how that is known.
+    """A process or thread that could end a wait. tid: 0 = the process as a whole. why: how that is known.
 
-    listens: it has not accepted the connection that is waited in.
+    listens: it has not accepted the connection yet.
     """
 
     pid: int
@@ -63,9 +64,9 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class KernelWait:
-    """What a thread is in. words: for a sentence, after "it is"; target: of the object, "" = none.
+    """The wait of a thread. words: for a sentence, after "it is"; target: the name of the object, "" = none.
 
-    holders: who could end it. certain: one of them must. bounded: the wait has a timeout, and will end by itself.
+    holders: could end it. certain: one of them must. bounded: the wait has a timeout, and will end by itself.
     """
 
     kind: Blocked
@@ -77,7 +78,7 @@ class KernelWait:
 
 
 def waits(evidence: RunEvidence) -> dict[tuple[int, int], KernelWait]:
-    """What each thread of the evidence is in."""
+    """The wait of each thread in the evidence."""
     ends = _Ends(evidence)
     return {
         (process.pid, thread.tid): _wait(process, thread, evidence, ends)
@@ -124,11 +125,11 @@ def _wait(process: SeenProcess, thread: SeenThread, evidence: RunEvidence, ends:
     if share >= BUSY:
         return KernelWait(Blocked.COMPUTES, f"computing ({share:.0%} of a CPU)")
     if "R" in thread.state and thread.state[0] == thread.state[1]:
-        return KernelWait(Blocked.READY, f"ready to run, with {share:.0%} of a CPU")
+        return KernelWait(Blocked.READY, f"ready to run, but gets only {share:.0%} of a CPU")
     if not thread.slept and not _same_call(thread):
         if thread.syscall is None and thread.wchan and "R" not in thread.state:  # it may poll: what it waits in now
             return replace(_by_function(thread), bounded=True)
-        return KernelWait(Blocked.MOVES, "running now and then", bounded=True)
+        return KernelWait(Blocked.MOVES, "running from time to time", bounded=True)
     return _in_call(process, thread, evidence, ends)
 
 
@@ -160,7 +161,7 @@ def _in_call(process: SeenProcess, thread: SeenThread, evidence: RunEvidence, en
     if call.name in ("open", "openat"):
         named = call.words.removeprefix("opens ")
         kind = Blocked.FIFO if thread.wchan in ("wait_for_partner", "fifo_open") else Blocked.FILE
-        end = "" if kind is Blocked.FILE else ", a FIFO whose other end nobody has opened"
+        end = "" if kind is Blocked.FILE else ", a FIFO whose other end no process has opened"
         return KernelWait(kind, f"opening {named}{end}", named)
     if call.name in ("pause", "rt_sigsuspend", "rt_sigtimedwait"):
         return KernelWait(Blocked.SIGNAL, f"waiting for a signal ({call.name})")
@@ -180,13 +181,13 @@ def _in_call(process: SeenProcess, thread: SeenThread, evidence: RunEvidence, en
 
 
 POLL: Final = 1.0
-"""Seconds: who sleeps for no longer may look at something again and again."""
+"""Seconds: a thread with sleeps up to this length may poll."""
 
 
 def _asleep(process: SeenProcess, thread: SeenThread, evidence: RunEvidence) -> KernelWait:
-    """A sleep; or a poll for a file lock: C code that sleeps by itself, with a file open that another has locked.
+    """A sleep; or a poll for a file lock: C code sleeps with a file open that another process has locked.
 
-    So waits SQLite, whose busy handler asks for a POSIX lock again and again: the kernel knows of no wait then.
+    SQLite waits like this: its busy handler requests a POSIX lock repeatedly, and the kernel knows of no wait.
     """
     call = thread.syscall
     assert call is not None
@@ -207,26 +208,26 @@ def _asleep(process: SeenProcess, thread: SeenThread, evidence: RunEvidence) -> 
 
 
 def _by_lock_table(process: SeenProcess, thread: SeenThread, evidence: RunEvidence) -> KernelWait | None:
-    """A file lock that the process waits for, where its system calls can't be seen: all may read /proc/locks."""
+    """The file lock that a process waits for if its system calls can't be read: every user may read /proc/locks."""
     mine = next((one for one in evidence.locks if one.waits and one.pid == process.pid), None)
     if mine is None or thread.tid != process.pid:
         return None
     held = [one for one in evidence.locks if one.number == mine.number and not one.waits]
     holders = tuple(Holder(one.pid, why=f"holds it ({one.kind} {one.mode} in /proc/locks)") for one in held)
     words = f"waiting for a file lock ({mine.kind}, inode {mine.inode})"
-    certain = bool(holders) and mine.kind == "POSIX"  # an open file's lock may have been passed on by its taker
+    certain = bool(holders) and mine.kind == "POSIX"  # a process may have passed an open file's lock on
     return KernelWait(Blocked.FILE_LOCK, words, f"inode {mine.inode}", holders, certain)
 
 
 def _by_function(thread: SeenThread) -> KernelWait:
-    """What the kernel's function says, where the system call can't be seen."""
+    """The wait by the kernel's function, if the system call can't be read."""
     name = thread.wchan
     known = (
         ("futex", Blocked.FUTEX, "waiting for a lock or a condition"),
         ("nanosleep", Blocked.SLEEPS, "asleep"),
         ("pipe_read", Blocked.PIPE_READ, "waiting for data in a pipe"),
         ("pipe_write", Blocked.PIPE_WRITE, "waiting for room in a pipe"),
-        ("wait_for_partner", Blocked.FIFO, "opening a FIFO whose other end nobody has opened"),
+        ("wait_for_partner", Blocked.FIFO, "opening a FIFO whose other end no process has opened"),
         ("locks_lock_inode_wait", Blocked.FILE_LOCK, "waiting for a file lock"),
         ("flock", Blocked.FILE_LOCK, "waiting for a file lock"),
         ("fcntl_setlk", Blocked.FILE_LOCK, "waiting for a file lock"),
@@ -254,13 +255,14 @@ def _futex(process: SeenProcess, thread: SeenThread, evidence: RunEvidence, ends
         others = [pid for pid in dict.fromkeys(ends.semaphores[semaphore.inode]) if pid != process.pid]
         holders = tuple(Holder(pid, why="shares it") for pid in others)
         value = f", whose value is {semaphore.value}" if semaphore.value >= 0 else ""
-        words = f"waiting for the semaphore {semaphore.name}{value}, which {len(others) or 'no'} other processes share"
+        shared = counted(len(others), "other process", "other processes") if others else "no other process"
+        words = f"waiting for the semaphore {semaphore.name}{value}, shared with {shared}"
         return KernelWait(Blocked.SEMAPHORE, words, f"semaphore:{semaphore.inode}", holders, False, bounded)
     if thread.owner > 0:
         return _mutex(process, thread, evidence)
     place = f"futex:{process.pid}:{call.address:x}"
     same = [one for one in process.threads if one is not thread and one.syscall and one.syscall.address == call.address]
-    crowd = f"; so do {len(same)} more of its threads" if same else ""
+    crowd = f", as do {len(same)} more of its threads" if same else ""
     return KernelWait(
         Blocked.FUTEX, f"waiting for a lock or a condition of its own process{crowd}", place, (), False, bounded
     )
@@ -276,7 +278,7 @@ def _mutex(process: SeenProcess, thread: SeenThread, evidence: RunEvidence) -> K
         holder = (Holder(process.pid, owner, "the mutex names it as its owner"),)
         return KernelWait(Blocked.MUTEX, f"waiting for a mutex that its thread {owner} holds", place, holder, True)
     elsewhere = next((p for p in evidence.processes if p.thread(owner) is not None), None)
-    whose = f"a thread of process {elsewhere.pid}" if elsewhere is not None else "a thread that is no more"
+    whose = f"a thread of process {elsewhere.pid}" if elsewhere is not None else "a thread that has ended"
     words = f"waiting for a mutex that was locked at the fork: its owner, thread {owner}, is {whose}"
     return KernelWait(Blocked.MUTEX, words, place, (), True)
 
@@ -301,7 +303,7 @@ def _file_lock(process: SeenProcess, thread: SeenThread, evidence: RunEvidence, 
 def _lock_holders(
     process: SeenProcess, file: Descriptor, locks: tuple[FileLock, ...], ends: _Ends, seen: set[int]
 ) -> Iterable[Holder]:
-    """Who holds a file's lock. A lock by flock belongs to an open file, which a fork shares: its taker may be gone."""
+    """The holders of a file's lock. A flock lock belongs to an open file that forks share: its taker may have ended."""
     held = [one for one in locks if (one.device, one.inode) == (file.device, file.inode) and not one.waits]
     keepers = [pid for pid in ends.keepers[file.device, file.inode] if pid != process.pid] if held else []
     for pid in keepers:
@@ -329,7 +331,7 @@ def _descriptor(process: SeenProcess, one: Descriptor, call: str, ends: _Ends) -
             "accept4": "waiting for a connection",
             "connect": "waiting to connect to a server",
         }.get(call, "waiting to write to a socket" if writes else "waiting for data at a socket")
-        doing += ", in a connection that nobody has accepted" if backlog else ""
+        doing += ", in a connection that was not accepted yet" if backlog else ""
         return KernelWait(Blocked.SOCKET, doing, one.target, holders)
     if one.kind == "device" and one.target.startswith(("/dev/pts/", "/dev/tty", "/dev/console")):
         return KernelWait(Blocked.TERMINAL, f"waiting for input at {one.target}", one.target)
@@ -352,5 +354,5 @@ def _pipe(process: SeenProcess, one: Descriptor, writes: bool, ends: _Ends) -> K
     doing = f"waiting for {'room' if writes else 'data'} in {name}"
     kind = Blocked.PIPE_WRITE if writes else Blocked.PIPE_READ
     if not others:
-        doing += f", whose {end} end " + ("only it has itself" if own else "none of these processes has")
+        doing += f", whose {end} end " + ("only its own process has" if own else "none of these processes has")
     return KernelWait(kind, doing, f"pipe:{one.inode}", holders, False)

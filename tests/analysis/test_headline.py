@@ -299,7 +299,7 @@ def test_a_program_that_has_ended_and_whose_process_has_not_hangs(tmp_path: Path
     assert found.outcome is RunOutcome.HUNG
     assert found.title == (
         "hung for 4.00 s, since 0.00 s, after the program's end: the loop, at Python's exit, waits for worker 0, which "
-        "is idle; nothing has told it to end"
+        "is idle; it was not told to end"
     )
     allowed = after_its_end(tmp_path / "b", watched.OWN, joins(EXITS), 4.0, hang_after=5.0)
     assert allowed.outcome is RunOutcome.FINE, "the watchdog was told to allow 5 s"
@@ -308,7 +308,7 @@ def test_a_program_that_has_ended_and_whose_process_has_not_hangs(tmp_path: Path
 def test_a_loader_that_hangs_in_its_shutdown_after_the_program(tmp_path: Path) -> None:
     found = after_its_end(tmp_path / "a", watched.SHUTDOWN, joins(SHUTS_DOWN), 4.0)
     assert (found.outcome, found.title.partition(": ")[2]) == (
-        RunOutcome.HUNG, "the loop shuts down, and waits for worker 0, which is idle; nothing has told it to end"
+        RunOutcome.HUNG, "the loop shuts down, and waits for worker 0, which is idle; it was not told to end"
     )  # fmt: skip
     elsewhere = after_its_end(tmp_path / "b", watched.SHUTDOWN, joins(EXITS), 4.0)
     assert elsewhere.outcome is RunOutcome.FINE, "the evidence is not of a shutdown"
@@ -320,7 +320,7 @@ def test_a_program_that_hangs_in_its_own_code_after_its_last_loader(tmp_path: Pa
     found = after_its_end(tmp_path, watched.OWN, look(loop(0, stack=stack, call=LOCKED)), 40.0)
     assert found.outcome is RunOutcome.HUNG
     assert "waits in Queue.get (queue.py), which no thread of its process can end" in found.title
-    assert "the thread that was to answer has ended" in " ".join(found.also)
+    assert "the thread that should answer has ended" in " ".join(found.also)
 
 
 def test_a_pin_thread_that_hangs(tmp_path: Path) -> None:

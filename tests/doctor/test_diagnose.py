@@ -130,14 +130,14 @@ WAIT = library("Condition.wait", source="waiter.acquire()")
         ((user("os.read(r, 1)"),), Syscall("read", "", (6,), (6,)), {}, HangCause.PIPE_EMPTY,
          "waiting for data in pipe 60"),
         ((user("open(path)"),), OPENS, {"wchan": "wait_for_partner"}, HangCause.FIFO,
-         "opening /data/a.fifo, a FIFO whose other end nobody has opened"),
+         "opening /data/a.fifo, a FIFO whose other end no process has opened"),
         ((user("input()"),), Syscall("read", "", (10,), (10,)), {}, HangCause.TERMINAL,
          "waiting for input at /dev/pts/3"),
         ((user("signal.pause()"),), Syscall("pause"), {}, HangCause.SIGNAL, "waiting for a signal"),
         ((user("f.read()"),), Syscall("read", "", (11,), (11,)), {}, HangCause.FILE, "in read of /data/a.bin"),
-        ((user("return torch.rand(9).add(1)"),), LOCKED, {}, HangCause.MISSING_THREAD, "waits in C code, for threads"),
-        ((user("x"),), None, {"state": "R", "cpu": 0.01}, HangCause.NO_CPU, "ready to run, with 2% of a CPU"),
-        ((user("x"),), None, {"cpu": 0.01, "switches": 9}, HangCause.NONE, "running now and then"),
+        ((user("return torch.rand(9).add(1)"),), LOCKED, {}, HangCause.MISSING_THREAD, "waits in C code for threads"),
+        ((user("x"),), None, {"state": "R", "cpu": 0.01}, HangCause.NO_CPU, "ready to run, but gets only 2% of a CPU"),
+        ((user("x"),), None, {"cpu": 0.01, "switches": 9}, HangCause.NONE, "running from time to time"),
     ],
 )  # fmt: skip
 def test_a_worker_stuck_in_a_sample(
@@ -186,7 +186,7 @@ def test_a_barrier_names_who_has_not_come() -> None:
     stack = (library("Barrier.wait"), user("barrier.wait()"))
     said = found(loop(1), IDLE, worker(1, *stack, call=LOCKED))
     assert said.cause is HangCause.BARRIER
-    assert "it waits at a barrier; worker 0 (pid 101) has not come to it" in said.sentence
+    assert "it waits at a barrier; worker 0 (pid 101) has not reached it" in said.sentence
 
 
 def test_a_collective_without_the_other_ranks_says_that_they_were_not_seen() -> None:
@@ -213,7 +213,7 @@ def test_a_lock_without_an_owner_is_held_by_who_is_further_in_the_same_function(
     holder = sharing(worker(0, gets, user("q.get()"), call=reads, descriptors=(users,)))
     said = found(sharing(loop(1)), holder, sharing(worker(1, asks, user("q.get()"), call=LOCKED)))
     assert (said.cause, said.who["worker"]) == (HangCause.QUEUE_EMPTY, 0)
-    assert "is inside of the lock, by its stack" in said.chain[2]
+    assert "holds the lock, by its stack" in said.chain[2]
 
 
 def test_a_signal_handler_is_not_the_code_that_it_interrupted() -> None:
@@ -434,7 +434,9 @@ def test_a_loop_that_waits_for_a_pool_whose_processes_compute_is_no_hang_for_cer
     both = later(loop(0, results, stack=waits, call=LOCKED), IDLE, scores(301), scores(302))
     said = diagnose(both, told)
     assert said.outcome is (RunOutcome.MAYBE_HUNG if computes else RunOutcome.HUNG)
-    assert ("of its pool process python (pid 301) and process python (pid 302) is at work" in said.sentence) is computes
+    assert (
+        "of its pool, process python (pid 301) and process python (pid 302) are at work" in said.sentence
+    ) is computes
 
 
 def test_a_process_of_the_programs_that_was_killed_is_named_for_who_waits_for_its_items() -> None:
@@ -444,7 +446,7 @@ def test_a_process_of_the_programs_that_was_killed_is_named_for_who_waits_for_it
     actor = replace(process(300, LOOP, thread(300, (), None, state="Z"), name="actor"), exit_code=9, ended=True)
     said = found(loop(1), IDLE, waits, actor)
     assert (said.cause, said.also[0]) == (
-        HangCause.QUEUE_EMPTY, "process actor (pid 300), which has ended (SIGKILL), was to put it"
+        HangCause.QUEUE_EMPTY, "process actor (pid 300), which has ended (SIGKILL), should have put it"
     )  # fmt: skip
 
 
@@ -670,7 +672,7 @@ def test_where_nothing_but_times_can_be_seen_the_worker_that_does_not_poll_is_na
     locks = (FileLock(1, "FLOCK", "WRITE", 400, 3, 77), FileLock(1, "FLOCK", "WRITE", 102, 3, 77, waits=True))
     said = diagnose([replace(hidden, processes=bare, locks=locks)])
     assert said.cause is HangCause.FILE_LOCK
-    assert "process 400, which was not looked at, took it, and may have passed it on" in said.sentence
+    assert "process 400 (not examined) took it, and may have passed it on" in said.sentence
 
 
 def test_a_process_that_is_gone_has_ended_and_one_that_was_killed_has_died() -> None:
@@ -727,9 +729,7 @@ def test_a_thread_that_waits_for_its_own_process_at_a_socket_is_told_so() -> Non
     aio = thread(190, (user("self.a.recv(1)", "get", 22),), RECEIVES, name="aio")
     ends = (connection(8, 91, 90), connection(9, 90, 91))
     said = found(loop(1), IDLE, worker(1, *RESULT, call=LOCKED, others=(aio,), descriptors=ends))
-    assert (
-        "aio (get at data.py:22) is waiting for data at a socket (the other end: it has that itself)" in said.sentence
-    )
+    assert "aio (get at data.py:22) is waiting for data at a socket (it has the other end itself)" in said.sentence
     served = process(300, 1, thread(300, (user("serve()"),), LOCKED), descriptors=ends[:1])
     said = found(loop(1), IDLE, worker(1, *RESULT, call=LOCKED, others=(aio,), descriptors=ends[1:]), served)
     assert "has that itself" not in said.sentence
@@ -772,7 +772,7 @@ def test_who_gets_bytes_from_a_slow_writer_moves_though_the_writer_naps() -> Non
         return diagnose(later(loop(1), IDLE, reader, writer), told)
 
     assert read(9).outcome is RunOutcome.MOVES
-    assert "and writes now and then" in read(9).sentence
+    assert "and writes from time to time" in read(9).sentence
     assert read(1).outcome is RunOutcome.HUNG
 
 
@@ -797,7 +797,7 @@ def test_of_a_connection_that_no_thread_accepts_that_is_said() -> None:
         accepts = thread(190, (user("server.accept()", "serve"),), call, name="server")
         return found(loop(1, accepts, descriptors=(connection(6, 70, 0),)), IDLE, unheard).sentence
 
-    assert heard_by(SLEEPS).endswith("should accept it, and no thread of it accepts")
+    assert heard_by(SLEEPS).endswith("should accept it, but no thread of it calls accept()")
     assert heard_by(ACCEPTS).endswith("should accept it")
 
 
@@ -838,7 +838,7 @@ def test_a_managers_process_says_in_which_call_it_waits_and_what_ends_that() -> 
 
     one = said(serving(301, "acquire"), serving(302, "acquire"))
     assert (one.cause, one.who["pid"]) == (HangCause.LOCK, 300)
-    assert one.sentence.endswith("waits in acquire() for another client of it to call release()")
+    assert one.sentence.endswith("waits in acquire() until another client calls release()")
     assert said(serving(301, "acquire"), serving(302, "get")).cause is HangCause.SOCKET
 
 
@@ -899,7 +899,7 @@ def asks_workers(*others: SeenThread, call: Syscall = READS, worker_0: SeenProce
 def test_a_loop_that_waits_for_an_item_of_its_idle_workers_hangs() -> None:
     said = asks_workers(feeder(201))
     assert (said.outcome, said.cause) == (RunOutcome.HUNG, HangCause.QUEUE_EMPTY)
-    assert "only worker 0 (pid 101) and worker 1 (pid 102) could, and they wait for it" in said.sentence
+    assert "only worker 0 (pid 101) and worker 1 (pid 102) could, and they wait for this process" in said.sentence
     at_work = asks_workers(worker_0=worker(0, user("x"), cpu=0.5, descriptors=(PUTS,)))
     sends = asks_workers(feeder(201, source="send_bytes(obj)"))
     other_thread = asks_workers(thread(201, (user("q.put(1)", "produce"),), SLEEPS, name="producer"))
@@ -919,7 +919,7 @@ def test_an_item_that_only_processes_could_put_that_wait_for_the_reader_never_co
     shared = [replace(one, semaphores=(Semaphore("sem.mp", 700, 4096, 0, 1),)) for one in (home, first, reader)]
     said = diagnose(later(*shared))
     assert (said.outcome, said.cause, said.who["worker"]) == (RunOutcome.HUNG, HangCause.QUEUE_EMPTY, 1)
-    assert "only the loop (pid 100) and worker 0 (pid 101) could, and they wait for it" in said.sentence
+    assert "only the loop (pid 100) and worker 0 (pid 101) could, and they wait for this process" in said.sentence
 
 
 @pytest.mark.parametrize(("mode", "state"), [("rw", RunOutcome.HUNG), ("r", RunOutcome.MAYBE_HUNG)])
@@ -1063,7 +1063,7 @@ def test_a_loop_that_polls_is_told_with_its_pause_if_two_looks_show_one_place() 
     assert (said.outcome, said.cause) == (RunOutcome.HUNG, HangCause.SLEEP)
     assert said.sentence == (
         "hung for 12.0 s: the loop (pid 100) waits for worker 1 (pid 102), in sample 37 (Data.__getitem__ at "
-        "data.py:12): it polls, asleep for about 0.05 s again and again, all the 4.5 s of looking"
+        "data.py:12): it polls: it slept for about 0.05 s repeatedly in the 4.5 s observed"
     )
     assert "polls" not in diagnose([last]).sentence
     slept = replace(nap(100), threads=(replace(nap(100).threads[0], idle=3.3),))
@@ -1224,7 +1224,7 @@ def test_who_waits_for_a_result_waits_for_the_task_of_its_pool() -> None:
     assert (said.cause, said.who["pid"], said.where["function"]) == (HangCause.FIFO, 300, "tokenize")
     said = found(asks, IDLE, of_pool(300), of_pool(301))
     assert (said.cause, said.who["role"]) == (HangCause.NOBODY, "loop")
-    assert "for the result of a pool that does nothing" in said.sentence
+    assert "for the result of an idle pool" in said.sentence
     two = (of_pool(300, user("open(fifo)")), of_pool(301, user("open(fifo)")))
     assert found(asks, IDLE, *two).who["role"] == "loop"  # it can't be known which of them has the task
 
@@ -1236,7 +1236,7 @@ def test_a_thread_that_waits_for_a_task_of_its_own_pool_leads_to_that_task() -> 
     assert (said.who["thread"], said.where["sample"], said.where["step"]) == (202, 37, "sample")
     assert "its thread pool_0, (outer at data.py:50) for 41.0 s, waits in Future.result" in said.sentence
     assert said.cause is HangCause.NOBODY
-    assert "has no thread left for it" in said.also[0]
+    assert "which has no free thread" in said.also[0]
 
 
 def test_an_event_names_the_threads_that_could_set_it_and_whom_they_wait_for() -> None:
@@ -1267,7 +1267,7 @@ def test_threads_that_all_wait_for_locks_may_wait_for_each_other() -> None:
         return loop(0, other, stack=(user("with B:", "train"), MAIN_OF), call=LOCKED)
 
     said = found(second(8192), IDLE)
-    assert "each may hold the one that the next waits for [its thread val (val at data.py:22)" in said.sentence
+    assert "each may hold the lock that the next one waits for [its thread val (val at data.py:22)" in said.sentence
     assert "each may hold" not in found(second(4096), IDLE).sentence  # both wait for one lock
 
 
@@ -1328,7 +1328,7 @@ def test_a_process_of_the_programs_own_may_hold_the_permits() -> None:
     assert "process python (pid 300) may hold it" in said.sentence
     said = found(sharing(loop(1)), sharing(IDLE), waits)
     assert said.cause is HangCause.PERMIT_LOST
-    assert said.sentence.endswith("it was lost, or the loop (pid 100) holds it, which waits for the batch")
+    assert said.sentence.endswith("it was lost, or the loop (pid 100) holds it while waiting for the batch")
 
 
 @pytest.mark.parametrize(
@@ -1400,7 +1400,7 @@ def test_a_worker_that_ignores_the_signal_to_end_is_said_to() -> None:
     stuck = worker(1, user("time.sleep(990)"), call=SLEEPS)
     assert "SIGTERM" not in found(joins, stuck).sentence
     assert found(joins, replace(stuck, ignored=("SIGTERM",))).sentence.endswith(
-        "; it ignores SIGTERM, which is to end it"
+        "; it ignores SIGTERM, the signal that should end it"
     )
 
 
@@ -1431,7 +1431,7 @@ def test_a_rank_that_naps_outside_of_a_collective_is_why_the_others_wait() -> No
 
     said = diagnose(rank(1, 1), told)
     assert (said.outcome, said.cause, said.who["pid"]) == (RunOutcome.MAYBE_HUNG, HangCause.COLLECTIVE, 200)
-    assert "has not come to the collective all_reduce: it " in said.sentence
+    assert "has not reached the collective all_reduce: it " in said.sentence
     assert diagnose(rank(1, 2), told).cause is HangCause.NONE
 
 
@@ -1441,7 +1441,7 @@ def test_a_poll_says_of_what_by_the_heads_of_its_blocks() -> None:
     first = worker(1, user(source), call=nap, idle=0.05, switches=5)
     last = replace(first, threads=(replace(first.threads[0], switches=(40, 45)),))
     said = diagnose([look(loop(1), IDLE, first), look(loop(1), IDLE, last, moment=4_000_000_000)])
-    assert said.sentence.endswith(f"all the 4.5 s of looking, in `{source}`")
+    assert said.sentence.endswith(f"in the 4.5 s observed, in `{source}`")
 
 
 SYNCHRONIZE = "/lib/python3.11/multiprocessing/synchronize.py"
@@ -1452,8 +1452,9 @@ SYNCHRONIZE = "/lib/python3.11/multiprocessing/synchronize.py"
     [
         ((library("Queue.put", QUEUES), user("out.put(x)")), HangCause.QUEUE_FULL, "room in a bounded queue"),
         ((library("Condition.wait", SYNCHRONIZE), library("Event.wait", SYNCHRONIZE), user("ready.wait()")),
-         HangCause.NOBODY, "an Event of several processes that nobody sets"),
-        ((library("Condition.wait", SYNCHRONIZE), user("news.wait()")), HangCause.NOBODY, "the notify of a Condition"),
+         HangCause.NOBODY, "a shared Event that no process sets"),
+        ((library("Condition.wait", SYNCHRONIZE), user("news.wait()")),
+         HangCause.NOBODY, "the notify of a shared Condition"),
     ],
 )  # fmt: skip
 def test_what_a_semaphore_stands_for_is_told_by_the_stack(
@@ -1494,4 +1495,4 @@ def test_a_worker_that_is_joined_and_waits_for_a_task_was_not_told_to_end() -> N
     waits = Syscall("wait4", "for process 102", target=102, timeout=-1.0)
     said = found(replace(loop(stack=(joins, MAIN), call=waits), children=(101, 102)), IDLE, worker(1, step="idle"))
     assert (said.cause, said.who["worker"]) == (HangCause.NOBODY, 1)
-    assert said.sentence.endswith("is idle; nothing has told it to end")
+    assert said.sentence.endswith("is idle; it was not told to end")

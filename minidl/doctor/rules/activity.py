@@ -1,4 +1,4 @@
-"""What the threads of a process were doing at two looks: whether they get on, and whether they could end a wait."""
+"""The activity of threads at two looks: whether they make progress, and whether they could end a wait."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def same_place(case: RunFacts, end: Link) -> bool:
 
 
 def times_asleep(case: RunFacts, end: Link) -> int:
-    """How often a thread fell asleep between two looks that both saw it asleep at one place; 0 = less than twice."""
+    """How often a thread fell asleep between two looks that both saw it asleep at one place; 0 = fewer than twice."""
     then, now = case.thread_before(end.pid, end.tid), case.thread(end.pid, end.tid)
     if then is None or now is None or then.syscall is None or now.syscall is None:
         return 0
     times = now.switches[1] - then.switches[0]
-    pause = 2 * case.apart / max(times, 1)  # what sleeps for longer than that now has another rhythm
+    pause = 2 * case.apart / max(times, 1)  # a longer sleep now belongs to another rhythm
     fits = now.idle <= pause and now.syscall.timeout <= pause
     return times if same_place(case, end) and fits and then.syscall.name == now.syscall.name and times > 1 else 0
 
 
 def stirs(case: RunFacts, pid: int, tid: int) -> bool:
-    """Whether a thread did more between the looks than to wake up for a poll now and then: it ran, began or ended.
+    """Whether a thread did more between the looks than wake up for an occasional poll: it ran, began or ended.
 
-    One that asks for the interpreter's lock in vain wakes up all the time, and gets nowhere.
+    A thread that waits for the GIL wakes up all the time without progress.
     """
     now, then = case.thread(pid, tid), case.thread_before(pid, tid)
     if now is None or now.idle > case.apart or tid in gil_starved(case, pid):
@@ -50,19 +50,19 @@ def stirs(case: RunFacts, pid: int, tid: int) -> bool:
 
 
 IDLE_WAKES: Final = 2
-"""Who waits wakes up for a poll, every 5 s, and for the signal that asks it for its stack; here also twice a second."""
+"""The most wake-ups of a waiting thread: it polls every 5 s, and a signal may request its stack; plus one in 2 s."""
 
 IDLE_SHARE: Final = 0.02
-"""Share of a CPU that polls take at most."""
+"""The largest share of a CPU that polls take."""
 
 
 def family_stirs(case: RunFacts, pid: int) -> bool:
-    """Whether a thread of a process, or of one that descends from it, did more between the looks than to poll."""
+    """Whether a thread of a process or of its descendants did more between the looks than poll."""
     return any(stirs(case, p.pid, t.tid) for p in case.family(pid) for t in p.threads)
 
 
 def at_work(case: RunFacts, pid: int, tid: int) -> bool:
-    """Whether a thread gets on: it computes, runs now and then, or sleeps for a while."""
+    """Whether a thread makes progress: it computes, runs from time to time, or sleeps for a limited time."""
     wait, thread = case.wait(pid, tid), case.thread(pid, tid)
     if wait is None or thread is None:
         return False
@@ -80,7 +80,7 @@ def in_users_code(case: RunFacts, pid: int) -> bool:
 
 
 def doing_of(case: RunFacts, pid: int, threads: list[SeenThread]) -> str:
-    """What the threads of a process that could end a wait are in, as words after the process's name.
+    """Describe the threads of a process that could end a wait, as words after the process's name.
 
     Threads outside of the user's code are left out.
     """
@@ -93,25 +93,25 @@ def doing_of(case: RunFacts, pid: int, threads: list[SeenThread]) -> str:
         name = thread.python_name or thread.name
         further = f" ({case.name(end.pid)} is {end.wait.words})" if end is not first and not chain.cycle else ""
         if is_its_own_other_end(first):  # a chain ends there
-            further = " (the other end: it has that itself)"
+            further = " (it has the other end itself)"
         said.append(f"{name} ({spot(place)}) is {first.wait.words}{further}")
     return f" [its thread{'s' * (len(said) > 1)} {and_joined(said, 2)}]" if said else ""
 
 
 def is_its_own_other_end(link: Link) -> bool:
-    """Whether a socket's other end is open in the waiter's own process alone; of a pipe see `kernel._only_itself`."""
+    """Whether only the waiting process has a socket's other end; for pipes see `kernel._only_itself`."""
     holders = {one.pid for one in link.wait.holders}
     one_socket = link.wait.kind is Blocked.SOCKET and bool(link.wait.target)  # of several, one may lead elsewhere
     return one_socket and holders == {link.pid}
 
 
 def loop_tid(case: RunFacts, pid: int) -> int:
-    """The thread of a process that runs a loader's loop; the main one if none is known to."""
+    """The thread of a process that runs a loader's loop; the main thread if that is unknown."""
     return next((loop.tid for loop in case.loops if loop.pid == pid), pid)
 
 
 def ended_children(case: RunFacts, did: str) -> tuple[str, ...]:
-    """For `also`: the program's own children that have ended unreaped. did: what one of them may have done."""
+    """For `also`: the program's own children that have ended unreaped. did: a possible action of one of them."""
     loops = {loop.pid for loop in case.loops}
     gone = [p for p in case.now.processes if p.ended and p.ppid in loops and p.pid not in case.workers]
     said = [f"process {p.name} (pid {p.pid}), which has ended ({exit_in_words(p.exit_code)})" for p in gone]
@@ -119,7 +119,7 @@ def ended_children(case: RunFacts, did: str) -> tuple[str, ...]:
 
 
 def wakes(case: RunFacts, link: Link) -> int:
-    """How often a thread that reads or writes without a timeout woke up between the looks: then bytes have moved."""
+    """How often a thread in a read or write without a timeout woke up between the looks: each time bytes moved."""
     thread, then = case.thread(link.pid, link.tid), case.thread_before(link.pid, link.tid)
     if link.wait.kind not in TWO_ENDS or link.wait.bounded or thread is None:
         return 0
@@ -127,5 +127,5 @@ def wakes(case: RunFacts, link: Link) -> int:
 
 
 def receives(case: RunFacts, link: Link) -> bool:
-    """Whether a thread gets bytes now and then: the signal that asks it for its stack wakes it only once a look."""
+    """Whether a thread receives bytes from time to time: the signal that requests its stack wakes it once a look."""
     return wakes(case, link) > 1

@@ -1,4 +1,4 @@
-"""What a rule is, what it finds, and the words that rules share."""
+"""The types of rules and of their results, and words that rules share."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from minidl.tracefile.words import ending
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What a rule found. what: for the sentence, after the name and the place of the chain's end.
+    """The result of a rule. what: for the sentence, after the name and the place of the chain's end.
 
-    moves: it goes on by itself. helped: somebody who could end the wait is at work, so it is no hang for certain.
-    alone: nobody who could end the wait is left, so it is not slow either. fix: a remedy of its own, "" = its cause's.
+    moves: it goes on by itself. helped: a thread that could end the wait is at work, so this is no certain hang.
+    alone: no thread that could end the wait is left, so it is not merely slow. fix: an own remedy, "" = the cause's.
     """
 
     cause: HangCause
@@ -33,13 +33,13 @@ class Judgement:
 
     @property
     def remedy(self) -> str:
-        """What helps: as the rule knows it, or else against such a cause."""
+        """The remedy: the rule's own, or else the one for the cause."""
         return self.fix or remedies.BY_CAUSE.get(self.cause, "")
 
 
 @dataclass(frozen=True, slots=True)
 class CauseRule:
-    """One rule. test: None = it does not apply. counter: what speaks against it."""
+    """One rule. test: returns None if it does not apply. counter: evidence against it."""
 
     test: Callable[[RunFacts, Chain], Judgement | None]
     about: str
@@ -49,7 +49,7 @@ class CauseRule:
 def exit_in_words(status: int) -> str:
     """How a process ended, by its wait status; -1 = unknown."""
     if status < 0:
-        return "how is not known"
+        return "exit status unknown"
     return ending(os.waitstatus_to_exitcode(status))
 
 
@@ -62,7 +62,7 @@ def state_seen(case: RunFacts, link: Link) -> EvidenceLine:
 
 
 def source_of(case: RunFacts, link: Link) -> str:
-    """Where the evidence of a thread's wait is from: its system call, or what the kernel tells without one."""
+    """The source of the evidence of a thread's wait: its system call, or else the kernel's function."""
     thread = case.thread(link.pid, link.tid)
     if thread is None:
         return f"process {link.pid}"
@@ -71,7 +71,7 @@ def source_of(case: RunFacts, link: Link) -> str:
 
 
 def wait_seen(case: RunFacts, link: Link) -> EvidenceLine:
-    """What a thread is in."""
+    """The wait of a thread, as evidence."""
     return EvidenceLine(link.wait.words, source_of(case, link))
 
 

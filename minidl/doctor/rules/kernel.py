@@ -1,6 +1,6 @@
-"""Rules of waits at the kernel's objects: file locks, pipes, FIFOs, sockets, files, terminals, signals, children.
+"""Rules for waits at the kernel's objects: file locks, pipes, FIFOs, sockets, files, terminals, signals, children.
 
-An event loop and a debugger wait at one of these, too.
+An event loop and a debugger also wait at one of these.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from minidl.tracefile.words import and_joined
 
 
 def file_lock(case: RunFacts, chain: Chain) -> Judgement | None:
-    """The chain ends at a file lock; if it goes on behind it, see `table._held_file_lock`."""
+    """The chain ends at a file lock; if the lock's holder waits itself, see `table._held_file_lock`."""
     wait = chain.end.wait
     if wait.kind is not Blocked.FILE_LOCK:
         return None
     facts = holders_seen(case, wait)
-    who = and_joined([case.name(one.pid) for one in wait.holders]) or "nobody that could be seen"
-    polls = wait.bounded  # the kernel knows no wait: that it is for this lock is a conclusion
+    who = and_joined([case.name(one.pid) for one in wait.holders]) or "a process that could not be seen"
+    polls = wait.bounded  # the kernel knows of no wait: this lock is a conclusion
     sure = (Sure.CERTAIN if wait.certain and not polls else Sure.LIKELY) if facts else Sure.POSSIBLE
     passed = facts and not wait.certain and not polls
     holds = "took it, and may have passed it on to a child" if passed else "holds it"
@@ -43,22 +43,22 @@ def file_lock(case: RunFacts, chain: Chain) -> Judgement | None:
 
 
 def holders_seen(case: RunFacts, wait: KernelWait) -> tuple[EvidenceLine, ...]:
-    """Who holds the lock that is waited for."""
+    """The holders of the lock, as evidence."""
     return tuple(EvidenceLine(f"{case.name(one.pid)} {one.why}", "/proc/locks, fdinfo") for one in wait.holders)
 
 
-_ELSEWHERE: Final = ("a lock of another machine (network file system), or of another container",)
+_ELSEWHERE: Final = ("a process on another machine (network file system) or in another container holds the lock",)
 
 
-POLLED: Final = ("it polls for something else, and the lock has nothing to do with it",)
+POLLED: Final = ("it polls for something else, unrelated to the lock",)
 
 
 def child(case: RunFacts, chain: Chain) -> Judgement | None:
-    """The chain ends at a wait for a child; if that waits itself, see `table._waiting_child`."""
+    """The chain ends at a wait for a child; if the child waits itself, see `table._waiting_child`."""
     waiter = chain.end
     if waiter.wait.kind is not Blocked.CHILD:
         return None
-    known = and_joined([case.name(one.pid) for one in waiter.wait.holders]) or "none is left"
+    known = and_joined([case.name(one.pid) for one in waiter.wait.holders]) or "it has none left"
     return Judgement(
         HangCause.CHILD, f"waits for its child ({known})", Sure.LIKELY,
         (wait_seen(case, waiter),),
@@ -68,7 +68,7 @@ def child(case: RunFacts, chain: Chain) -> Judgement | None:
 def pipe_full(case: RunFacts, chain: Chain) -> Judgement | None:
     """A process writes into a pipe or a FIFO that no process reads.
 
-    Says nothing of a worker that writes into the loader's own result pipe.
+    Does not apply to a worker that writes into the loader's own result pipe.
     """
     full = next((link for link in chain.links if link.wait.kind is Blocked.PIPE_WRITE), None)
     if full is None or (full.place.step is LoaderStep.WRITE and full.pid in case.workers):
@@ -80,7 +80,7 @@ def pipe_full(case: RunFacts, chain: Chain) -> Judgement | None:
         what = f"is {full.wait.words}"
         what += f"; {and_joined(ends)} {'have' if len(ends) > 1 else 'has'} its reading end" if ends else ""
     else:
-        what = f"has the pipe's reading end and does not read: it is {chain.end.wait.words}"
+        what = f"has the pipe's reading end but does not read: it is {chain.end.wait.words}"
     return Judgement(HangCause.PIPE_FULL, what, Sure.LIKELY, facts)
 
 
@@ -96,11 +96,11 @@ def _empty_pipe(case: RunFacts, chain: Chain) -> Link | None:
 
 
 def writer_is_elsewhere(case: RunFacts, chain: Chain) -> Judgement | None:
-    """A process reads from a pipe, and the one with its writing end does something else."""
+    """A process reads from a pipe, and the process with its writing end does something else."""
     empty, end = _empty_pipe(case, chain), chain.end
     if empty is None or empty is end:
         return None
-    writes = "writes now and then" if receives(case, empty) else "writes nothing"
+    writes = "writes from time to time" if receives(case, empty) else "writes nothing"
     return Judgement(
         HangCause.PIPE_EMPTY, f"has the pipe's writing end and {writes}: it is {end.wait.words}", Sure.LIKELY,
         (wait_seen(case, empty),),
@@ -108,7 +108,7 @@ def writer_is_elsewhere(case: RunFacts, chain: Chain) -> Judgement | None:
 
 
 def queue_empty(case: RunFacts, chain: Chain) -> Judgement | None:
-    """The pipe that no process writes to is that of a queue of multiprocessing."""
+    """The pipe that no process writes to belongs to a multiprocessing queue."""
     empty = chain.end
     of_queue = any(frame.file.endswith("multiprocessing/queues.py") for frame in empty.place.inside)
     if _empty_pipe(case, chain) is not empty or not of_queue:
@@ -116,26 +116,26 @@ def queue_empty(case: RunFacts, chain: Chain) -> Judgement | None:
     circle = _all_wait_for_it(case, chain, empty)
     ends = [_could(case, chain, one.pid) for one in empty.wait.holders]
     could = f" ({and_joined(ends)} could)" if ends else ""
-    also = ("one of these processes is about to, and is late",) if ends else ()
+    also = ("one of these processes will put it late",) if ends else ()
     if circle:
         names = and_joined([case.name(one.pid) for one in empty.wait.holders])
-        could, also = f": only {names} could, and {'they wait' if len(ends) > 1 else 'it waits'} for it", ()
+        could, also = f": only {names} could, and {'they wait' if len(ends) > 1 else 'it waits'} for this process", ()
     return Judgement(
-        HangCause.QUEUE_EMPTY, f"waits in Queue.get for an item that nobody puts{could}", Sure.LIKELY,
-        (wait_seen(case, empty),), (*ended_children(case, "was to put it"), *also),
+        HangCause.QUEUE_EMPTY, f"waits in Queue.get for an item that no process puts{could}", Sure.LIKELY,
+        (wait_seen(case, empty),), (*ended_children(case, "should have put it"), *also),
         alone=circle or _only_itself(case, empty), helped=_writer_works(case, empty),
     )  # fmt: skip
 
 
 def pipe_empty(case: RunFacts, chain: Chain) -> Judgement | None:
-    """A process reads from a pipe or a FIFO that no process writes to. After `queue_empty`: it is no queue's."""
+    """A process reads from a pipe or a FIFO that no process writes to. After `queue_empty`: not a queue's pipe."""
     empty = chain.end
     if _empty_pipe(case, chain) is not empty:
         return None
     circle = _all_wait_for_it(case, chain, empty)
     ends = [_could(case, chain, one.pid) for one in empty.wait.holders]
     who = f"; {and_joined(ends)} could write to it" if ends else ""
-    who += ", and waits for it" if circle else ""
+    who += " but waits for the reader" if circle else ""
     return Judgement(
         HangCause.PIPE_EMPTY, f"is {empty.wait.words}{who}", Sure.LIKELY,
         (wait_seen(case, empty),),
@@ -148,7 +148,7 @@ def _writer_works(case: RunFacts, link: Link) -> bool:
 
 
 def _only_itself(case: RunFacts, link: Link) -> bool:
-    """Whether the other end of a pipe is open in the waiter's own process alone, which has no thread to use it."""
+    """Whether only the waiter's own process has the other end of a pipe, and has no thread to use it."""
     letter = "w" if link.wait.kind is Blocked.PIPE_READ else "r"
     own = any(
         link.wait.target == f"pipe:{one.inode}" and letter in one.mode for one in case.processes[link.pid].descriptors
@@ -157,9 +157,9 @@ def _only_itself(case: RunFacts, link: Link) -> bool:
 
 
 def _all_wait_for_it(case: RunFacts, chain: Chain, link: Link) -> bool:
-    """Whether all that have a pipe's other end wait, at last, for who waits there, or are idle workers of its loop.
+    """Whether all holders of a pipe's other end wait, in the end, for the waiter, or are idle workers of its loop.
 
-    Another thread of theirs could use that end; so could one that gives up its own wait.
+    Another thread of such a process could use that end; so could one whose own wait times out.
     """
     idle = {pid for pid in case.workers_of(chain.links[0].pid).values() if _has_nothing_to_do(case, pid)}
     ends = {one.pid for one in link.wait.holders}
@@ -183,7 +183,7 @@ def _has_nothing_to_do(case: RunFacts, pid: int) -> bool:
 
 
 def _could(case: RunFacts, chain: Chain, pid: int) -> str:
-    """The name of a process that has the other end, with why it will not use it, as far as that is seen."""
+    """The name of a process that has the other end, with the reason why it does not use it, if seen."""
     name, end = case.name(pid), chain.end
     helpers = case.users_threads(pid)
     if doing := doing_of(case, pid, helpers):
@@ -198,7 +198,7 @@ def _could(case: RunFacts, chain: Chain, pid: int) -> str:
 
 
 def _reads_users_pipe(case: RunFacts, link: Link) -> bool:
-    """Whether a thread reads from a pipe that is not the loader's; without a stack, from any without a timeout."""
+    """Whether a thread reads from a pipe that is not the loader's; without a stack, any read without a timeout."""
     if link.wait.kind is not Blocked.PIPE_READ or (link.place.step in AT_HOME and not link.place.interrupted):
         return False
     return (
@@ -209,7 +209,7 @@ def _reads_users_pipe(case: RunFacts, link: Link) -> bool:
 
 
 def event_loop(case: RunFacts, chain: Chain) -> Judgement | None:
-    """An event loop of asyncio's that has nothing to run: which coroutine waits for what, no stack tells."""
+    """An asyncio event loop that has nothing to run. No stack shows which coroutine waits for what."""
     end = chain.end
     names = [f.name for f in end.place.inside[:3] if "asyncio/" in f.file.replace("\\", "/")]
     if "_run_once" not in names:
@@ -217,10 +217,10 @@ def event_loop(case: RunFacts, chain: Chain) -> Judgement | None:
     frame = end.place.users
     asked = f" that {frame.function} runs" if frame is not None else ""
     return Judgement(
-        HangCause.NOBODY, f"waits in the event loop of asyncio{asked}, which has nothing to run", Sure.POSSIBLE,
+        HangCause.NOBODY, f"waits in the asyncio event loop{asked}, which has nothing to run", Sure.POSSIBLE,
         (wait_seen(case, end),),
-        ("a coroutine waits for the network, or for what nobody sets",),
-        "print asyncio.all_tasks() from a signal handler (faulthandler can't); give awaits a timeout",
+        ("a coroutine waits for the network, or for an event that no coroutine sets",),
+        "print asyncio.all_tasks() from a signal handler (faulthandler does not show them); give awaits a timeout",
         moves=end.pid not in case.workers,
     )  # fmt: skip
 
@@ -232,22 +232,22 @@ def socket(case: RunFacts, chain: Chain) -> Judgement | None:
     if _calls_accept(case, end.pid, end.tid):
         return Judgement(
             HangCause.SOCKET, "waits for a client to connect", Sure.LIKELY,
-            (wait_seen(case, end),), ("no client comes, and none is meant to",),
+            (wait_seen(case, end),), ("no client is expected to connect",),
             "give accept() a timeout (socket.settimeout), or accept in a thread", helped=end.pid not in case.workers,
         )  # fmt: skip
     who = and_joined([_could(case, chain, one.pid) for one in end.wait.holders])
     own = is_its_own_other_end(end)
     helpers = doing_of(case, end.pid, case.users_threads(end.pid, but=end.tid)) if own else ""
-    other = f"the other end: {'it has that itself' + helpers if own else who or 'none of these processes has it'}"
+    other = f"the other end: {'its own process' + helpers if own else who or 'none of these processes has it'}"
     if end.wait.holders and not own and all(one.listens for one in end.wait.holders):
         threads = [(one.pid, t.tid) for one in end.wait.holders for t in case.processes[one.pid].threads]
         accepts = any(_calls_accept(case, pid, tid) for pid, tid in threads)
-        other = f"{who} should accept it" + ("" if accepts else ", and no thread of it accepts")
+        other = f"{who} should accept it" + ("" if accepts else ", but no thread of it calls accept()")
     times = times_asleep(case, end) if end.wait.bounded else 0
     what = f"is {end.wait.words}" + (f" with a timeout, {times} times in {case.apart:.1f} s: it polls" if times else "")
     return Judgement(
         HangCause.SOCKET, f"{what}; {other}", Sure.LIKELY,
-        (wait_seen(case, end),), ("the other end is slow, and will answer",),
+        (wait_seen(case, end),), ("the other end is slow but will answer",),
         helped=any(at_work(case, one.pid, t.tid) for one in end.wait.holders for t in case.users_threads(one.pid)),
     )  # fmt: skip
 
@@ -261,14 +261,14 @@ _DEBUGGER: Final = re.compile(r"(^|/)(pdb|bdb|cmd|code)\.py$|/(IPython|ipdb|pudb
 
 
 def debugger(case: RunFacts, chain: Chain) -> Judgement | None:
-    """A person is asked for the next command of a debugger."""
+    """A debugger waits for the next command of a person."""
     end = chain.end
     frame = next((f for f in end.place.inside if _DEBUGGER.search(f.file.replace("\\", "/"))), None)
     asleep = end.wait.kind in (Blocked.TERMINAL, Blocked.FILE, Blocked.PIPE_READ, Blocked.SOCKET, Blocked.FIFO)
     if frame is None or not asleep:
         return None
     return Judgement(
-        HangCause.TERMINAL, "waits for the next command of a person, in a debugger", Sure.LIKELY,
+        HangCause.TERMINAL, "waits in a debugger for the next command of its user", Sure.LIKELY,
         (EvidenceLine(f"it is in {frame.function}, {frame.file}:{frame.line}", f"stack of {end.pid}"),),
     )  # fmt: skip
 
@@ -277,13 +277,13 @@ _OBJECTS: Final = {
     Blocked.FIFO: (HangCause.FIFO, Sure.CERTAIN, ()),
     Blocked.TERMINAL: (HangCause.TERMINAL, Sure.CERTAIN, ()),
     Blocked.SIGNAL: (HangCause.SIGNAL, Sure.CERTAIN, ()),
-    Blocked.FILE: (HangCause.FILE, Sure.LIKELY, ("a slow disk, which will answer",)),
+    Blocked.FILE: (HangCause.FILE, Sure.LIKELY, ("the disk is slow but will answer",)),
 }
-"""Of waits that the kernel itself names: the cause, how sure that is, and what else fits."""
+"""Waits that the kernel itself names: the cause, its certainty, and alternatives."""
 
 
 def named_by_the_kernel(case: RunFacts, chain: Chain) -> Judgement | None:
-    """It opens a FIFO, asks a person, waits for a signal, or reads a file."""
+    """A thread opens a FIFO, waits for a person or for a signal, or reads a file."""
     end = chain.end
     if end.wait.kind not in _OBJECTS:
         return None

@@ -1,4 +1,4 @@
-"""Rules of what moves by itself: sleep, computing, no CPU; and the last one, of what nothing else explains."""
+"""Rules for threads that move by themselves: sleep, computing, no CPU; and the last rule, for all the rest."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ def sleeps(case: RunFacts, chain: Chain) -> Judgement | None:
     what, times = f"is {end.wait.words}", times_asleep(case, end)
     seen = wait_seen(case, end)
     if times:
-        what = (
-            f"polls, asleep for about {case.apart / times:.1g} s again and again, all the {case.apart:.1f} s of looking"
-        )
+        what = f"polls: it slept for about {case.apart / times:.1g} s repeatedly in the {case.apart:.1f} s observed"
         source = end.place.inside[0].source if end.place.inside else ""
         what += f", in `{source}`" if _IN_BLOCK.match(source) else ""
         seen = EvidenceLine(f"it fell asleep {times} times between the looks, at one place", source_of(case, end))
@@ -45,12 +43,12 @@ def computes(case: RunFacts, chain: Chain) -> Judgement | None:
     starves = end.wait.kind is Blocked.READY and before is not None and not moved and end.place.step in USERS
     if end.wait.kind is not Blocked.COMPUTES and not (starves and _share(case, end) >= STARVED):
         return None
-    same = f" all the {case.apart:.1f} s of looking" if before is not None and not moved else ""
+    same = f" in the {case.apart:.1f} s observed" if before is not None and not moved else ""
     return Judgement(
         HangCause.COMPUTING, f"is {end.wait.words}{same}", Sure.LIKELY,
         (wait_seen(case, end),),
-        ("an endless loop, or one sample that takes long: look again later",)
-        + (("others have the CPUs that it needs",) if starves else ()),
+        ("an endless loop, or one slow sample: look again later",)
+        + (("other threads use the CPUs that it needs",) if starves else ()),
         moves=moved,
     )  # fmt: skip
 
@@ -85,7 +83,7 @@ def moves(case: RunFacts, chain: Chain) -> Judgement | None:
     times = thread.switches[1] - then.switches[0] if thread is not None and then is not None else 0
     naps = bool(end.place.inside) and "sleep" in end.place.inside[0].source
     if naps and times > 1 and same_place(case, end):
-        what = f"polls: it woke {times} times in the {case.apart:.1f} s of looking, and is at the same line"
+        what = f"polls: it woke {times} times in the {case.apart:.1f} s observed, and is still at the same line"
         return Judgement(
             HangCause.SLEEP, what, Sure.LIKELY, (wait_seen(case, end),), moves=True,
         )  # fmt: skip
@@ -94,8 +92,8 @@ def moves(case: RunFacts, chain: Chain) -> Judgement | None:
 
 def unknown(case: RunFacts, chain: Chain) -> Judgement | None:
     words = chain.end.wait.words
-    seen = "" if chain.end.place.seen else "; without its Python stack the cause is not known"
+    seen = "" if chain.end.place.seen else "; the cause is unknown without its Python stack"
     return Judgement(
         HangCause.UNKNOWN, f"is {words}{seen}", Sure.UNKNOWN, (EvidenceLine(words, source_of(case, chain.end)),),
-        fix="" if chain.end.place.seen else "install py-spy and ask again, as root or with CAP_SYS_PTRACE",
+        fix="" if chain.end.place.seen else "install py-spy and run the doctor again, as root or with CAP_SYS_PTRACE",
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Rules of waits that several parties have to end: a barrier, a collective, the clients of a Manager."""
+"""Rules for waits that several parties have to end: a barrier, a collective, the clients of a Manager."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from minidl.tracefile.words import and_joined
 
 
 def barrier(case: RunFacts, chain: Chain) -> Judgement | None:
-    """A barrier: it waits for a number of threads or processes, and says nothing of which."""
+    """A barrier: it waits for a number of threads or processes, without naming them."""
     end = chain.end
     if not any(map(_of_barrier, end.place.inside)):
         return None
@@ -28,7 +28,7 @@ def barrier(case: RunFacts, chain: Chain) -> Judgement | None:
         EvidenceLine(f"at the barrier: {and_joined([case.name(pid) for pid in there])}", "stacks"),
         *((EvidenceLine(f"not at the barrier: {and_joined(others)}", "stacks"),) if others else ()),
     )
-    missing = f"; {and_joined(others)} {'have' if len(others) > 1 else 'has'} not come to it" if others else ""
+    missing = f"; {and_joined(others)} {'have' if len(others) > 1 else 'has'} not reached it" if others else ""
     return Judgement(
         HangCause.BARRIER, f"waits at a barrier{missing}", Sure.CERTAIN, facts,
     )  # fmt: skip
@@ -40,21 +40,21 @@ def _of_barrier(frame: Frame) -> bool:
 
 
 _OTHER_HALF: Final = {"recv": "sends", "send": "receives"}
-"""Of the operations between two ranks: what the other rank has to do."""
+"""Operations between two ranks: the action of the other rank."""
 
 
 def _operation(name: str) -> str:
-    """Its name in a sentence: recv and send are no collectives."""
+    """The name of an operation in a sentence: recv and send are no collectives."""
     return name if name in _OTHER_HALF else f"the collective {name}"
 
 
 def _in_collectives(case: RunFacts, but: int) -> list[tuple[int, ThreadPlace]]:
-    """The other processes whose main thread is in a collective, and where."""
+    """The other processes whose main thread is in a collective, and its place."""
     return [(pid, place) for pid in case.processes if pid != but and collective(place := case.place(pid, pid))]
 
 
 def same_half(case: RunFacts, chain: Chain) -> Judgement | None:
-    """Ranks that all receive, or that all send: none of them does the other half."""
+    """Ranks that all receive, or all send: none of them does the other half."""
     end, name = chain.end, collective(chain.end.place)
     others = _in_collectives(case, but=end.pid)
     if name not in _OTHER_HALF or not others or any(collective(place) != name for _, place in others):
@@ -65,8 +65,8 @@ def same_half(case: RunFacts, chain: Chain) -> Judgement | None:
         HangCause.CYCLE, f"waits in {name} for another rank; so {'does' if len(others) == 1 else 'do'} {ranks}, and "
         f"none of them {_OTHER_HALF[name]}",
         Sure.LIKELY, (EvidenceLine(f"it is in {name}", f"stack of {end.pid}"), *facts),
-        (f"a rank that {_OTHER_HALF[name]} is on another machine, or was not looked at",),
-        "let one rank send while the other receives (by its number), or use dist.batch_isend_irecv",
+        (f"a rank that {_OTHER_HALF[name]} is on another machine, or was not examined",),
+        "let one rank send while the other receives (by rank number), or use dist.batch_isend_irecv",
     )  # fmt: skip
 
 
@@ -81,7 +81,7 @@ def collective_missed(case: RunFacts, chain: Chain) -> Judgement | None:
     facts = [EvidenceLine(f"it is in {name}", f"stack of {end.pid}")]
     facts += [EvidenceLine(f"{case.name(pid)} is in {collective(p)}, {spot(p)}", f"stack of {pid}") for pid, p in apart]
     missed = "".join(f"; {case.name(pid)} is in {collective(place)} ({spot(place)})" for pid, place in apart[:1])
-    also = ("the other ranks are on other machines, or were not looked at: run the doctor on each",)
+    also = ("the other ranks are on other machines, or were not examined: run the doctor on each",)
     return Judgement(
         HangCause.COLLECTIVE, f"waits in {_operation(name)} for the other ranks{missed}", Sure.LIKELY,
         tuple(facts), () if apart else also,
@@ -89,16 +89,16 @@ def collective_missed(case: RunFacts, chain: Chain) -> Judgement | None:
 
 
 def rank_naps(case: RunFacts, chain: Chain) -> Judgement | None:
-    """A rank that sleeps for short times, and that another one waits for in a collective."""
+    """A rank that sleeps for short times, while another rank waits for it in a collective."""
     name = collective(chain.links[-2].place) if len(chain.links) > 1 else ""
     found = motion.sleeps(case, chain) or motion.moves(case, chain) if name else None
     naps = found is not None and found.cause is HangCause.SLEEP and found.moves
     if found is None or not naps or not same_place(case, chain.end):
         return None
     return Judgement(
-        HangCause.COLLECTIVE, f"has not come to {_operation(name)}: it {found.what}", Sure.LIKELY, found.facts,
-        ("it comes to the collective once it has what it waits for",),
-        "find what that rank waits for; ranks must run the same number of steps", helped=True,
+        HangCause.COLLECTIVE, f"has not reached {_operation(name)}: it {found.what}", Sure.LIKELY, found.facts,
+        ("it reaches the collective once its own wait ends",),
+        "find what that rank waits for; all ranks must run the same number of steps", helped=True,
     )  # fmt: skip
 
 
@@ -106,19 +106,19 @@ _COUNTERPART: Final = {
     "acquire": (HangCause.LOCK, "release"), "get": (HangCause.QUEUE_EMPTY, "put"), "put": (HangCause.QUEUE_FULL, "get"),
     "join": (HangCause.NOBODY, "task_done"), "wait": (HangCause.NOBODY, "set or notify"),
 }  # fmt: skip
-"""Of the methods that wait, of what a multiprocessing.Manager serves: the cause, and the method that ends the wait."""
+"""Methods of a multiprocessing.Manager's objects that wait: the cause, and the method that ends the wait."""
 
 
 def manager(case: RunFacts, chain: Chain) -> Judgement | None:
-    """A process of multiprocessing.Manager(), in a call for one client that only another client can end."""
+    """A process of multiprocessing.Manager() is in a call for one client that only another client can end."""
     end, thread = chain.end, case.thread(chain.end.pid, chain.end.tid)
     method = serves(thread) if thread is not None else None
     if method not in _COUNTERPART or end.wait.kind is not Blocked.FUTEX or len(chain.links) < 2:
         return None
     cause, ends = _COUNTERPART[method]
     return Judgement(
-        cause, f"is a Manager's, and waits in {method}() for another client of it to call {ends}()", Sure.LIKELY,
+        cause, f"belongs to a Manager and waits in {method}() until another client calls {ends}()", Sure.LIKELY,
         (EvidenceLine(f"it runs {method}() for a client", f"stack of thread {end.tid}"),),
-        ("a client that has ended was to do so",),
-        f"see who is to call {ends}(), and whether that waits for this worker; give the wait a timeout",
+        ("that client has ended before the call",),
+        f"find which client should call {ends}(), and whether it waits for this worker; give the wait a timeout",
     )  # fmt: skip

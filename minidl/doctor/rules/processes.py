@@ -1,4 +1,4 @@
-"""Rules of a process's state, whatever its code is: it has ended, is idle or stopped, is in a circle, keeps the GIL."""
+"""Rules for the state of a process, independent of its code: ended, idle, stopped, in a cycle, keeping the GIL."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from minidl.evidence.graph import Blocked
 
 
 def worker_is_gone(case: RunFacts, chain: Chain) -> Judgement | None:
-    """The loop waits for a worker that has exited, and no other thread of the run can be followed to."""
+    """The loop waits for a worker that has exited, and the chain leads to no other thread."""
     loop, place = chain.end, chain.end.place
     waits = place.step in (LoaderStep.NEXT, LoaderStep.HAND_OVER, LoaderStep.READ) and not place.interrupted
     if len(chain.links) > 1 or not waits:
@@ -36,25 +36,25 @@ def worker_is_gone(case: RunFacts, chain: Chain) -> Judgement | None:
 
 
 def idle_and_joined(case: RunFacts, chain: Chain) -> Judgement | None:
-    """The loop waits for the end of a worker, and that waits for a task."""
+    """The loop waits for the end of a worker, and the worker waits for a task."""
     if not chain.missing or chain.links[0].place.step not in (LoaderStep.SHUTDOWN, LoaderStep.EXIT):
         return None
     return Judgement(
-        HangCause.NOBODY, "is idle; nothing has told it to end", Sure.POSSIBLE,
+        HangCause.NOBODY, "is idle; it was not told to end", Sure.POSSIBLE,
         (EvidenceLine(f"{case.name(chain.end.pid)} waits for a task", f"stacks of {chain.end.pid}"),),
-        ("it was told, and is about to end",), "close the iterator, or end it, before the program ends",
+        ("it was told to end, and is about to",), "close or exhaust the iterator before the program ends",
     )  # fmt: skip
 
 
 def nobody_has_it(case: RunFacts, chain: Chain) -> Judgement | None:
-    """All workers wait for tasks, and the loop waits for a result: it was lost on its way, or never sent."""
+    """All workers wait for tasks, and the loop waits for a result: the result was lost, or the task never sent."""
     if not chain.missing:
         return None
     loop = next(link for link in chain.links if link.pid not in case.workers)
     torn = _bytes_waiting(case, loop)
     told = case.told
     if not (told and told.hung) and family_stirs(case, loop.pid):
-        return Judgement(HangCause.NONE, "is idle at this moment, and batches came between the looks", moves=True)
+        return Judgement(HangCause.NONE, "is idle at this moment, but batches arrived between the looks", moves=True)
     task = f"task {told.task}" if told and told.task >= 0 else "the batch"
     named = chain.end.pid in case.workers
     worker = case.name(chain.end.pid) if named else "every worker"
@@ -63,18 +63,18 @@ def nobody_has_it(case: RunFacts, chain: Chain) -> Judgement | None:
         EvidenceLine(f"{worker} waits for a task, and its feeder has nothing to send", f"stacks of {chain.end.pid}")
     ]
     if torn > 0:
-        facts.append(EvidenceLine(f"{torn} bytes lie in the result pipe and make no whole message", "FIONREAD"))
+        facts.append(EvidenceLine(f"the result pipe contains {torn} bytes, less than a complete message", "FIONREAD"))
         return Judgement(
-            HangCause.TORN_MESSAGE, f"{idle}; {torn} bytes of a message lie in the result pipe, unfinished",
-            Sure.LIKELY, tuple(facts), ("the loop has not looked yet",),
+            HangCause.TORN_MESSAGE, f"{idle}; the result pipe contains an incomplete message of {torn} bytes",
+            Sure.LIKELY, tuple(facts), ("the loop has not read the pipe yet",),
         )  # fmt: skip
     if torn == 0:
         facts.append(EvidenceLine("the result pipe is empty", "FIONREAD"))
     process = case.processes[chain.end.pid]
     most = process.limits.get("open files", 0)
     if named and most and len(process.descriptors) > 0.9 * most:
-        idle += f", and has {len(process.descriptors)} of its {most} descriptors open: none is left to send a batch by"
-    sure = Sure.LIKELY if chain.links[0].place.seen else Sure.POSSIBLE  # a feeder may be stuck in what can't be seen
+        idle += f", and has {len(process.descriptors)} of {most} descriptors open: none is left for sending a batch"
+    sure = Sure.LIKELY if chain.links[0].place.seen else Sure.POSSIBLE  # a feeder without a stack may be blocked
     return Judgement(
         HangCause.LOST_RESULT, f"{idle}; {task} was lost on its way to the loop", sure,
         tuple(facts), ("the task was never sent (its indices could not be pickled)",),
@@ -82,7 +82,7 @@ def nobody_has_it(case: RunFacts, chain: Chain) -> Judgement | None:
 
 
 def _bytes_waiting(case: RunFacts, loop: Link) -> int:
-    """Bytes in the pipe that the loop polls; -1 = unknown."""
+    """The number of bytes in the pipe that the loop polls; -1 = unknown."""
     process, thread = case.processes.get(loop.pid), case.thread(loop.pid, loop.tid)
     if process is None or thread is None or thread.syscall is None:
         return -1
@@ -91,7 +91,7 @@ def _bytes_waiting(case: RunFacts, loop: Link) -> int:
 
 
 def worker_has_ended(case: RunFacts, chain: Chain) -> Judgement | None:
-    """The worker that the loop waits for is dead, and the loop does not notice: it is in the middle of a message."""
+    """The worker that the loop waits for is dead, and the loop, in the middle of a message, does not notice."""
     end, first = chain.end, chain.links[0]
     if end.wait.kind is not Blocked.ENDED or end is first:
         return None
@@ -99,10 +99,11 @@ def worker_has_ended(case: RunFacts, chain: Chain) -> Judgement | None:
     facts = (EvidenceLine(f"{case.name(end.pid)} is a zombie: {how}", f"/proc/{end.pid}/stat"),)
     part = _bytes_waiting(case, first)
     if first.place.step is LoaderStep.READ or part > 0:
-        lying = EvidenceLine(f"the loop reads a message that has not come whole; {max(part, 0)} bytes wait", "FIONREAD")
+        said = f"the loop reads a message that has not arrived completely; {max(part, 0)} bytes are waiting"
+        lying = EvidenceLine(said, "FIONREAD")
         return Judgement(
-            HangCause.TORN_MESSAGE, f"has ended ({how}) in the middle of a message, whose rest the loop waits for",
-            Sure.LIKELY, (*facts, lying), ("it ended after a whole message, and the loop is about to notice",),
+            HangCause.TORN_MESSAGE, f"has ended ({how}) in the middle of a message; the loop waits for the rest of it",
+            Sure.LIKELY, (*facts, lying), ("it ended after a complete message, and the loop will soon notice",),
         )  # fmt: skip
     return Judgement(HangCause.DIED, f"has ended ({how})", Sure.LIKELY, facts)
 
@@ -123,9 +124,9 @@ def cycle(case: RunFacts, chain: Chain) -> Judgement | None:
         EvidenceLine(f"{case.name(link.pid)} is {link.wait.words}", source_of(case, link)) for link in chain.links[:-1]
     )
     return Judgement(
-        HangCause.CYCLE, f"is {chain.links[1].wait.words}, which closes a circle ({ring})",
+        HangCause.CYCLE, f"is {chain.links[1].wait.words}, which closes a cycle ({ring})",
         Sure.POSSIBLE if given_up else Sure.CERTAIN, facts, helped=given_up,
-        also=("one of them has a timeout, which ends the circle",) if given_up else (),
+        also=("one of them has a timeout, which ends the cycle",) if given_up else (),
         fix="" if locks else READ_ALL,
     )  # fmt: skip
 
@@ -136,13 +137,13 @@ def stopped(case: RunFacts, chain: Chain) -> Judgement | None:
         tracer = case.processes[pid].tracer
         return Judgement(
             HangCause.STOPPED, f"is stopped by a debugger (pid {tracer})", facts=(state_seen(case, chain.end),),
-            fix=f"let the debugger (pid {tracer}) continue it",
+            fix=f"continue it in the debugger (pid {tracer})",
         )  # fmt: skip
     if kind is not Blocked.STOPPED:
         return None
     return Judgement(
         HangCause.STOPPED, "is stopped by a signal (state T)", facts=(state_seen(case, chain.end),),
-        fix=f"kill -CONT {pid}; find who sent SIGSTOP (a job control, a memory guard, a suspended container)",
+        fix=f"kill -CONT {pid}; find the sender of SIGSTOP (job control, a memory guard, a suspended container)",
     )  # fmt: skip
 
 
@@ -151,19 +152,19 @@ def uninterruptible(case: RunFacts, chain: Chain) -> Judgement | None:
         return None
     return Judgement(
         HangCause.UNINTERRUPTIBLE, f"is {chain.end.wait.words} (state D)", facts=(state_seen(case, chain.end),),
-        also=("a slow disk or network file system, which may still answer",),
+        also=("the disk or network file system is slow but may answer",),
     )  # fmt: skip
 
 
 def keeps_the_gil(case: RunFacts, chain: Chain) -> Judgement | None:
-    """Threads of the process ask for the interpreter's lock in vain while another one sleeps, or computes in C."""
+    """Threads of the process wait for the GIL while another one sleeps, or computes in C."""
     pid = chain.end.pid
     starved = gil_starved(case, pid)
     process = case.processes.get(pid)
     if process is None:
         return None
     holders = [t for t in process.threads if t.gil and t.tid not in starved]
-    if holders and not starved:  # one that sleeps while it holds the lock keeps it from all the others
+    if holders and not starved:  # a thread that sleeps with the GIL blocks all the others
         holders = [t for t in holders if t.slept]
     if not starved and not holders:
         return None
@@ -172,9 +173,9 @@ def keeps_the_gil(case: RunFacts, chain: Chain) -> Judgement | None:
         return None
     wait, place = case.wait(pid, holder.tid), case.place(pid, holder.tid)
     inside = f", {wait.words}" if wait is not None else ""
-    facts = [EvidenceLine(f"thread {tid} asks for the GIL in vain", f"/proc/{pid}/task/{tid}") for tid in starved]
+    facts = [EvidenceLine(f"thread {tid} asks in vain for the GIL", f"/proc/{pid}/task/{tid}") for tid in starved]
     if holder.gil:
-        facts.append(EvidenceLine(f"thread {holder.tid} holds the interpreter's lock", "py-spy"))
+        facts.append(EvidenceLine(f"thread {holder.tid} holds the GIL", "py-spy"))
     at = f" in {spot(place)}" if spot(place) and holder.tid != chain.end.tid else ""
     return Judgement(
         HangCause.GIL, f"keeps the GIL{at}{inside}", Sure.CERTAIN if holder.gil else Sure.LIKELY, tuple(facts),

@@ -1,4 +1,4 @@
-"""Rules of semaphores of several processes, which have no owner: locks, permits, bounded queues, events."""
+"""Rules for semaphores shared between processes, which have no owner: locks, permits, bounded queues, events."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from minidl.tracefile.words import and_joined
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """A wait for a semaphore of several processes, which has no owner.
+    """A wait for a semaphore that processes share; it has no owner.
 
-    pids: who shares it. same: those that wait for it too. could: those that are in the user's code and do not wait for
-    it: they may hold it, or set what it stands for.
+    pids: the processes that share it. same: those that wait for it, too. could: those that are in the user's code and
+    do not wait for it: they may hold it, or set the event that it stands for.
     """
 
     end: Link
@@ -30,7 +30,7 @@ class _Shared:
 
 
 def _shared(case: RunFacts, chain: Chain) -> _Shared | None:
-    """The wait at the chain's end for a semaphore of several processes, without a timeout or again and again."""
+    """The wait at the chain's end for a semaphore that processes share, without a timeout or repeated."""
     end = chain.end
     if end.wait.kind is not Blocked.SEMAPHORE or (end.wait.bounded and not _asks_again(case, end)):
         return None
@@ -57,7 +57,7 @@ def _waits_for_same(case: RunFacts, pid: int, target: str) -> bool:
 
 
 def full_queue(case: RunFacts, chain: Chain) -> Judgement | None:
-    """The semaphore counts the room in a bounded queue of multiprocessing."""
+    """The semaphore counts the free places in a bounded queue of multiprocessing."""
     shared = _shared(case, chain)
     if shared is None:
         return None
@@ -65,23 +65,23 @@ def full_queue(case: RunFacts, chain: Chain) -> Judgement | None:
     if not frames or not frames[0].function.endswith("put"):
         return None
     return Judgement(
-        HangCause.QUEUE_FULL, "waits for room in a bounded queue that nobody empties", Sure.LIKELY, shared.facts,
+        HangCause.QUEUE_FULL, "waits for room in a bounded queue that no process empties", Sure.LIKELY, shared.facts,
     )  # fmt: skip
 
 
 def loaders_queue(case: RunFacts, chain: Chain) -> Judgement | None:
-    """The semaphore is the lock of a queue of the loader's own, which is held for one message at a time."""
+    """The semaphore is the lock of one of the loader's own queues, which a process holds for one message at a time."""
     shared = _shared(case, chain)
     if shared is None or shared.end.place.step not in (LoaderStep.WRITE, LoaderStep.IDLE, LoaderStep.READ):
         return None
     return Judgement(
         HangCause.DEAD_LOCK_HOLDER, "waits for the lock of the loader's own queue", Sure.LIKELY, shared.facts,
-        ("a live process holds it and is stopped",),
+        ("a stopped process holds it",),
     )  # fmt: skip
 
 
 def nobody_notifies(case: RunFacts, chain: Chain) -> Judgement | None:
-    """The semaphore is that of an Event or a Condition of multiprocessing."""
+    """The semaphore belongs to an Event or a Condition of multiprocessing."""
     shared = _shared(case, chain)
     if shared is None:
         return None
@@ -89,18 +89,18 @@ def nobody_notifies(case: RunFacts, chain: Chain) -> Judgement | None:
     if not any(name in ("Event.wait", "Condition.wait", "wait") for name in waits):
         return None
     event = "Event.wait" in waits or waits.count("wait") > 1  # Python 3.10 does not name the class
-    named = "an Event of several processes that nobody sets" if event else "the notify of a Condition"
+    named = "a shared Event that no process sets" if event else "the notify of a shared Condition"
     could = f" ({and_joined([case.name(pid) for pid in shared.could])} could)" if shared.could else ""
     return Judgement(
         HangCause.NOBODY, f"waits for {named}{could}", Sure.POSSIBLE if could else Sure.LIKELY, shared.facts,
         () if event else ("the notify came before the wait",),
-        "see who is to set or notify it, and whether that waits for this worker; give the wait a timeout",
+        "find which process should set or notify it, and whether that waits for this worker; give the wait a timeout",
         helped=any(at_work(case, pid, pid) for pid in shared.could),
     )  # fmt: skip
 
 
 def crossed_locks(case: RunFacts, chain: Chain) -> Judgement | None:
-    """Two processes wait for one lock each, and each is the only one that may hold what the other waits for."""
+    """Two processes wait for one lock each, and only the other one may hold that lock."""
     shared = _shared(case, chain)
     if shared is None or len(shared.could) != 1:
         return None
@@ -111,14 +111,14 @@ def crossed_locks(case: RunFacts, chain: Chain) -> Judgement | None:
         return None
     return Judgement(
         HangCause.CYCLE,
-        f"waits for a lock that only {case.name(pid)}, in {place_in_words(case, pid)}, may hold, and that one for a "
-        "lock that only it may hold: a circle",
-        Sure.LIKELY, (*shared.facts, *theirs.facts), ("both locks are held by a process that has died",),
+        f"waits for a lock that only {case.name(pid)}, in {place_in_words(case, pid)}, may hold; that one waits for a "
+        "lock that only it may hold: a cycle",
+        Sure.LIKELY, (*shared.facts, *theirs.facts), ("a process that has died holds both locks",),
     )  # fmt: skip
 
 
 def shared_lock(case: RunFacts, chain: Chain) -> Judgement | None:
-    """Who shares the semaphore, and is in code of the user's that may hold it; or can't be seen."""
+    """A process that shares the semaphore may hold it: it is in the user's code, or its stack is unknown."""
     shared = _shared(case, chain)
     if shared is None:
         return None
@@ -129,35 +129,35 @@ def shared_lock(case: RunFacts, chain: Chain) -> Judgement | None:
             for pid in shared.could
         )
         return Judgement(
-            HangCause.SEMAPHORE, f"waits for a lock of several processes; {names} may hold it", Sure.POSSIBLE,
+            HangCause.SEMAPHORE, f"waits for a lock shared between processes; {names} may hold it", Sure.POSSIBLE,
             (*shared.facts, *theirs), ("a permit was never given back",),
             helped=any(at_work(case, pid, pid) for pid in shared.could),
         )  # fmt: skip
     if all(case.place(pid, pid).seen for pid in shared.pids):
         return None
     return Judgement(
-        HangCause.SEMAPHORE, "waits for a lock or permit of several processes", Sure.POSSIBLE, shared.facts,
+        HangCause.SEMAPHORE, "waits for a lock or permit shared between processes", Sure.POSSIBLE, shared.facts,
         ("another of these processes holds it", "a permit was never given back"),
-        "install py-spy: the stacks of the processes that share it say which of them is inside of it",
+        "install py-spy: the stacks of the processes that share it show which of them holds it",
     )  # fmt: skip
 
 
 def permit_lost(case: RunFacts, chain: Chain) -> Judgement | None:
-    """All who share the semaphore are seen, and none is in code that could release it: see `shared_lock`."""
+    """All processes that share the semaphore are seen, and none could release it: see `shared_lock`."""
     shared = _shared(case, chain)
     if shared is None:
         return None
     idle = and_joined([case.name(pid) for pid in shared.pids if pid not in shared.same])
     waits = [case.name(one.pid) for one in chain.links[:1] if one.pid in shared.pids and one is not shared.end]
     seen = (EvidenceLine(f"{idle} share it, and are not in code that could release it", "stacks"),) if idle else ()
-    held = f": it was lost, or {and_joined(waits)} holds it, which waits for the batch" if waits else ""
+    held = f": it was lost, or {and_joined(waits)} holds it while waiting for the batch" if waits else ""
     return Judgement(
         HangCause.PERMIT_LOST,
-        f"waits for a lock or permit of several processes that none of them is about to release{held}",
+        f"waits for a lock or permit shared between processes that none of them is about to release{held}",
         Sure.LIKELY, (*shared.facts, *seen),
         (
-            *(ended_children(case, "held it") or ("a process that has died held it (it has no owner)",)),
-            "nobody was ever to release it",
+            *(ended_children(case, "held it") or ("a process that has died held it (such a lock has no owner)",)),
+            "the program never releases it",
         ),
         helped=any(
             at_work(case, pid, one.tid)

@@ -1,4 +1,4 @@
-"""The table of all rules, with two that ask it again: for what the holder of a file lock, or a child, waits itself.
+"""The table of all rules, with two rules that apply it again: to the holder of a file lock, and to a child.
 
 Interface: `RULES`, in order; `judged(case, chain)` -> `Judgement` of the first that applies.
 """
@@ -17,7 +17,7 @@ from minidl.evidence.graph import Blocked
 
 
 def _held_file_lock(case: RunFacts, chain: Chain) -> Judgement | None:
-    """The holder of a file lock waits itself: what for says the rule of that wait."""
+    """The holder of a file lock waits itself; the rule for that wait names the reason."""
     locked = next((link.wait for link in reversed(chain.links) if link.wait.kind is Blocked.FILE_LOCK), None)
     if locked is None or locked is chain.end.wait:
         return None
@@ -26,12 +26,12 @@ def _held_file_lock(case: RunFacts, chain: Chain) -> Judgement | None:
         HangCause.FILE_LOCK,
         f"holds that lock, and {below.what}", Sure.LIKELY if locked.bounded else below.sure,
         (*holders_seen(case, locked), *below.facts), (*below.also, *(POLLED if locked.bounded else ())),
-        f"keep the lock for as short as possible, and do nothing slow while it is held; {below.remedy}",
+        f"keep the lock for as short a time as possible, and do nothing slow meanwhile; {below.remedy}",
     )  # fmt: skip
 
 
 def _waiting_child(case: RunFacts, chain: Chain) -> Judgement | None:
-    """The child that is waited for waits itself: what for says the rule of that wait."""
+    """The awaited child waits itself; the rule for that wait names the reason."""
     waiter = next((link for link in reversed(chain.links) if link.wait.kind is Blocked.CHILD), None)
     if waiter is None or waiter.pid == chain.end.pid or chain.end.pid in case.workers:
         return None
@@ -39,7 +39,7 @@ def _waiting_child(case: RunFacts, chain: Chain) -> Judgement | None:
     return Judgement(
         HangCause.CHILD, below.what, below.sure,
         (wait_seen(case, waiter), *below.facts), below.also,
-        f"end the child, or give the wait for it a timeout; {below.remedy}",
+        f"end the child, or give the wait a timeout; {below.remedy}",
     )  # fmt: skip
 
 
@@ -47,8 +47,8 @@ RULES: Final = (
     CauseRule(processes.worker_is_gone, "a worker has exited", "it is there"),
     CauseRule(
         processes.idle_and_joined,
-        "a worker is joined that was not told to end",
-        "it is in anything but a wait for a task",
+        "the loop joins a worker that was not told to end",
+        "it does not wait for a task",
     ),
     CauseRule(
         processes.nobody_has_it, "a result was lost: all workers are idle", "a worker, or its feeder, is at work"
@@ -56,8 +56,8 @@ RULES: Final = (
     CauseRule(processes.worker_has_ended, "a worker died, perhaps in a message", "it runs"),
     CauseRule(processes.stopped, "SIGSTOP or a debugger", "its state is not T or t"),
     CauseRule(processes.uninterruptible, "the kernel waits for a device", "it ran between the looks"),
-    CauseRule(processes.keeps_the_gil, "C code keeps the interpreter's lock", "other threads of the process run"),
-    CauseRule(processes.cycle, "each waits for the next", "one link of the circle has a timeout"),
+    CauseRule(processes.keeps_the_gil, "C code keeps the GIL", "other threads of the process run"),
+    CauseRule(processes.cycle, "each waits for the next", "one link of the cycle has a timeout"),
     CauseRule(kernel.file_lock, "a file lock is held", "the lock is free in /proc/locks"),
     CauseRule(_held_file_lock, "a file lock's holder waits itself", "the lock is free in /proc/locks"),
     CauseRule(kernel.event_loop, "an event loop has nothing to run", "it runs no event loop"),
@@ -77,35 +77,35 @@ RULES: Final = (
     CauseRule(threads.native_pool_is_missing, "fork copied no threads of a C library", "the line takes a lock"),
     CauseRule(threads.lock_of_another_thread, "another thread holds a lock of Python's", "its holder runs"),
     CauseRule(threads.lock_at_the_fork, "a lock was held at the fork", "the worker took it itself"),
-    CauseRule(threads.lock_nobody_releases, "a lock that nobody can release", "another thread may release it"),
-    CauseRule(semaphores.full_queue, "a bounded queue is full", "somebody reads it"),
+    CauseRule(threads.lock_nobody_releases, "a lock that no thread can release", "another thread may release it"),
+    CauseRule(semaphores.full_queue, "a bounded queue is full", "a process reads it"),
     CauseRule(semaphores.loaders_queue, "the lock of a loader's queue is held", "its holder runs"),
-    CauseRule(semaphores.nobody_notifies, "an Event or Condition of several processes", "somebody sets it"),
+    CauseRule(semaphores.nobody_notifies, "an Event or Condition shared between processes", "a process sets it"),
     CauseRule(
-        semaphores.crossed_locks, "two locks of several processes, crossed", "another process may hold one of them"
+        semaphores.crossed_locks, "two locks shared between processes, crossed", "another process may hold one of them"
     ),
-    CauseRule(semaphores.shared_lock, "a lock of several processes is held", "its holder runs"),
+    CauseRule(semaphores.shared_lock, "a lock shared between processes is held", "its holder runs"),
     CauseRule(semaphores.permit_lost, "a permit was not given back", "a process that shares it could release it"),
     CauseRule(kernel.pipe_full, "the other end of a pipe does not read", "bytes move"),
-    CauseRule(kernel.writer_is_elsewhere, "who has a pipe's writing end is in something else", "bytes move"),
-    CauseRule(kernel.queue_empty, "nobody puts into a queue", "somebody puts"),
+    CauseRule(kernel.writer_is_elsewhere, "the process with a pipe's writing end does something else", "bytes move"),
+    CauseRule(kernel.queue_empty, "no process puts into a queue", "a process puts"),
     CauseRule(kernel.pipe_empty, "the other end of a pipe does not write", "bytes move"),
     CauseRule(kernel.named_by_the_kernel, "a FIFO, a terminal, a signal or a file", "the other end answers"),
     CauseRule(kernel.socket, "the other end does not answer", "bytes move"),
     CauseRule(motion.sleeps, "it sleeps", "the sleep ends soon"),
     CauseRule(motion.computes, "it computes", "its sample changed between the looks"),
-    CauseRule(motion.no_cpu, "others have the CPUs", "it gets CPU time"),
+    CauseRule(motion.no_cpu, "other threads use the CPUs", "it gets CPU time"),
     CauseRule(motion.moves, "it moves", ""),
     CauseRule(motion.unknown, "nothing above fits", ""),
 )
-"""The first that applies names the cause. What holds whatever the code is comes first."""
+"""The first rule that applies names the cause. Rules that do not depend on the code come first."""
 
 
 def judged(case: RunFacts, chain: Chain) -> Judgement:
-    """What the first rule that applies says."""
+    """The result of the first rule that applies."""
     return next(found for rule in RULES if (found := rule.test(case, chain)) is not None)
 
 
 def _judged_alone(case: RunFacts, chain: Chain) -> Judgement:
-    """What the first rule that applies says of the chain's last link."""
+    """The result of the first rule that applies to the chain's last link."""
     return judged(case, Chain(chain.links[-1:], before=chain.links[:-1]))

@@ -1,4 +1,4 @@
-"""Rules of waits within one process: locks of Python's and of C libraries, threads that a fork did not copy."""
+"""Rules for waits within one process: locks of Python and of C libraries, threads that a fork did not copy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from minidl.tracefile.words import and_joined
 
 
 def thread_is_missing(case: RunFacts, chain: Chain) -> Judgement | None:
-    """It waits for what another thread has to do, and its process, made by a fork, has none that could."""
+    """A thread waits for another thread, but its process, made by a fork, has none that could answer."""
     end, waiting = chain.end, waiting_in(chain.end)
     if not waiting:
         return None
@@ -27,35 +27,33 @@ def thread_is_missing(case: RunFacts, chain: Chain) -> Judgement | None:
     if own or end.tid != end.pid or end.pid not in case.workers or case.forked(end.pid) is not True:
         return None  # another thread than the main one was started after the fork
     parents = case.users_threads(process.ppid, but=loop_tid(case, process.ppid))
-    facts = [EvidenceLine("no other thread of it runs the program's code", f"threads of {end.pid}")]
+    facts = [EvidenceLine("no other thread of its process runs the program's code", f"threads of {end.pid}")]
     pooled = any(re.search(r"concurrent/futures|multiprocessing/pool", f.file) for f in end.place.inside)
     if parents:
         names = and_joined([thread.python_name or thread.name for thread in parents])
-        facts.append(
-            EvidenceLine(f"the process that forked it has the threads {names}, which a fork does not copy", "threads")
-        )
+        facts.append(EvidenceLine(f"the parent process has the threads {names}, which a fork does not copy", "threads"))
     if not parents and not pooled:
         return None
     return Judgement(
         HangCause.MISSING_THREAD, f"waits in {waiting} for a thread that the fork did not copy",
         Sure.CERTAIN if parents and pooled else Sure.LIKELY, tuple(facts),
-        () if pooled else ("nothing was ever to answer, fork or not",),
+        () if pooled else ("no thread would answer without the fork either",),
     )  # fmt: skip
 
 
 def pool_does_nothing(case: RunFacts, chain: Chain) -> Judgement | None:
-    """It waits for the result of a pool, none of whose threads and processes has a task."""
+    """A thread waits for the result of a pool, none of whose threads and processes has a task."""
     end, waiting = chain.end, waiting_in(chain.end)
     pool = pool_of(case, end) if waiting else []
     if not pool or any(works for _, _, works in pool):
         return None
     names = and_joined(list(dict.fromkeys(case.name(pid) for pid, _, _ in pool)))
     return Judgement(
-        HangCause.NOBODY, f"waits in {waiting} for the result of a pool that does nothing", Sure.LIKELY,
+        HangCause.NOBODY, f"waits in {waiting} for the result of an idle pool", Sure.LIKELY,
         (EvidenceLine(f"{names} waits for a task of the pool", "stacks"),),
-        ("the task was never begun, or its result is on its way",),
-        "find what killed the process that had the task: a multiprocessing.Pool starts another one and says "
-        "nothing; ProcessPoolExecutor raises BrokenProcessPool",
+        ("the pool never began the task, or the result is on its way",),
+        "find what killed the process that had the task: a multiprocessing.Pool silently starts another one; "
+        "ProcessPoolExecutor raises BrokenProcessPool",
     )  # fmt: skip
 
 
@@ -67,7 +65,7 @@ def _cause_of(waiting: str) -> HangCause:
 
 
 def thread_answers_late(case: RunFacts, chain: Chain) -> Judgement | None:
-    """It waits for an event, a condition or a queue of its own process, in which other threads could end that."""
+    """A thread waits for an event, a condition or a queue of its own process; other threads could end the wait."""
     end, waiting = chain.end, waiting_in(chain.end)
     own = case.users_threads(end.pid, but=end.tid)
     if not waiting or not own:
@@ -75,35 +73,36 @@ def thread_answers_late(case: RunFacts, chain: Chain) -> Judgement | None:
     names = and_joined([f"{t.python_name or t.name} ({case.waits[end.pid, t.tid].words})" for t in own])
     busy = list(dict.fromkeys(pid for pid, tid, works in pool_of(case, end) if works and at_work(case, pid, tid)))
     doing = doing_of(case, end.pid, own)
-    doing += f"; of its pool {and_joined([case.name(pid) for pid in busy])} is at work" if busy else ""
-    also = "one of these threads has to answer, and is late or stuck"
+    works = f"{and_joined([case.name(pid) for pid in busy])} {'are' if len(busy) > 1 else 'is'} at work"
+    doing += f"; of its pool, {works}" if busy else ""
+    also = "one of these threads should answer, and is late or blocked"
     if waiting.startswith(("Queue.join", "join (queue")):
-        also = "a thread that had taken an item ended, by an exception, and never called task_done()"
+        also = "a thread took an item, ended with an exception, and never called task_done()"
     return Judgement(
         _cause_of(waiting), f"waits in {waiting}{doing}", Sure.POSSIBLE,
         (EvidenceLine(f"other threads of its process: {names}", "stacks"),), (also,),
-        "see why that thread does not answer",
+        "find out why that thread does not answer",
         helped=bool(busy) or any(at_work(case, end.pid, t.tid) for t in own),
     )  # fmt: skip
 
 
 def nobody_answers(case: RunFacts, chain: Chain) -> Judgement | None:
-    """It waits for an event, a condition or a queue of its own process, in which no thread could end that.
+    """A thread waits for an event, a condition or a queue of its own process, and no thread could end the wait.
 
     After `thread_answers_late`: no other thread of the process runs the program's code.
     """
     end, waiting = chain.end, waiting_in(chain.end)
     if not waiting:
         return None
-    also = "the thread that was to answer has ended, perhaps by an exception: look for its traceback on stderr"
+    also = "the thread that should answer has ended, perhaps with an exception: look for its traceback on stderr"
     thread = case.thread(end.pid, end.tid)
     if any(f.file.endswith("concurrent/futures/thread.py") for f in (thread.stack if thread else None) or ()):
-        also = "it is a task of a pool, and waits for another task of that pool, which has no thread left for it"
+        also = "it is a task of a pool that waits for another task of the same pool, which has no free thread"
     if end.pid in case.workers and case.forked(end.pid) and end.tid == end.pid:
-        also = "the thread that was to answer lived in the process that forked it, and a fork copies no threads"
+        also = "the thread that should answer is in the parent process: a fork copies no threads"
     return Judgement(
         _cause_of(waiting), f"waits in {waiting}, which no thread of its process can end", Sure.LIKELY,
-        (EvidenceLine("no other thread of it runs the program's code", f"threads of {end.pid}"),), (also,),
+        (EvidenceLine("no other thread of its process runs the program's code", f"threads of {end.pid}"),), (also,),
         "answer it from the same process, or give the wait a timeout",
     )  # fmt: skip
 
@@ -112,7 +111,7 @@ _LOCKING: Final = re.compile(r"\bwith\b|acquire|lock|print\(|write|flush|log|imp
 
 
 def native_pool_is_missing(case: RunFacts, chain: Chain) -> Judgement | None:
-    """C code of a forked worker waits, in a line that takes no lock: for threads that the fork did not copy."""
+    """C code of a forked worker waits in a line that takes no lock: it waits for threads that the fork did not copy."""
     end = chain.end
     if waiting_in(end) != "" or end.pid not in case.workers:
         return None
@@ -124,14 +123,14 @@ def native_pool_is_missing(case: RunFacts, chain: Chain) -> Judgement | None:
     facts = [EvidenceLine(f"its line calls C code: {frame.source}", f"stack of {end.pid}")]
     facts += [EvidenceLine(f"its parent has {len(had)} threads of C libraries", "threads")] if had else []
     return Judgement(
-        HangCause.MISSING_THREAD, "waits in C code, for threads that the fork did not copy (OpenMP, a library's pool)",
+        HangCause.MISSING_THREAD, "waits in C code for threads that the fork did not copy (OpenMP, a library's pool)",
         Sure.LIKELY if had else Sure.POSSIBLE, tuple(facts), ("a lock inside of that library was held at the fork",),
         "torch.set_num_threads(1) or OMP_NUM_THREADS=1 before the workers start; multiprocessing_context='forkserver'",
     )  # fmt: skip
 
 
 def mutex(case: RunFacts, chain: Chain) -> Judgement | None:
-    """A mutex of glibc, in a library: it names its owner."""
+    """A mutex of glibc in a library; its memory names the owner."""
     end = chain.end
     if end.wait.kind is not Blocked.MUTEX:
         return None
@@ -140,15 +139,15 @@ def mutex(case: RunFacts, chain: Chain) -> Judgement | None:
     fact = EvidenceLine(f"the mutex names thread {thread.owner} as its owner", f"memory of {end.pid}")
     if thread.owner == end.tid:
         return Judgement(
-            HangCause.SELF_LOCK, f"is {end.wait.words}", facts=(fact,), fix="unlock before it is locked again"
+            HangCause.SELF_LOCK, f"is {end.wait.words}", facts=(fact,), fix="unlock the mutex before you lock it again"
         )
     if case.processes[end.pid].thread(thread.owner) is None:
         return Judgement(HangCause.FORK_LOCK, f"is {end.wait.words}", facts=(fact,))
-    return Judgement(HangCause.LOCK, f"is {end.wait.words}", facts=(fact,), fix="see what the owner waits for")
+    return Judgement(HangCause.LOCK, f"is {end.wait.words}", facts=(fact,), fix="find out what the owner waits for")
 
 
 def _of_a_lock(case: RunFacts, chain: Chain) -> tuple[str, tuple[EvidenceLine, ...]] | None:
-    """If the chain's end waits for a lock of Python's: the words for it, and its source line as evidence."""
+    """If the chain's end waits for a Python lock: the words for it, and its source line as evidence."""
     end = chain.end
     if waiting_in(end) != "":
         return None
@@ -159,7 +158,7 @@ def _of_a_lock(case: RunFacts, chain: Chain) -> tuple[str, tuple[EvidenceLine, .
 
 
 def lock_of_another_thread(case: RunFacts, chain: Chain) -> Judgement | None:
-    """A lock of Python's, which has no owner; other threads of the process may hold it."""
+    """A Python lock, which has no owner; other threads of the process may hold it."""
     found, end = _of_a_lock(case, chain), chain.end
     own = case.users_threads(end.pid, but=end.tid)
     if found is None or not own:
@@ -167,11 +166,11 @@ def lock_of_another_thread(case: RunFacts, chain: Chain) -> Judgement | None:
     what, shown = found
     names = and_joined([f"{t.python_name or t.name} ({case.waits[end.pid, t.tid].words})" for t in own])
     if _each_waits_for_a_lock(case, end, own):
-        what += ", as others do: each may hold the one that the next waits for"
+        what += ", as other threads do: each may hold the lock that the next one waits for"
     return Judgement(
         HangCause.LOCK, f"{what}{doing_of(case, end.pid, own)}", Sure.POSSIBLE,
         (*shown, EvidenceLine(f"other threads of its process: {names}", "stacks")),
-        ("one of these threads holds it", "it holds it itself"),
+        ("one of these threads holds it", "the waiting thread holds it itself"),
         helped=any(at_work(case, end.pid, t.tid) for t in own),
     )  # fmt: skip
 
@@ -196,7 +195,7 @@ def _no_other_thread(pid: int) -> EvidenceLine:
 
 
 def lock_at_the_fork(case: RunFacts, chain: Chain) -> Judgement | None:
-    """A lock that was held when the worker was forked: in the worker it stays so.
+    """A lock that was held when the worker was forked: in the worker it stays locked.
 
     After `lock_of_another_thread`: no other thread of the process runs the program's code.
     """
@@ -205,21 +204,21 @@ def lock_at_the_fork(case: RunFacts, chain: Chain) -> Judgement | None:
         return None
     (what, shown), frame, ppid = found, end.place.inside[0], case.processes[end.pid].ppid
     fix, facts = "", (*shown, _no_other_thread(end.pid))
-    also: tuple[str, ...] = ("it holds the lock itself (not re-entrant)",)
+    also: tuple[str, ...] = ("the waiting thread holds the lock itself (not re-entrant)",)
     parents = case.users_threads(ppid, but=loop_tid(case, ppid)) if ppid in case.processes else []
     reentrant = _REENTRANT.search(frame.file.replace("\\", "/"))
-    if any(f.function.startswith("_ModuleLock") for f in end.place.inside):  # it would notice its own circle
-        what, also = "waits for the lock of a module's import", ()
+    if any(f.function.startswith("_ModuleLock") for f in end.place.inside):  # it would notice its own cycle
+        what, also = "waits for the import lock of a module", ()
         fix = f"import the module before a thread does, and before the workers start; {AFTER_FORK}"
     elif parents:
         same = [t for t in parents if any(f.file == frame.file for f in t.stack or ())]
         names = and_joined([t.python_name or t.name for t in (same or parents)])
-        has = f"the process that forked it has the threads {names}, one of which may have held it"
+        has = f"the parent process has the threads {names}, one of which may have held the lock"
         facts += (EvidenceLine(has, "threads"),)
     elif reentrant or _in_first_sample(case, end):
-        why = "its holder may take it again" if reentrant else "it is in the first sample that it makes"
+        why = "its holder may take it again" if reentrant else "the worker makes its first sample"
         facts += (EvidenceLine(f"{why}, so it does not wait for itself", f"stack of {end.pid}"),)
-        also = () if reentrant else ("it has taken the lock twice in this sample",)
+        also = () if reentrant else ("the worker has taken the lock twice in this sample",)
     else:
         return None
     what += ", which was held when the worker was forked"
@@ -231,7 +230,7 @@ _REENTRANT: Final = re.compile(r"(^|/)(logging/__init__|functools)\.py$")
 
 
 def _in_first_sample(case: RunFacts, link: Link) -> bool:
-    """Whether a worker is in the first sample of its first task, in one function: nothing of it took a lock before."""
+    """Whether a worker is in the first sample of its first task, in one function, so that it took no lock before."""
     number, place, thread = case.workers.get(link.pid, -1), link.place, case.thread(link.pid, link.tid)
     if place.step is not LoaderStep.SAMPLE or place.task != number or place.sample < 0 or thread is None:
         return False
@@ -241,7 +240,7 @@ def _in_first_sample(case: RunFacts, link: Link) -> bool:
 
 
 def lock_nobody_releases(case: RunFacts, chain: Chain) -> Judgement | None:
-    """A lock of Python's that no other thread can release.
+    """A Python lock that no other thread can release.
 
     After `lock_of_another_thread`: no other thread of the process runs the program's code.
     """
@@ -249,10 +248,10 @@ def lock_nobody_releases(case: RunFacts, chain: Chain) -> Judgement | None:
     if found is None:
         return None
     what, shown = found
-    may, also = "no other thread can release", "it was acquired, and never released, by a thread that has ended"
+    may, also = "no other thread can release", "a thread that has ended acquired it and never released it"
     if end.pid in case.workers and case.forked(end.pid) is True:
         may = "no thread of its process can release"
-        also = "the main thread, or one that has ended, held it when the worker was forked: then use 'forkserver'"
+        also = "the main thread, or a thread that has ended, held it when the worker was forked: use 'forkserver'"
     return Judgement(
         HangCause.SELF_LOCK, f"{what} that {may}", Sure.LIKELY, (*shown, _no_other_thread(end.pid)), (also,),
     )  # fmt: skip
