@@ -1,18 +1,24 @@
 """A whole DataLoader on one page, to be read from top to bottom beside torch's and article 1 §2.1 to §2.4.
 
 It yields the batches that torch yields, in the same order, from map-style and iterable datasets, in this process or
-from workers; and it ends as torch's does. Names are those of torch and of the article. Processes and threads:
+from workers. It ends as torch's does, except that at Python's exit every iterator is shut down in order. Names are
+those of torch and of the article. Processes and threads (§2.4.1):
 
     this process      _try_put_index --(idx, index)--> one index queue for each worker
     worker processes  _worker_loop   --(idx, data)---> the worker result queue
     pin thread        _pin_memory_loop --(idx, data)-> the data queue       (only with pin_memory)
-    this process      _try_get_data  <--               the queue that is last: `_data_queue`
+    this process      _try_get_data  <--               `_data_queue`: the data queue, or without it the result queue
 
-What it leaves out, and who has it: `loader/iterators.py`, `driver.py`, `protocol.py` (every decision as a pure class,
-which an explorer and a checker run too; a death that leaves a lock taken; errors that name task and sample; a timeout
-that holds while a message is read), `crew.py` (an iterator that is collected in a reference cycle; a shutdown that
-is interrupted), `ports.py` (the seam for traces); `data/sampler.py`, `distributed.py` (other samplers), `collate.py`
-(registered types); `resume/stateful.py` (`state_dict`); `arena/arena.py` (memory that is used again).
+What it leaves out, and the file that has it:
+
+- `loader/dispatcher.py`, `driver.py`, `protocol.py`: each decision in a class that does no I/O, which an explorer and a
+  checker run, too; the death of a worker that had no work left, but held the result queue's lock;
+- `loader/iterators.py`: a timeout that also holds while a message is read; nothing is lost by a Ctrl-C; warnings;
+- `loader/liveness.py`, `worker.py`: errors that name the task and the sample, or a lack of open files;
+- `loader/crew.py`: an iterator that is collected in a reference cycle; a shutdown that is interrupted;
+- `loader/ports.py`: where tracing is put in;
+- `data/sampler.py`, `distributed.py`: other samplers; `collate.py`: registered types, mappings and sequences that keep
+  their type; `resume/stateful.py`: `state_dict`; `arena/arena.py`: memory that is used again.
 """
 
 from __future__ import annotations
@@ -39,8 +45,8 @@ MP_STATUS_CHECK_INTERVAL = 5.0  # seconds after which a wait looks whether the o
 
 
 # --- Samplers: which samples, in which order; and which of them make a batch ------------------------------------------
-# They and the loader are of torch's types, because frameworks ask for these. What they do is written here, but for the
-# check of multiprocessing_context.
+# Samplers and loader are subclasses of torch's, because frameworks test for those types. All their methods are written
+# here, except the setter of multiprocessing_context, which checks the value.
 class _Sampler:
     def __init__(self, data_source, generator=None):
         self.data_source, self.generator = data_source, generator
@@ -61,7 +67,8 @@ class RandomSampler(_Sampler, torch.utils.data.RandomSampler):
 
     def __iter__(self):
         generator = self.generator or torch.Generator().manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
-        for end in (None, 0):  # as torch, which draws a second permutation and uses nothing of it
+        # torch draws a second permutation, too, and uses none of it; so the generator ends in the same state.
+        for end in (None, 0):
             yield from torch.randperm(len(self), generator=generator).tolist()[:end]
 
 
@@ -96,13 +103,12 @@ class _DatasetKind:
     Iterable = 1
 
     @staticmethod
-    def create_fetcher(kind, dataset, auto_collation, collate_fn, drop_last):
-        fetcher = _MapDatasetFetcher if kind == _DatasetKind.Map else _IterableDatasetFetcher
-        return fetcher(dataset, auto_collation, collate_fn, drop_last)
+    def create_fetcher(kind, *options):
+        return (_MapDatasetFetcher if kind == _DatasetKind.Map else _IterableDatasetFetcher)(*options)
 
 
 class DataLoader(torch.utils.data.DataLoader):
-    """torch's options with torch's defaults; raises ValueError for those that exclude each other."""
+    """torch's options, but for pin_memory_device, with torch's defaults. ValueError if some exclude each other."""
 
     def __init__(
         self, dataset, batch_size=1, shuffle=None, sampler=None, batch_sampler=None, num_workers=0, collate_fn=None,
@@ -114,6 +120,7 @@ class DataLoader(torch.utils.data.DataLoader):
             (num_workers < 0 or timeout < 0 or batch_size == 0, "num_workers, timeout < 0, or batch_size 0"),
             (not num_workers and prefetch_factor is not None, "prefetch_factor option needs num_workers > 0"),
             (not num_workers and persistent_workers, "persistent_workers option needs num_workers > 0"),
+            (prefetch_factor is not None and prefetch_factor < 1, "prefetch_factor option should be positive"),
             (iterable and (shuffle or sampler or batch_sampler), "an IterableDataset has an order of its own"),
             (sampler is not None and shuffle, "sampler option is mutually exclusive with shuffle"),
             (batch_sampler is not None and (batch_size != 1 or shuffle or sampler is not None or drop_last),
@@ -140,11 +147,7 @@ class DataLoader(torch.utils.data.DataLoader):
         self.multiprocessing_context = multiprocessing_context
 
     _auto_collation = property(lambda self: self.batch_sampler is not None)
-
-    @property
-    def _index_sampler(self):
-        """What gives a task its indices."""
-        return self.batch_sampler if self._auto_collation else self.sampler
+    _index_sampler = property(lambda self: self.batch_sampler if self._auto_collation else self.sampler)
 
     def _get_iterator(self):
         return _MultiProcessingDataLoaderIter(self) if self.num_workers else _SingleProcessDataLoaderIter(self)
@@ -212,8 +215,7 @@ class _MapDatasetFetcher:
 class _IterableDatasetFetcher(_MapDatasetFetcher):
     def __init__(self, *options):
         super().__init__(*options)
-        self.dataset_iter = iter(self.dataset)
-        self.ended = False
+        self.dataset_iter, self.ended = iter(self.dataset), False
 
     def fetch(self, possibly_batched_index):
         """The next samples, as many as there are indices; raises StopIteration at the end of the dataset."""
@@ -258,7 +260,7 @@ def default_collate(batch):
 
 
 def _map_structure(function, data, members=None):
-    """`function` of each member of a structure (or of `members` in its place): dicts, named tuples, lists."""
+    """Apply `function` to each member of a dict, named tuple or list; to `members`, if given, instead of its own."""
     if isinstance(data, Mapping):
         return {key: function(value) for key, value in data.items()}
     if isinstance(data, Sequence) and not isinstance(data, (str, bytes)):
@@ -268,7 +270,7 @@ def _map_structure(function, data, members=None):
 
 
 # --- §2.4 In worker processes -----------------------------------------------------------------------------------------
-_ResumeIteration = namedtuple("_ResumeIteration", "epoch")  # in place of a task: begin it; comes back as the answer
+_ResumeIteration = namedtuple("_ResumeIteration", "epoch")  # in place of a task; the worker answers with it
 _IterableDatasetStopIteration = namedtuple("_IterableDatasetStopIteration", "worker_id")  # in place of a batch
 
 
@@ -281,13 +283,13 @@ def _attempt(where, function, *args):
 
 
 class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
-    _epoch, _shutdown, _owner = 0, False, None  # without an owner, there is nothing to shut down
+    # Until __init__ has started something, there is nothing to shut down.
+    _epoch, _shutdown, _owner, _worker_pids_set = 0, False, None, False
 
     # --- §2.4.2 Start the workers and the pin thread
     def __init__(self, loader):
         super().__init__(loader)
-        context = loader.multiprocessing_context
-        context = context if hasattr(context, "Process") else torch.multiprocessing.get_context(context)
+        context = loader.multiprocessing_context or torch.multiprocessing
         self._num_workers, self._prefetch_factor = loader.num_workers, loader.prefetch_factor
         self._in_order, self._persistent_workers = loader.in_order, loader.persistent_workers
         self._worker_result_queue = self._data_queue = context.Queue()
@@ -309,6 +311,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
             self._pin_memory_thread = threading.Thread(target=self._pin_memory_loop, args=args, daemon=True)
             self._pin_memory_thread.start()
         _set_worker_pids(id(self), tuple(worker.pid for worker in self._workers))
+        self._worker_pids_set = True
         _set_SIGCHLD_handler()
         _iterators.add(self)
         self._reset(loader, first_iter=True)
@@ -329,7 +332,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
                 index_queue.put((_ResumeIteration(self._epoch), None))
             missing = self._num_workers
             while missing > 0:
-                missing -= self._get_data()[0] == _ResumeIteration(self._epoch)
+                missing -= self._get_data()[0] == _ResumeIteration(self._epoch)  # 1 if it is an answer, else 0
         for _ in range(self._prefetch_factor * self._num_workers):  # prime the prefetch loop
             self._try_put_index()
 
@@ -363,9 +366,11 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
             np.random.seed(np.random.SeedSequence((worker_id, base_seed)).generate_state(4))
             info = torch_worker.WorkerInfo(id=worker_id, num_workers=num_workers, seed=seed, dataset=fetching[1])
             torch_worker._worker_info = info  # torch's get_worker_info() returns it
-            fetcher, iteration_end = _attempt(where, init_fn, worker_id) if init_fn is not None else None, False
-            if not isinstance(fetcher, ExceptionWrapper):
+            iteration_end = False
+            fetcher = _attempt(where, init_fn, worker_id) if init_fn is not None else None
+            if not isinstance(fetcher, ExceptionWrapper):  # else it is the answer to each task
                 fetcher = _attempt(where, _DatasetKind.create_fetcher, *fetching)
+            # Two tests: a forked sibling may hold the pipe that is_alive() watches; a fork server's pid stays.
             while parent.is_alive() and os.getppid() == parent_pid:
                 try:
                     idx, index = index_queue.get(timeout=MP_STATUS_CHECK_INTERVAL)
@@ -386,7 +391,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
                 del data, idx, index  # they need not stay while the next task is waited for
         except KeyboardInterrupt:
             pass  # the loader gets it, too, and says so
-        if done_event.is_set() or not parent.is_alive():
+        if done_event.is_set() or not parent.is_alive() or os.getppid() != parent_pid:
             data_queue.cancel_join_thread()  # the loader reads no more, and the pipe may be full
 
     # --- §2.4.6 What the pin thread runs: a device can copy nothing from other memory by itself
@@ -433,14 +438,6 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
             self._task_info.pop(self._rcvd_idx, None)
             self._rcvd_idx += 1
 
-    def _process_data(self, idx, data):
-        self._workers_num_tasks[self._task_info.pop(idx)[0]] -= 1
-        self._rcvd_idx += idx == self._rcvd_idx
-        self._try_put_index()  # one batch leaves, one task follows
-        if isinstance(data, ExceptionWrapper):
-            data.reraise()
-        return data
-
     def _get_data(self):
         while True:
             success, message = self._try_get_data(self._timeout or MP_STATUS_CHECK_INTERVAL)
@@ -456,6 +453,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
         try:
             return True, self._data_queue.get(timeout=timeout)
         except Exception as error:
+            # A worker that died with the queue's lock keeps the others from writing: then nothing comes, either.
             failed = [i for i, w in enumerate(self._workers) if self._workers_status[i] and not w.is_alive()]
             for worker_id in failed:
                 self._mark_worker_as_unavailable(worker_id)
@@ -465,6 +463,15 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
             if isinstance(error, queue.Empty):
                 return False, None
             raise
+
+    def _process_data(self, idx, data):
+        self._workers_num_tasks[self._task_info.pop(idx)[0]] -= 1
+        if idx == self._rcvd_idx:  # else it is yielded out of order
+            self._rcvd_idx += 1
+        self._try_put_index()  # one batch leaves, one task follows
+        if isinstance(data, ExceptionWrapper):
+            data.reraise()
+        return data
 
     # --- The end: article 4 §shutdown
     def _mark_worker_as_unavailable(self, worker_id):
@@ -478,11 +485,12 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
             return
         self._shutdown = True
         try:
-            if self._pin_memory_thread is not None:  # first: it may be reading what a worker writes
+            # The thread first: a worker that leaves may leave half a message in the queue from which the thread reads.
+            if self._pin_memory_thread is not None:
                 self._pin_memory_thread_done_event.set()
                 self._worker_result_queue.put((None, None))  # wakes it
                 self._pin_memory_thread.join(2 * MP_STATUS_CHECK_INTERVAL)
-                self._worker_result_queue.cancel_join_thread()
+                self._worker_result_queue.cancel_join_thread()  # a dead worker may hold the lock that writing needs
                 self._worker_result_queue.close()
             self._workers_done_event.set()
             for worker_id in range(len(self._workers)):
@@ -493,7 +501,8 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
             for index_queue in self._index_queues:
                 index_queue.close()
         finally:  # also after Ctrl-C
-            _remove_worker_pids(id(self))
+            if self._worker_pids_set:
+                _remove_worker_pids(id(self))
             for end in ("terminate", "kill"):
                 for worker in [worker for worker in self._workers if worker.is_alive()]:
                     getattr(worker, end)()
@@ -511,7 +520,9 @@ _iterators = weakref.WeakSet()
 
 
 @atexit.register
-def _at_exit():  # before multiprocessing kills daemonic workers: one might be in the middle of a message
+def _at_exit():
+    # Before multiprocessing terminates the workers, since atexit runs first what was registered last. A terminated
+    # worker might leave half a message, for which the pin thread would wait.
     for iterator in tuple(_iterators):
         iterator._shutdown_workers()
 
