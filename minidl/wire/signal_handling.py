@@ -126,7 +126,7 @@ def _run_those_that_came() -> None:
 
 
 def _is_torchs(handler: Any) -> bool:
-    """Whether it is the handler of torch's loader, which raises at once."""
+    """Whether it is the handler of torch's loader, which raises at once, also in the middle of a step."""
     return getattr(handler, "__module__", None) == "torch.utils.data._utils.signal_handling"
 
 
@@ -139,7 +139,8 @@ def _set_SIGCHLD_handler() -> None:  # noqa: N802  # upstream's name
     if threading.current_thread() is not threading.main_thread():
         return
     previous = signal.getsignal(signal.SIGCHLD)
-    if _SIGCHLD_handler_set and not _is_torchs(previous):
+    raises_at_once = _is_torchs(previous)
+    if _SIGCHLD_handler_set and not raises_at_once:
         return
 
     def handler(signum: int, frame: FrameType | None) -> None:
@@ -147,7 +148,7 @@ def _set_SIGCHLD_handler() -> None:  # noqa: N802  # upstream's name
         global put_off
         if _in_a_step(frame):
             put_off = True
-            if _is_torchs(previous):
+            if raises_at_once:
                 return
         else:
             _error_if_any_worker_fails()
