@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from minidl.evidence.model import BACKLOG, Descriptor, FileLock, RunEvidence, SeenProcess, SeenThread, Semaphore
-from minidl.tracefile.words import counted
 
 BUSY: Final = 0.25
 """A thread with at least this share of a CPU computes; below, it only wakes from time to time."""
@@ -255,8 +254,8 @@ def _futex(process: SeenProcess, thread: SeenThread, evidence: RunEvidence, ends
         others = [pid for pid in dict.fromkeys(ends.semaphores[semaphore.inode]) if pid != process.pid]
         holders = tuple(Holder(pid, why="shares it") for pid in others)
         value = f", whose value is {semaphore.value}" if semaphore.value >= 0 else ""
-        shared = counted(len(others), "other process", "other processes") if others else "no other process"
-        words = f"waiting for the semaphore {semaphore.name}{value}, shared with {shared}"
+        shared = f"shared with {len(others) or 'no'} other process{'' if len(others) == 1 else 'es'}"
+        words = f"waiting for the semaphore {semaphore.name}{value}, {shared}"
         return KernelWait(Blocked.SEMAPHORE, words, f"semaphore:{semaphore.inode}", holders, False, bounded)
     if thread.owner > 0:
         return _mutex(process, thread, evidence)
