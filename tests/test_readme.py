@@ -1,4 +1,4 @@
-"""The README files: each link leads to a file, each command and option exists, each import works."""
+"""The README files and the guides: each link leads to a file, each command and option exists, each import works."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from minidl.analysis.headline import headline
 from minidl.tracefile.reader import read_trace
 
 ROOT = Path(__file__).parents[1]
-READMES = ("README.md", "traces/README.md", "notebooks/README.md", "minidl/photos/README.md")
+GUIDES = tuple(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md")))
+READMES = (
+    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"),
+    *("traces/README.md", "notebooks/README.md", "minidl/photos/README.md", *GUIDES),
+)
 TEXT = "\n".join((ROOT / name).read_text() for name in READMES)
 
 
@@ -66,9 +70,12 @@ def test_each_option_that_is_named_alone_exists() -> None:
         assert option in options, option
 
 
-def test_each_command_is_named_in_the_readme() -> None:
-    text = (ROOT / "README.md").read_text()
-    assert [name for name in cli.COMMANDS if f"minidl {name}" not in text] == []
+def test_the_readme_is_one_page() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 130
+
+
+def test_each_command_is_named_in_a_guide() -> None:
+    assert [name for name in cli.COMMANDS if f"minidl {name}" not in TEXT] == []
 
 
 def test_each_python_name_exists() -> None:
@@ -82,6 +89,6 @@ def test_each_file_that_a_command_runs_exists() -> None:
 
 
 def test_the_headline_that_is_shown_is_the_recordings() -> None:
-    shown = re.search(r"<!-- headline -->\n```\n(.*?)\n```", TEXT, re.S)
-    assert shown is not None
-    assert shown[1].split("\n") == headline(read_trace(ROOT / "traces" / "worker-sigkilled.minidl")).lines()
+    shown = re.findall(r"<!-- headline -->\n```\n(.*?)\n```", TEXT, re.S)
+    lines = headline(read_trace(ROOT / "traces" / "worker-sigkilled.minidl")).lines()
+    assert [text.split("\n") for text in shown] == [lines]

@@ -1,6 +1,7 @@
 """The protocol's tables as pictures: the three lifecycles, and the joint rules of the shutdown.
 
-`python -m minidl.explore.diagrams [DIR]` writes one SVG a table (default: `minidl/diagrams`, which the README shows).
+`python -m minidl.explore.diagrams [DIR]` writes one SVG a table (default: `minidl/diagrams`; the guide to the protocol
+shows them).
 A lifecycle is a column of states. A transition leaves its state at the right if it goes down, at the left if it goes up
 or stays; states from which one event leads to one state share a line. The text of a transition stands on the piece of
 line beside its state, so no two texts can overlap. A text with a slash is "events / action".

@@ -9,7 +9,7 @@ state twice: as it was when the epoch began, so that the same order is drawn aga
 a resumed loader restores both, one before and one after its draws, so later epochs are those of the run that was saved.
 The generators of `random`, NumPy and the workers are not in it, as upstream: workers have drawn for batches that were
 not yielded, and another worker may fetch the next one. A map dataset may have them in its own state, and then the
-number of workers must be the same. README shows how to augment a sample by epoch and index instead.
+number of workers must be the same. docs/guides/resume.md shows how to augment a sample by epoch and index instead.
 Upstream: torchdata's StatefulDataLoader.
 """
 

@@ -1,4 +1,4 @@
-"""The README's table of clients, and what a machine without them sees."""
+"""The guide's table of clients, and what a machine without them sees."""
 
 from __future__ import annotations
 

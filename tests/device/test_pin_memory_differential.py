@@ -5,9 +5,9 @@ warnings, generators, and errors: their type, their first line, and the exceptio
 takes the device in everything that a loader does with one: it asks torch.accelerator for the device, pins by
 `Tensor.pin_memory`, and sets the thread's device.
 
-Left out, because torch's loader waits for ever or ends its pin thread there, and ours does not (README, "Intended
-differences"): a batch that cannot be sent or rebuilt, a worker that is killed while it writes, a `pin_memory` that
-never returns.
+Left out, because torch's loader waits for ever or ends its pin thread there, and ours does not
+(docs/explanation/differences.md): a batch that cannot be sent or rebuilt, a worker that is killed while it writes, a
+`pin_memory` that never returns.
 """
 
 from __future__ import annotations

@@ -83,8 +83,8 @@ def test_what_a_program_may_do_to_a_loader_is_honoured(tmp_path: Path, way: str)
     assert not check(read_trace(tmp_path / "trace"))
 
 
-def test_the_readme_says_what_is_honoured() -> None:
-    _, _, rest = (ROOT / "README.md").read_text().partition("<!-- honoured -->\n")
+def test_the_guide_says_what_is_honoured() -> None:
+    _, _, rest = (ROOT / "docs" / "guides" / "record.md").read_text().partition("<!-- honoured -->\n")
     lines = rest.partition("<!-- /honoured -->")[0].strip().splitlines()
     rows = [tuple(cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]) for line in lines[2:]]
     assert rows == [(row, whose) for row, (whose, _) in honoured.ROWS.items()]

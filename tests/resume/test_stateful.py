@@ -270,8 +270,9 @@ class Noisy(minidl.Dataset[Any]):
 
 
 def by_the_readme() -> Any:
-    """The dataset that the README shows, with draws from NumPy's and torch's generators."""
-    _, _, rest = (Path(__file__).parents[2] / "README.md").read_text().partition("<!-- augmentations -->\n```python\n")
+    """The dataset that the guide shows, with draws from NumPy's and torch's generators."""
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "resume.md"
+    _, _, rest = guide.read_text().partition("<!-- augmentations -->\n```python\n")
     names: dict[str, Any] = {"minidl": minidl, "np": np, "torch": torch}
     exec(rest.partition("```")[0], names)
     return names["Augmented"](range(12), lambda image, rng: (image, rng.random(), torch.rand(()).item()))

@@ -68,7 +68,7 @@ VERSION, FIRST_MODE = 1, 5
 
 
 def is_told(client: Client, ran: Ran) -> None:
-    """The README's table says what came, except for the times; of another version, what it says of minidl's loader."""
+    """The guide's table says what came, except for the times; of another version, what it says of minidl's loader."""
     runs = {mode: ran(client, mode) for mode in ("torch", *client.modes)}
     told = [cells(without_time(line)) for line in in_readme() if line.startswith(f"| {client.name} |")]
     came = cells(without_time(row(client, runs)))

@@ -8,7 +8,7 @@
     direct   the program makes `minidl.DataLoader` itself
     run arena, observe arena   the same with the transport "arena", and every tensor in a slab
 
-`row(client, runs)` is the client's line in the README's table. `python tests/support/client_runs.py` writes the table;
+`row(client, runs)` is the client's line in the guide's table. `python tests/support/client_runs.py` writes the table;
 with names of clients, their lines. The line of a client that is not installed stays. With `--transport arena`, it runs
 them all with slabs, compares their hashes with the table's, and exits with 1 if one differs.
 """
@@ -38,7 +38,7 @@ from minidl.tracefile.join import traces_in
 from minidl.tracefile.reader import Trace, read_trace
 
 PROGRAMS = Path(__file__).parents[1] / "clients" / "programs"
-README = Path(__file__).parents[2] / "README.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "frameworks.md"
 MODES = ("torch", "direct", "run", "observe", "observe arena")
 TORCHRUN = ("--standalone", "--nproc-per-node", "2")
 ACCELERATE = (
@@ -222,7 +222,7 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-# --- The README's table -----------------------------------------------------------------------------------------------
+# --- The guide's table -----------------------------------------------------------------------------------------------
 HEAD = f"""\
 | client | version | ranks | samples an epoch | hash of all batches | `minidl.DataLoader` | `minidl run` | `--observe` \
 | with slabs |
@@ -263,8 +263,8 @@ def without_time(line: str) -> str:
 
 
 def in_readme() -> list[str]:
-    """The table's lines as they stand in the README."""
-    _, _, rest = README.read_text().partition("<!-- clients -->\n")
+    """The table's lines as they stand in the guide."""
+    _, _, rest = GUIDE.read_text().partition("<!-- clients -->\n")
     return rest.partition("<!-- /clients -->")[0].strip().splitlines()
 
 
@@ -313,4 +313,4 @@ if __name__ == "__main__":
         print(line, flush=True)
         written.append(line)
     old = "\n".join(in_readme())
-    README.write_text(README.read_text().replace(old, "\n".join(written)))
+    GUIDE.write_text(GUIDE.read_text().replace(old, "\n".join(written)))

@@ -1,4 +1,4 @@
-"""A program whose loaders do what `minidl run` has to honour: a case for each row of the README's table of that.
+"""A program whose loaders do what `minidl run` has to honour: a case for each row of guides/record.md's table.
 
 It prints a JSON object: row -> [what its epochs yielded, whose iterator that was]. `ROWS` says whose it is under
 `minidl run`; under plain Python and under --observe it is torch's everywhere.
