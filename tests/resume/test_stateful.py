@@ -21,7 +21,7 @@ import minidl
 from minidl.data.fetch import _DatasetKind
 from minidl.resume import stateful
 from minidl.resume.position import Course, Position
-from minidl.wire.messages import WorkerExhausted
+from minidl.wire.messages import Result, ResumeIteration, WorkerExhausted
 
 CASES = [
     Case("map"),
@@ -555,6 +555,20 @@ def test_states_are_kept_in_this_process_too_for_what_is_fetched_and_not_handed_
     assert list(loader) == [5]
 
 
+def test_a_state_that_a_worker_sends_is_kept_with_its_task_unless_it_is_of_the_last_epoch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(Course, "keep", lambda course, task, worker: told.append((task, worker)))
+    record = stateful.Record(Course([Position(yielded=4) for _ in range(2)], indexed=False))
+    record.state_came(Result(9, 0, "data", (3, b"stale")), stale=True)
+    record.state_came(Result(7, 1, "data", (3, b"state")), stale=False)
+    assert told == [(7, 1)]
+    assert [place.state for place in record.course.places] == [None, b"state"]
+    record.state_came(ResumeIteration(2, 1, b"left"), stale=True)
+    assert record.course.places == [Position(yielded=4), Position(state=b"left", over=True)]
+
+
 @pytest.mark.parametrize("batch_size", [None, 1])
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.live)])
 def test_only_batches_of_a_stream_are_fetched_again_also_if_they_are_single_samples(
@@ -875,14 +889,15 @@ def test_a_state_of_two_workers_without_what_belongs_to_one_may_go_on_here(
     state = loader.state_dict()
     assert state.pop("batch_size") == 1  # what a state does not say is no difference
     worker = state["workers"][0] | {"state": sent}
-    loader.load_state_dict(state | more | {"num_workers": 2, "workers": [worker] * 2, "ended": ended, "turn": 1})
+    state |= more | {"num_workers": 2, "workers": [worker] * 2, "ended": ended, "turn": 1, "base_seed": 5}
+    loader.load_state_dict(state)
     if fails is not None:
         with pytest.raises(ValueError, match=f"saved with {fails}"):
             iter(loader)
     else:
         iter(loader)
         state = loader.state_dict()
-        assert (state["batches"], state["turn"], len(state["workers"])) == (not ended, 0, 1)
+        assert (state["batches"], state["turn"], state["base_seed"], len(state["workers"])) == (not ended, 0, 5, 1)
 
 
 def test_ranks_are_not_mixed_up() -> None:
@@ -1098,3 +1113,5 @@ def test_a_state_before_the_first_epoch_has_the_datasets() -> None:
     assert state["workers"] == [{"yielded": 0, "at": 0, "over": True, "state": at_the_end}]
     traits = {"kind": "map", "num_workers": 0, "batch_size": 8, "sampler_seed": None}
     assert {name: state[name] for name in traits} == traits
+    state = minidl.DataLoader(data, num_workers=2).state_dict()
+    assert state["workers"] == [{"yielded": 0, "at": 0, "over": False, "state": None}] * 2
