@@ -176,7 +176,8 @@ def test_a_new_crew_has_started_nothing() -> None:
     board: Any = SimpleNamespace()
     crew: Any = Crew(Driver(Dispatcher(1, 1), LoaderLifecycle()), Queue(Log(), "results"), None, board)
     assert crew.board is board
-    assert (crew.workers, crew.pin_thread, crew.pin_done_event, crew.named) == ([], None, None, False)
+    assert (crew.workers, crew.pin_thread, crew.pin_done_event) == ([], None, None)
+    assert (crew.named, crew.pids_set, crew.closes_at_exit) == (False, False, False)
     module._running.discard(crew)
 
 

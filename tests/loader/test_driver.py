@@ -174,6 +174,7 @@ def test_an_error_frees_the_driver_for_the_next_batch() -> None:
     driver.next()
     assert driver.received(Result(0, 0, "error")) is DRAW
     driver.failed()  # the sampler raised: the batch is lost, as it is upstream
+    assert driver.plan == ()
     assert driver.next() == GET
     assert driver.received(Result(1, 1, WorkerExhausted(1))) == PutSentinel(1)
     assert driver.done() is DRAW
