@@ -241,13 +241,12 @@ def everything(one: Course) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("first", [0, 1])
-@pytest.mark.parametrize("many", [3, 8])
-def test_an_exception_at_any_instruction_of_the_counting_changes_nothing_in_the_end(first: int, many: int) -> None:
+def test_an_exception_at_any_instruction_of_the_counting_changes_nothing_in_the_end(first: int) -> None:
     """As a signal's handler may raise one: what is asked for again gives the state that it would have given."""
 
     def begun() -> Course:
-        one = course(ahead={many})
-        for task in (*range(first, many), *range(first)):
+        one = course(ahead={3})
+        for task in (*range(first, 3), *range(first)):
             one.hand_out((task, task % 2))
         one.places[1].arrived.append((1, 1, b"state"))
         return one
