@@ -21,6 +21,7 @@ import struct
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing import resource_tracker, util
@@ -184,6 +185,7 @@ class BoundedQueue(LiveRepr, multiprocessing.queues.Queue):  # type: ignore[type
     _buffer: Any
     _closed: bool
     _finalize_close: Any
+    _on_queue_feeder_error: Any
     _rlock: Any
     _wlock: Any
     _sem: Any
@@ -198,6 +200,7 @@ class BoundedQueue(LiveRepr, multiprocessing.queues.Queue):  # type: ignore[type
             self._notempty = _News()
         self._failure: Exception | None = None
         self._ends_process = False
+        self._on_queue_feeder_error = partial(_not_written, weakref.ref(self))
         self._incoming = _Incoming(self._reader)
         self._recv_bytes = self._incoming.message
 
@@ -270,18 +273,6 @@ class BoundedQueue(LiveRepr, multiprocessing.queues.Queue):  # type: ignore[type
         finally:
             _let_go(self._wlock)
 
-    def _on_queue_feeder_error(self, error: Exception, message: Any) -> None:
-        """Print why the feeder thread could not write a message, and end the process if it is a worker.
-
-        An `Envelope` has sent what can be sent. What is left is a pipe that can't be written, or no memory for the
-        bytes; the other side would wait for the message forever.
-        """
-        multiprocessing.queues.Queue._on_queue_feeder_error(error, message)  # type: ignore[attr-defined]
-        self._failure = error
-        if self._ends_process:
-            sys.stderr.flush()
-            os._exit(1)
-
     @property
     def failure(self) -> str:
         """Why a message was lost that this process has put; "" if none was."""
@@ -348,6 +339,22 @@ class BoundedQueue(LiveRepr, multiprocessing.queues.Queue):  # type: ignore[type
         finally:
             if not had:
                 _let_go(self._wlock)
+
+
+def _not_written(reference: Callable[[], BoundedQueue | None], error: Exception, message: Any) -> None:
+    """Print why the feeder thread could not write a message, and end the process if it is a worker.
+
+    An `Envelope` has sent what can be sent. What is left is a pipe that can't be written, or no memory for the bytes;
+    the other side would wait for the message forever. The thread has this function, and a thread that had the queue
+    would keep it: a queue that nobody refers to any more ends its thread.
+    """
+    multiprocessing.queues.Queue._on_queue_feeder_error(error, message)  # type: ignore[attr-defined]
+    queue = reference()
+    if queue is not None:
+        queue._failure = error
+        if queue._ends_process:
+            sys.stderr.flush()
+            os._exit(1)
 
 
 class ReadyQueue(LiveRepr):

@@ -63,6 +63,18 @@ def test_a_message_of_more_than_two_gigabytes_announces_itself_otherwise(pipe: A
     assert pipe.get(block=False) == "long"
 
 
+def test_a_queue_that_nothing_refers_to_ends_its_thread() -> None:
+    """As after an interrupted shutdown, which has not closed it."""
+    put: Any = BoundedQueue(torch.multiprocessing)
+    put.put("a message")
+    assert put.get(timeout=wl.BOUND) == "a message"
+    thread = put._thread
+    del put
+    gc.collect()
+    thread.join(wl.BOUND)
+    assert not thread.is_alive()
+
+
 @pytest.mark.parametrize("in_a_worker", [False, True])
 def test_a_worker_whose_feeder_can_not_write_ends(
     in_a_worker: bool, pipe: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
