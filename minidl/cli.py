@@ -1,11 +1,11 @@
 """The command line: a table of all commands with their arguments. `main(argv)` runs one and returns its exit code.
 
-Exit codes: 0 success; 1 a command found what it looks for (a broken rule, a mistake, a hole in the protocol); 2 wrong
-arguments, or input that cannot be read (one line on stderr: object, problem, remedy); 130 Ctrl-C; 143 SIGTERM.
-`run` ends as the script does: with its code, or by SIGINT. Results go to stdout, everything else to stderr. `commands`
-has what they do.
+Exit codes: 0 success; 1 a command found a problem (a broken rule, a mistake, a hole in the protocol); 2 wrong
+arguments or unreadable input (one line on stderr: object, problem, remedy); 130 Ctrl-C; 143 SIGTERM. `run` ends like
+the script: with its exit code, or by SIGINT. Results go to stdout, everything else to stderr. `commands` contains the
+commands themselves.
 
-Rule of use: this module and `commands` import neither torch nor NumPy, so that help and argument errors come at once.
+Rule of use: this module and `commands` import neither torch nor NumPy, so that help and argument errors are fast.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _flag(name: str, help: str, **options: Any) -> _Argument:
 
 @dataclass(frozen=True)
 class Command:
-    """One command. act: what runs it; about: its line of help; example: without `minidl`; note: below its help."""
+    """One command. act: runs it; about: its line of help; example: without `minidl`; note: printed below its help."""
 
     act: Callable[[argparse.Namespace], int]
     about: str
@@ -110,7 +110,7 @@ _TRACE_UNLESS_LIST = _arg("trace", type=Path, nargs="?", metavar="TRACE", help=_
 _DATALOADER = _arg(
     "--dataloader",
     metavar="NAME",
-    help="only one DataLoader: its dataset, its sampler or its line of code, e.g. train.py:12",
+    help="only one DataLoader, by its dataset, its sampler or its line of code, e.g. train.py:12",
 )
 _OUTPUT = _arg("-o", "--output", type=Path, metavar="FILE", help="default: beside the trace, under its name")
 
@@ -127,11 +127,11 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                      help="for the demo's images and traces (default: %(default)s)"),
                 _arg("--trace", type=Path, metavar="DIR", help="where to record (default: WORK_DIR/trace-N)"),
                 _arg("--device", choices=("cpu", "cuda", "sim"),
-                     help="where to train; 'sim' is a simulated accelerator (default: an accelerator if there is one)"),
+                     help="where to train; 'sim' is a simulated accelerator (default: a real one if there is one)"),
                 _arg("--pin", action=argparse.BooleanOptionalAction,
-                     help="pin memory (default: if it trains on an accelerator)"),
+                     help="pin memory (default: only for an accelerator)"),
                 _arg("--side-stream", action=argparse.BooleanOptionalAction, default=True,
-                     help="copy to an accelerator beside the step (default), or as a part of it"),
+                     help="copy to an accelerator during the step (default), or as a part of it"),
             ),
         ),
         Command(
@@ -139,18 +139,18 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             (
                 _arg("--trace", type=Path, metavar="DIR", help="where to record (default: minidl-traces/run-N)"),
                 _arg("--detail", choices=("sample", "batch"), default="sample",
-                     help="record every sample (the default), or only batches"),
+                     help="record every sample (default), or only batches"),
                 _arg("--cpu-time", choices=("auto", "on", "off"), default="auto",
-                     help="record the CPU time of spans (default: if reading the clock costs at most 100 ns an event)"),
-                _flag("--full", "keep every event (default: the newest million of each process, 64 MiB)"),
-                _flag("--observe", "record torch's own DataLoader (default: minidl's takes its place)"),
+                     help="record the CPU time of spans (default: if reading the clock takes up to 100 ns per event)"),
+                _flag("--full", "keep all events (default: the newest million of each process, 64 MiB)"),
+                _flag("--observe", "record torch's own DataLoader (default: minidl's replaces it)"),
                 _arg("--transport", choices=("upstream", "arena"),
-                     help="how batches travel: as in torch (the default), or in memory that is used again"),
-                _flag("--view", "follow the run in the browser while it lasts (of several ranks: the first)"),
+                     help="how batches travel: as in torch (default), or in reused memory"),
+                _flag("--view", "follow the run in the browser (with several ranks: the first one)"),
                 _arg("--hang-after", type=_seconds_or_off, metavar="S",
-                     help="when no batch comes for S seconds, record evidence and say so; or 'off' (default: 120)"),
+                     help="if no batch arrives for S seconds, record evidence and report it; or 'off' (default: 120)"),
                 _arg("--on-hang", choices=("report", "raise", "kill"),
-                     help="then only report it (the default), raise LoaderHangError, or kill the run"),
+                     help="after that, only report the hang (default), raise LoaderHangError, or kill the run"),
                 _flag("--align-clocks", "with several ranks: compare their clocks at start and end"),
                 _flag("--functions", "also record the functions that workers call (needs viztracer)"),
                 _flag("--functions-main", "also record the functions that the script's own process calls"),
@@ -160,10 +160,10 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 _arg("command", nargs=argparse.REMAINDER, metavar="SCRIPT ARGS…",
                      help="the script or module, then its own arguments"),
             ),
-            "With several ranks (torchrun sets RANK) each records into DIR/rank-N. It ends as the script does, by\n"
-            "SIGINT after Ctrl-C; 2: there is no such script. A program that uses minidl itself needs no run:\n"
-            "MINIDL_TRACE=DIR records it, with MINIDL_TRACE_DETAIL=batch, MINIDL_TRACE_RING=full (or MiB a process),\n"
-            "MINIDL_TRACE_CPU=on|off, MINIDL_HANG_AFTER=S and MINIDL_ON_HANG as the options here.",
+            "With several ranks (torchrun sets RANK), each rank records into DIR/rank-N. The exit code is the\n"
+            "script's; 2 if there is no such script. A program that uses minidl itself does not need this command:\n"
+            "MINIDL_TRACE=DIR records it. MINIDL_TRACE_DETAIL=batch, MINIDL_TRACE_RING=full (or MiB per process),\n"
+            "MINIDL_TRACE_CPU=on|off, MINIDL_HANG_AFTER=S and MINIDL_ON_HANG stand for the options above.",
         ),
         Command(
             commands.top, "show what the workers of a running job are doing now", "top 4711",
@@ -174,18 +174,18 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 _DATALOADER,
                 _flag("--once", "print the state once and exit"),
             ),
-            "Another: minidl top --once minidl-traces/run-1. Ctrl-C ends the display, not the job.",
+            "Another example: minidl top --once minidl-traces/run-1. Ctrl-C ends the display, not the job.",
         ),
         Command(
-            commands.doctor, "say why a job hangs: one that runs, recorded or not, or one that ended", "doctor 4711",
+            commands.doctor, "say why a job hangs: a running one (recorded or not), or an ended one", "doctor 4711",
             (
                 _arg("target", metavar="TRACE|DIR|PID", help="a trace, or the id of a process that runs a DataLoader"),
                 _flag("--json", "print the diagnosis as JSON"),
                 _flag("--no-py-spy", "read no Python stacks, even if py-spy is installed"),
                 _arg("--seconds", type=_interval, default=3.5, metavar="S",
-                     help="between two looks at a process that may only be slow (default: %(default)s)"),
+                     help="seconds between two looks at a process that may only be slow (default: %(default)s)"),
             ),
-            "It changes nothing in the processes that it looks at. With py-spy (pip install py-spy) it also\n"
+            "It changes nothing in the processes that it examines. With py-spy (pip install py-spy) it also\n"
             "reads their Python stacks. Exit code 1: it found a hang, a death or an error.",
         ),
     ),
@@ -211,7 +211,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             (
                 _TRACE_UNLESS_LIST,
                 _DATALOADER,
-                _flag("--perfetto", "open Perfetto, which the page links to, instead of the page"),
+                _flag("--perfetto", "open Perfetto instead of the page (the page has a link to it)"),
                 _flag("--live", "follow a running job; TRACE is its directory, or the id of its process"),
                 _arg("--along", action="store_true", help=argparse.SUPPRESS),  # until stdin ends: for run --view
                 _arg("--port", type=_port, default=0, metavar="N", help="listen on this port (default: any free one)"),
@@ -233,7 +233,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                      help="number of an iterator (default: the headline's)"),
                 _arg("--html", type=Path, metavar="FILE", help="write a page with a slider instead"),
             ),
-            "Without a terminal it prints one state: the one asked for, or the last.",
+            "Without a terminal it prints one state: the given one, or the last.",
         ),
         Command(
             commands.before, "print the steps that led to a batch, in causal order", f"before {_RUN} --batch 9",
@@ -242,8 +242,8 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 _DATALOADER,
                 _arg("--batch", type=_count, required=True, metavar="N", help="its task, from 0 in each epoch"),
                 _arg("--iterator", "--loader", dest="iterator", type=_count, metavar="N",
-                     help="number of an iterator (default: the last with it)"),
-                _arg("--epoch", type=_count, metavar="N", help="its epoch (default: the last that had the task)"),
+                     help="number of an iterator (default: the last one with the task)"),
+                _arg("--epoch", type=_count, metavar="N", help="its epoch (default: the last one with the task)"),
                 _arg("--lines", type=_count, default=40, metavar="N",
                      help="print at most N steps; 0 = all (default: %(default)s)"),
             ),
@@ -253,7 +253,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     ),
     "compare": (
         Command(
-            commands.check, "check that a trace obeys the protocol; exit code 1 if not", f"check {_RUN}",
+            commands.check, "check that a trace obeys the protocol (exit code 1 if not)", f"check {_RUN}",
             (
                 _TRACE_UNLESS_LIST,
                 _DATALOADER,
@@ -262,14 +262,14 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             ),
         ),
         Command(
-            commands.audit, "check that the ranks of a job share the data correctly; exit code 1 if not",
+            commands.audit, "check that the ranks of a job share the data correctly (exit code 1 if not)",
             "audit minidl-traces/run-1",
             (
                 _arg("traces", type=Path, nargs="+", metavar="TRACE",
                      help="a joined trace, or the traces of the ranks, or their directory"),
                 _DATALOADER,
                 _arg("--allow", action="append", default=[], metavar="NAME",
-                     help="take the findings of this name for right, as in CI; may be given several times"),
+                     help="accept findings with this name, for instance in CI; may be repeated"),
                 _flag("--json", "print the report as JSON"),
             ),
         ),
@@ -290,7 +290,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                      help=f"{', '.join(BENCHMARKS)} (default: all)"),
                 _arg("--device", nargs="?", const="real", choices=("real", "sim"), metavar="sim",
                      help="measure copies to an accelerator instead; 'sim' is a simulated one"),
-                _flag("--quick", "fewer and shorter measurements, for a first impression"),
+                _flag("--quick", "make fewer and shorter measurements, for a first impression"),
                 _arg("--json", type=Path, metavar="FILE", help="also write every single measurement to FILE"),
             ),
         ),
@@ -326,13 +326,13 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 _arg("what", nargs="*", metavar="WHAT",
                      help="print a section (1 §2.4.4, shutdown), the rows of a file, function or event, or drift"),
                 _arg("--language", choices=("en", "ru", "zh"), default="en",
-                     help="of what is printed (default: %(default)s); the page has all three"),
+                     help="language of printed text (default: %(default)s); the page has all three"),
                 _arg("-o", "--output", type=Path, default=Path("minidl-companion.html"), metavar="FILE",
                      help="where to write the page (default: %(default)s)"),
                 _flag("--serve", "serve the page on this machine instead, and open it in the browser"),
                 _arg("--port", type=_port, default=0, metavar="N", help="listen on this port (default: any free one)"),
                 _arg("--compare", type=Path, metavar="DIR",
-                     help="print what moved in another torch, whose package folder this is"),
+                     help="print what has moved in another torch version; DIR is its package folder"),
             ),
             "Also: minidl companion reorder_store, minidl companion dispatcher.py, minidl companion drift.",
         ),
@@ -341,53 +341,53 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             commands.explore, "explore all interleavings of the protocol, and what each guard prevents",
             "explore --quick -o explored",
             (
-                _flag("--quick", "only the smallest configuration of each kind, steps merged: seconds"),
-                _flag("--full", "merge no steps in any configuration: about ten minutes and 2 GB of memory"),
+                _flag("--quick", "only the smallest configuration of each kind, with merged steps (takes seconds)"),
+                _flag("--full", "merge no steps (takes about ten minutes and 2 GB of memory)"),
                 _arg("--only", action="append", metavar="NAME", help="only this configuration; may be repeated"),
                 _arg("--guard", action="append", metavar="NAME",
                      help="only the shortest failing run without this guard; may be repeated"),
                 _flag("--upstream", "explore torch's protocol instead"),
-                _flag("--slabs", "explore the slabs of the transport arena instead, with and without each guard"),
+                _flag("--slabs", "explore the slabs of transport='arena' instead, with and without each guard"),
                 _arg("--follow", type=Path, metavar="TRACE", help="check that the model can repeat a recorded run"),
                 _flag("--list", "list configurations and guards and exit"),
                 _arg("-o", "--output", type=Path, metavar="DIR", help="write each failing run as a trace: DIR/NAME"),
             ),
             "A run has at most one crash, and two Ctrl-C in the main thread. Not explored: a Ctrl-C that reaches the\n"
-            "workers or comes while Python exits, next() after a Ctrl-C, and errors in the user's code. Of --slabs:\n"
-            "two slabs, one batch in each; one Ctrl-C, one lack of descriptors or one lent slab a run.",
+            "workers or comes while Python exits, next() after a Ctrl-C, and errors in the user's code. --slabs has\n"
+            "two slabs with one batch each, and one Ctrl-C, one lack of descriptors or one lent slab per run.",
         ),
         Command(
-            commands.faults, "inject faults at every step of the protocol; exit code 1 if the loader fails one",
+            commands.faults, "inject faults at every step of the protocol (exit code 1 if the loader fails one)",
             "faults 'in write, SIGKILL' 'spawn, pin'",
             (
                 _arg("patterns", nargs="*", metavar="PATTERN",
-                     help="only cells whose name holds this, which may have * (default: all, about ten minutes)"),
-                _flag("--list", "list the cells, with what must follow, and exit"),
+                     help="only cells whose name contains this; it may have * (default: all, about ten minutes)"),
+                _flag("--list", "list the cells with their expected results, and exit"),
                 _arg("--jobs", type=_positive, default=2, metavar="N",
                      help="run N cells at a time (default: %(default)s)"),
                 _arg("--transport", choices=("upstream", "arena", "file_system", "mini"), default="upstream",
-                     help="how batches cross; file_system is torch's other strategy, mini the loader on one page "
+                     help="how batches travel; file_system is torch's other strategy, mini is the loader on one page "
                           "(default: %(default)s)"),
                 _arg("--json", type=Path, metavar="FILE", help="also write every result to FILE"),
                 _arg("--keep", type=Path, metavar="FILE",
-                     help="keep each result in FILE; faults that were stopped go on from it"),
+                     help="keep each result in FILE; an interrupted run continues from it"),
             ),
         ),
         Command(
-            commands.lab, "run failures of the field as programs, and score the doctor on them", "lab sample_stuck",
+            commands.lab, "run programs with real-world failures, and score the doctor on them", "lab sample_stuck",
             (
-                _arg("case", nargs="?", metavar="CASE", help="run this one and ask the doctor (default: list all)"),
+                _arg("case", nargs="?", metavar="CASE", help="run this case and the doctor on it (default: list all)"),
                 _arg("--seed", type=_count, default=0, metavar="N",
                      help="workers, sizes and timing of the run (default: %(default)s)"),
                 _flag("--fixed", "run the fixed program instead"),
                 _arg("--loader", choices=("torch", "observed", "ours"),
-                     help="torch's loader, the same observed by minidl, or minidl's own"),
-                _flag("--score", "run all cases and ask the doctor blind, live and after kill -9"),
-                _arg("--runs", type=_positive, default=3, metavar="N", help="--score: runs a case (default: 3)"),
-                _arg("--cases", default="*", metavar="PATTERN", help="--score: only cases of such names"),
+                     help="torch's loader, torch's observed by minidl, or minidl's own"),
+                _flag("--score", "run all cases and score the doctor, on the live run and after kill -9"),
+                _arg("--runs", type=_positive, default=3, metavar="N", help="--score: runs of each case (default: 3)"),
+                _arg("--cases", default="*", metavar="PATTERN", help="--score: only cases whose names match PATTERN"),
                 _arg("--jobs", type=_positive, default=2, metavar="N", help="--score: runs at a time (default: 2)"),
                 _arg("--keep", type=Path, metavar="FILE",
-                     help="--score: keep each answer in FILE; a score that was stopped goes on from it"),
+                     help="--score: keep each answer in FILE; an interrupted score continues from it"),
                 _flag("--json", "--score: print every answer as JSON"),
                 _arg("--without", metavar="GUARD", help="run minidl's loader without this guard"),
                 _flag("--guards", "list the guards of the protocol, and exit"),
@@ -410,7 +410,7 @@ def parser() -> argparse.ArgumentParser:
         usage="minidl [-h] [--version] COMMAND ...",
         description=_overview(),
         epilog="Begin with: minidl demo. Help for one command: minidl COMMAND --help. Exit codes: 0; 1 if a command "
-        "found\nwhat it looks for (check, audit, doctor, ...); 2 for wrong input; 130 after Ctrl-C; 143 after SIGTERM.",
+        "found\na problem (check, audit, doctor, ...); 2 for wrong input; 130 after Ctrl-C; 143 after SIGTERM.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     whole.add_argument("--version", action="version", version=f"minidl {minidl.__version__}")
@@ -454,7 +454,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter reports it when it flushes at exit
         return OK
     except MemoryError:
-        terminal.say("minidl: the memory is used up: take another machine, or a shorter recording")
+        terminal.say("minidl: out of memory: use a machine with more memory, or a shorter recording")
         return USAGE
     except OSError as error:
         terminal.say(f"minidl: {error.filename or 'the system'}: {error.strerror or error}")

@@ -1,6 +1,6 @@
 """The commands of `minidl`: one function each, called with its parsed arguments.
 
-Each returns an exit code: 0, or 1 if it found what it looked for (a broken rule, a mistake, a hole in the protocol).
+Each returns an exit code: 0, or 1 if it found a problem (a broken rule, a mistake, a hole in the protocol).
 Each imports what it needs when it runs, so that a module that fails to import disables no other command.
 Errors: CommandError, TraceError, OSError; `cli.main` prints them in one line. Results go to stdout.
 """
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 OK, FOUND = 0, 1
 
 VIEW_ENDS_IN = 20.0
-"""Seconds that the view of a run has to show its end."""
+"""Seconds for the view of a run to show its end."""
 
 SHOWN_BATCHES = 12  # in the demo's timeline: enough for the start of the workers and for the reorder buffer in use
 
 
 class CommandError(Exception):
-    """A command cannot do what its arguments ask for; the message is all that the user sees."""
+    """A command cannot do what its arguments request; the user sees only the message."""
 
 
 @contextlib.contextmanager
@@ -47,7 +47,7 @@ def _read(path: Path | None, dataloader: str | None = None) -> Trace:
     from minidl.tracefile.reader import read_trace
 
     if path is None:
-        raise CommandError("a trace is missing: `minidl demo` and `minidl run train.py` record one, and say where")
+        raise CommandError("no trace given: `minidl demo` and `minidl run train.py` record one and print its path")
     with terminal.busy(f"reading {path}"):
         trace = read_trace(path)
     return only(trace, dataloader)
@@ -97,8 +97,8 @@ def run(arguments: Namespace) -> int:
     if arguments.command[:1] == ["--"]:
         del arguments.command[0]
     if not arguments.command:
-        what = "a module" if arguments.module else "a script"
-        raise CommandError(f"run: {what} to run is missing, e.g. minidl run train.py --epochs 2")
+        what = "module" if arguments.module else "script"
+        raise CommandError(f"run: no {what} given; example: minidl run train.py --epochs 2")
     rank = os.environ.get("RANK")
     if arguments.trace is None:
         directory = run.free_directory(Path("minidl-traces"), "run" if rank is None else f"rank-{rank}")
@@ -163,16 +163,16 @@ def _viewed(directory: Path, wanted: bool) -> Iterator[None]:
 
 
 def _hang_after(asked: float | None) -> float | None:
-    """Return when `run` calls a wait a hang: as asked, else as MINIDL_HANG_AFTER says (None), else a generous time."""
+    """Return the wait that `run` calls a hang: as given, else by MINIDL_HANG_AFTER (None), else a generous time."""
     from minidl.record.watchdog import RUN_SECONDS
 
     return RUN_SECONDS if asked is None and not os.environ.get("MINIDL_HANG_AFTER") else asked
 
 
 def _say_headline(directory: Path) -> None:
-    """Say on stderr what held the run's loaders up. Whatever fails here, the run keeps its exit code.
+    """Print the headline of the run on stderr. An error here does not change the run's exit code.
 
-    Of a large trace only the end is read: it shows a hang or a death, and not what bounded the run.
+    Of a large trace it reads only the end, which shows a hang or a death but not what bounded the run.
     """
     from minidl.analysis.headline import headline
     from minidl.analysis.live import LiveTrace, is_small
@@ -187,7 +187,7 @@ def _say_headline(directory: Path) -> None:
     except (OSError, TraceError):
         return
     except Exception as error:
-        terminal.say(f"minidl: what held the loaders up cannot be said ({error!r}): please report this mistake")
+        terminal.say(f"minidl: no headline ({error!r}): this is a bug in minidl, please report it")
 
 
 def top(arguments: Namespace) -> int:
@@ -233,7 +233,7 @@ def timeline(arguments: Namespace) -> int:
     if arguments.output is not None:
         if not arguments.output.suffix:
             raise CommandError(
-                f"timeline: {arguments.output}: the name has no suffix: add .png, .svg (a picture) or .html (a page)"
+                f"timeline: {arguments.output}: the name has no suffix: add .png or .svg (picture) or .html (page)"
             )
         return _page(arguments) if arguments.output.suffix == ".html" else _picture(arguments)
     trace = _read(arguments.trace, arguments.dataloader)
@@ -308,7 +308,7 @@ def _view_live(arguments: Namespace) -> int:
     from minidl.views.viewer import ViewerError, serve_along, serve_live
 
     if arguments.dataloader is not None:
-        raise CommandError("view: --live shows all DataLoaders: leave --dataloader out, and choose one in the page")
+        raise CommandError("view: --live shows all DataLoaders: omit --dataloader, and choose one in the page")
     if arguments.trace is None:
         raise CommandError("view: --live needs a trace's directory, or the id of a process that records one")
     with _prefixed("view", ViewerError):
@@ -385,7 +385,7 @@ def pack(arguments: Namespace) -> int:
     trace = _read(arguments.trace)
     print(trace.pack(arguments.output or _beside(arguments.trace, ".minidl")))
     for attachment in too_large(trace.attachments):
-        terminal.say(f"minidl: attachment {attachment!r} is not packed: it is too large")
+        terminal.say(f"minidl: attachment {attachment!r} is too large to pack: it is left out")
     return OK
 
 

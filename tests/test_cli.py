@@ -356,7 +356,7 @@ def test_view_lists_its_queries(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["view", "--queries"]) == cli.OK
     assert "samples  the samples that took longest, with their worker and index\n" in capsys.readouterr().out
     assert cli.main(["view"]) == cli.USAGE
-    assert "a trace is missing" in capsys.readouterr().err
+    assert "no trace given" in capsys.readouterr().err
 
 
 @pytest.mark.live
@@ -392,15 +392,15 @@ def test_a_trace_in_which_there_is_nothing_to_draw(capsys: pytest.CaptureFixture
 
 
 def test_check_without_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "a trace is missing: `minidl demo`" in complaint(capsys, "check")
+    assert "no trace given: `minidl demo`" in complaint(capsys, "check")
 
 
 def test_run_without_a_script(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "a script to run is missing, e.g." in complaint(capsys, "run")
-    assert "a module to run is missing" in complaint(capsys, "run", "-m")
+    assert "no script given; example:" in complaint(capsys, "run")
+    assert "no module given; example:" in complaint(capsys, "run", "-m")
     assert "cannot read the script nothing.py" in complaint(capsys, "run", "nothing.py")
     assert not list(tmp_path.glob("minidl-traces/*"))
 

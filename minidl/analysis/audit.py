@@ -1,15 +1,15 @@
-"""`minidl audit`: did the ranks of a run see what they should have seen?
+"""`minidl audit`: check that the ranks of a run saw the samples that they should have seen.
 
 Interface: `audit(traces)` takes a joined trace, or one trace a rank, and gives an `Audit`: per DataLoader and epoch
-what each rank saw, and findings. A finding is a mistake; a question, where what was seen is right in one program and
-a mistake in another; harmless (padding, say); or it says what this trace cannot tell. `run(arguments)` is the command;
-its exit code is 1 if a mistake was found that the user has not allowed by its name.
+what each rank saw, and findings. A finding is a mistake; a question, if the same facts are right in one program and a
+mistake in another; harmless (such as padding); or it says what the trace does not show. `run(arguments)` is the
+command; its exit code is 1 after a mistake that the user has not allowed by name.
 
-What is looked at: the indices that samples were asked by (`sample`, `sample_index`), or without them each task's count
-and digest (`sampler_next`); what a sampler of shares was told (`share`); the workers' seeds (after worker_init_fn, or
-`worker_ready`); which tasks were yielded (`yield`). An index counts as seen when its batch was handed to the training
-loop. Two ranks' DataLoaders are one if their datasets have one class, one line of the program made both, and they are
-the same in number of those.
+It uses: the indices of samples (`sample`, `sample_index`), or without them each task's count and digest
+(`sampler_next`); the settings of a sampler of shares (`share`); the workers' seeds (after worker_init_fn, or
+`worker_ready`); the yielded tasks (`yield`). An index counts as seen when the training loop received its batch. Two
+ranks' DataLoaders are the same if their datasets have the same class, the same line of the program made both, and
+both have the same number among those.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from minidl.tracefile.words import counted, listed, plain
 MISTAKE, QUESTION, HARMLESS, UNKNOWN, ALLOWED = "mistake", "question", "harmless", "unknown", "allowed"
 
 BY_CHANCE: Final = 8
-"""Samples from which on two epochs have one order by chance less often than once in 40,000 times."""
+"""With this many samples, two epochs have the same order by chance less than once in 40,000 times."""
 
 MOST_REPEATS: Final = 32
-"""Up to so many times in a row, a sampler may give a sample by design; a pass over the order is needed for each."""
+"""The most times in a row that a sampler may give a sample by design; each needs a pass over the order."""
 
 _SHUFFLING: Final = ("RandomSampler", "SeedableRandomSampler", "SubsetRandomSampler", "WeightedRandomSampler")
 _IN_ORDER: Final = ("SequentialSampler", "_InfiniteConstantSampler")
@@ -62,7 +62,7 @@ class AuditFinding:
         return replace(self, text=self.text.format(**facts))
 
     def lines(self) -> list[str]:
-        word = {MISTAKE: "MISTAKE", UNKNOWN: "not known"}.get(self.level, self.level)
+        word = {MISTAKE: "MISTAKE", UNKNOWN: "unknown"}.get(self.level, self.level)
         return [f"{word} ({self.rule}): {self.text}"] + ([f"    fix: {self.fix}"] if self.fix else [])
 
 
@@ -79,9 +79,9 @@ class Pass:
     """One rank's epoch of a DataLoader.
 
     indices: of the samples of all yielded batches, in the sampler's order; None if the trace does not have them.
-    dealt_in: how many samples at a time the ranks are dealt in turn. marks: a number for each yielded task by which
-    orders can be compared. complete: it went to the sampler's end.
-    whole: so it did, or it took the sampler's last batch and did not ask for another, as frameworks do.
+    dealt_in: the number of samples that each rank gets in its turn. marks: a number for each yielded task, to compare
+    orders by. complete: it went to the sampler's end. whole: it is complete, or took the sampler's last batch without
+    asking for another, as frameworks do.
     """
 
     rank: int
@@ -114,7 +114,7 @@ class Seeds(NamedTuple):
 
 @dataclass
 class Subject:
-    """One DataLoader of the script, as all ranks have used it. seeds: rank -> of its iterators that yielded batches."""
+    """One DataLoader of the script on all ranks. seeds: rank -> seeds of its iterators that yielded batches."""
 
     name: str
     facts: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -158,7 +158,7 @@ class Subject:
 
 @dataclass
 class Audit:
-    """All findings. world: how many ranks the run had, as far as is known."""
+    """All findings. world: the number of ranks of the run, as far as known."""
 
     ranks: list[int]
     world: int
@@ -180,10 +180,10 @@ class Audit:
         return [self.findings, *(subject.findings for subject in self.subjects)]
 
     def allow(self, rules: Iterable[str]) -> None:
-        """Take the findings of these rules for right, as the user says. Raises TraceError for an unknown name."""
+        """Allow the findings of these rules, as the user asked. Raises TraceError for an unknown name."""
         for rule in rules:
             if rule not in RULES:
-                raise TraceError(f"audit --allow: no finding has the name {rule!r}: give one of {listed(RULES, 99)}")
+                raise TraceError(f"audit --allow: no finding is called {rule!r}: give one of {listed(RULES, 99)}")
             for found in self._each():
                 found[:] = [replace(one, level=ALLOWED, fix="") if one.rule == rule else one for one in found]
 
@@ -224,7 +224,7 @@ def _subject_json(subject: Subject) -> dict[str, Any]:
 def _table(subject: Subject) -> list[str]:
     """Return the table of batches/samples by rank and epoch."""
     size = "" if subject.length is None else f" of {counted(subject.length, 'sample')}"
-    lines = [f"{subject.name}{size}, sampler {subject.samplers}: batches/samples seen; * = not to the end"]
+    lines = [f"{subject.name}{size}, sampler {subject.samplers}: batches/samples seen; * = ended early"]
     lines.append("  epoch " + "".join(f"{f'rank {rank}':>14}" for rank in subject.ranks))
     for epoch, passes in subject.epochs():
         cells = [f"{p.batches}/{p.samples}{'' if p.whole else '*'}" if p else "-" for p in
@@ -252,7 +252,7 @@ def audit(traces: Sequence[Trace]) -> Audit:
         here = set(of.values()) or {_alone(trace, traces)}
         if ranks & here:
             raise TraceError(
-                f"audit: rank {min(ranks & here)} twice: {trace.path} is one of them: give one run's traces"
+                f"audit: two traces of rank {min(ranks & here)}, one is {trace.path}: give the traces of one run"
             )
         ranks |= here
         for rank in sorted(here):
@@ -267,7 +267,7 @@ def audit(traces: Sequence[Trace]) -> Audit:
 def _alone(trace: Trace, traces: Sequence[Trace]) -> int:
     rank = rank_of(trace)
     if rank is None and len(traces) > 1:
-        raise TraceError(f"audit: {trace.path} does not say which rank it is of: name its directory rank0, rank1, ...")
+        raise TraceError(f"audit: {trace.path} does not name its rank: rename its directory to rank0, rank1, ...")
     return rank or 0
 
 
@@ -330,13 +330,13 @@ def _collect(trace: Trace, loaders: list[int], rank: int, subjects: dict[tuple[A
         mine = subject.passes.setdefault(rank, [])
         own = list(_passes(rows, rank, loader, len(mine), facts))
         mine += own
-        if any(one.batches for one in own):  # else this rank's workers made nothing that anybody got
+        if any(one.batches for one in own):  # else the training loop got nothing from this rank's workers
             seeds = Seeds(_seeds_of(trace, loader, rows), own[-1].whole, _drawn(trace, loader))
             subject.seeds.setdefault(rank, []).append(seeds)
 
 
 def _seeds_of(trace: Trace, loader: int, rows: Rows) -> dict[int, int]:
-    """worker -> seed, after worker_init_fn; earlier traces have only those from before it."""
+    """worker -> seed after worker_init_fn; older traces only have the seed before it."""
     ready = rows[rows["code"] == ev.WORKER_READY]
     seeds = dict(zip(ready["worker"].tolist(), ready["z"].tolist(), strict=True))
     own = (line for line in trace.described("seed") if line.get("loader") == loader)
@@ -349,7 +349,7 @@ def _drawn(trace: Trace, loader: int) -> bool:
 
 
 def _passes(rows: Rows, rank: int, loader: int, number: int, facts: dict[str, Any]) -> Iterator[Pass]:
-    """The passes of one iterator. rows: its events, by time; what came before its first epoch's begin is left out."""
+    """The passes of one iterator. rows: its events, by time; those before its first epoch's begin are left out."""
     begins, ends = rows[rows["code"] == ev.EPOCH[0]], rows[rows["code"] == ev.EPOCH[1]]
     tasks = rows[(rows["code"] == ev.SAMPLER_NEXT[1]) & (rows["x"] > 0)]
     asked = len(tasks) > 0
@@ -388,7 +388,7 @@ def _passes(rows: Rows, rank: int, loader: int, number: int, facts: dict[str, An
 
 
 def _least(facts: dict[str, Any], share: Share | None) -> int:
-    """The fewest samples that a whole pass can have: a share of the dataset, less what drop_last leaves out."""
+    """The fewest samples of a whole pass: a share of the dataset, minus those that drop_last leaves out."""
     length, batch = facts.get("dataset_length"), facts.get("batch_size")
     if type(length) is not int or length <= 0:
         return 1 << 62
@@ -397,7 +397,7 @@ def _least(facts: dict[str, Any], share: Share | None) -> int:
 
 
 def _task_of(tasks: Rows, rows: Rows) -> Ints:
-    """Return the position in `tasks` of each row's task: the last of its number so far; -1 = none."""
+    """Return the position in `tasks` of each row's task: the latest one with its number; -1 = none."""
     return latest(tasks["task"], tasks["time"], rows["task"], rows["time"])
 
 
@@ -431,32 +431,32 @@ def _share(shares: Rows, times: Ints) -> Share | None:
 _UNEVEN: Final = AuditFinding(
     MISTAKE, "uneven batches", "in epoch {epoch}, the ranks took different numbers of batches: {counts}. In "
     "DistributedDataParallel, the rank that takes one more waits for gradients that no other rank sends",
-    "give every rank as many batches: a DistributedSampler (it pads, or drops with drop_last=True), or run "
+    "give all ranks the same number of batches by a DistributedSampler (it pads, or drops with drop_last=True), or run "
     "the loop under torch.distributed.algorithms.join.Join")  # fmt: skip
 _UNEVEN_OR_NOT: Final = AuditFinding(
     QUESTION, "uneven batches", "in epoch {epoch}, the ranks took different numbers of batches: {counts}. That is "
-    "right where the ranks do not wait for each other in each step, as in an evaluation or under Join. In "
+    "right if the ranks do not wait for each other in each step, as in an evaluation or under Join. In "
     "DistributedDataParallel, the rank that takes one more waits for gradients that no other rank sends",
-    "if you train on these batches: give every rank as many")  # fmt: skip
+    "if you train on these batches: give all ranks the same number")  # fmt: skip
 _WRONG_SHARE: Final = AuditFinding(
     MISTAKE, "wrong share", "in epoch {epoch}, the sampler of rank {rank} of {world} deals out share {share.replica} "
     "of {share.replicas}{more}",
-    "make the sampler after init_process_group, without rank= and num_replicas=, which it then finds out")  # fmt: skip
+    "make the sampler after init_process_group, without rank= and num_replicas=: it finds both itself")  # fmt: skip
 _SHARED: Final = AuditFinding(
     QUESTION, "shares of several ranks", "the samplers deal out {shares} shares to {world} ranks, each to {each} ranks "
-    "({which}): right if these ranks hold the parts of one model (tensor or pipeline parallelism). If each has a whole "
-    "model, they train on the same samples",
+    "({which}). That is right if these ranks hold the parts of one model (tensor or pipeline parallelism). If each has "
+    "a whole model, they train on the same samples",
     "if each rank has a whole model: make the sampler without rank= and num_replicas=")  # fmt: skip
 _SET_EPOCH_ON_SOME: Final = AuditFinding(
-    MISTAKE, "set_epoch on some ranks", "in epoch {epoch} of the loader, the samplers were given different epochs "
-    "({which}), so their shares are of different permutations: some samples are seen twice, some by no rank",
+    MISTAKE, "set_epoch on some ranks", "in epoch {epoch} of the loader, the samplers had different epochs "
+    "({which}), so their shares come from different permutations: some samples are seen twice, some by no rank",
     "call sampler.set_epoch(epoch) with the same number on every rank")  # fmt: skip
 _SAMPLER_SEEDS: Final = AuditFinding(
-    MISTAKE, "different sampler seeds", "the ranks' samplers have different seeds ({seeds}), so their shares are of "
+    MISTAKE, "different sampler seeds", "the ranks' samplers have different seeds ({seeds}), so their shares come from "
     "different permutations: some samples are seen twice, some by no rank",
     "give DistributedSampler the same seed on every rank")  # fmt: skip
 _OVERLAP: Final = AuditFinding(
-    MISTAKE, "overlap", "{found}, and that is no padding: the ranks' shares are not of one order",
+    MISTAKE, "overlap", "{found}, and that is not padding: the ranks' shares come from different orders",
     "give all ranks' samplers the same dataset length, seed, shuffle and epoch, and each its own rank")  # fmt: skip
 _ONE_SHARE: Final = AuditFinding(
     MISTAKE, "overlap", "{found}: {ranks} had the same samples in the same order, and the sampler, {samplers}, has a "
@@ -464,92 +464,92 @@ _ONE_SHARE: Final = AuditFinding(
     "let the sampler's order depend on its rank: indices[rank::num_replicas]. If it repeats samples by design, give it "
     "an attribute num_repeats")  # fmt: skip
 _REPEATED: Final = AuditFinding(
-    HARMLESS, "repeated", "in epoch {epoch}, {samples} came {times} times each, one after another in the order that "
+    HARMLESS, "repeated", "in epoch {epoch}, {samples} came {times} times each, in a row in the order that "
     "{samplers} deals out: it repeats them by design. {unseen}")  # fmt: skip
 _NO_SHARES: Final = AuditFinding(
     MISTAKE, "forgotten DistributedSampler", "{found}, and no sampler dealt out shares: it was {samplers} on each "
-    "rank. Unless each rank's dataset holds a share of its own, every rank trains on the same data",
-    "DataLoader(dataset, sampler=DistributedSampler(dataset), ...) in place of shuffle=True")  # fmt: skip
+    "rank. Unless each rank's dataset contains only its own share, every rank trains on the same data",
+    "use DataLoader(dataset, sampler=DistributedSampler(dataset), ...) instead of shuffle=True")  # fmt: skip
 _EACH_ALL: Final = AuditFinding(
     QUESTION, "the same samples on each rank", "{found}, and no sampler dealt out shares: it was {samplers} on each "
-    "rank. That is right where each rank evaluates all samples, or where the ranks hold the parts of one model. If "
+    "rank. That is right if each rank evaluates all samples, or if the ranks hold the parts of one model. If "
     "they train copies of one model, every rank trains on the same data",
-    "if they train copies: DataLoader(dataset, sampler=DistributedSampler(dataset), ...)")  # fmt: skip
+    "if they train copies: use DataLoader(dataset, sampler=DistributedSampler(dataset), ...)")  # fmt: skip
 _OWN_DATA: Final = AuditFinding(
-    UNKNOWN, "overlap", "no sampler dealt out shares, and the ranks' datasets do not hold the same: each may be a "
-    "share of its own, as split_dataset_by_node and Subset make it")  # fmt: skip
+    UNKNOWN, "overlap", "no sampler dealt out shares, and the ranks' datasets differ: each may be a separate "
+    "share, as split_dataset_by_node and Subset make it")  # fmt: skip
 _ITERABLE: Final = AuditFinding(
-    UNKNOWN, "overlap", "an iterable dataset has no indices: whether ranks and workers saw the same samples is not in "
-    "the trace")  # fmt: skip
+    UNKNOWN, "overlap", "an iterable dataset has no indices: the trace does not show whether ranks and workers saw the "
+    "same samples")  # fmt: skip
 _NO_INDICES: Final = AuditFinding(
-    UNKNOWN, "overlap", "the trace does not have the samples' indices, so which were seen twice is unknown",
+    UNKNOWN, "overlap", "the trace does not contain the samples' indices, so it does not show which were seen twice",
     'record with detail="sample"')  # fmt: skip
 _DRAWN_TWICE: Final = AuditFinding(
-    HARMLESS, "drawn twice", "in epoch {epoch}, {samples} came twice or more ({which}), and some of them on one rank: "
+    HARMLESS, "drawn twice", "in epoch {epoch}, {samples} came twice or more ({which}), some of them on the same rank: "
     "the sampler draws with replacement")  # fmt: skip
 _PADDED: Final = AuditFinding(
-    HARMLESS, "padding", "in epoch {epoch}, {samples} came twice so that all ranks have as many: {which}. For training "
-    "that is fine; a metric counts them twice")  # fmt: skip
+    HARMLESS, "padding", "in epoch {epoch}, {samples} came twice so that all ranks have the same number: {which}. For "
+    "training that is fine, but a metric counts them twice")  # fmt: skip
 _DROPPED: Final = AuditFinding(
-    HARMLESS, "dropped", "{found}. drop_last does that, and with set_epoch they are others each time")  # fmt: skip
+    HARMLESS, "dropped", "{found}. This is due to drop_last; with set_epoch, each epoch drops others")  # fmt: skip
 _MISSED: Final = AuditFinding(
     MISTAKE, "missing", "{found}, more than drop_last explains",
-    "each rank's sampler needs its own rank, and the same length, seed and epoch as the others")  # fmt: skip
+    "give each rank's sampler its own rank, and all of them the same length, seed and epoch")  # fmt: skip
 _SKIPPED: Final = AuditFinding(
-    QUESTION, "missing", "{found}: the samplers gave less than the ranks' shares. That is right where an epoch is "
-    "resumed in its middle, or a sampler leaves samples out by design",
-    "if neither is so: look why the sampler ends early, or begins late")  # fmt: skip
+    QUESTION, "missing", "{found}: the samplers gave fewer than the ranks' shares. That is right if an epoch was "
+    "resumed in its middle, or if a sampler leaves samples out by design",
+    "otherwise find out why the sampler ends early, or begins late")  # fmt: skip
 _ONE_EPOCH: Final = AuditFinding(
-    UNKNOWN, "set_epoch", "there is only one whole epoch: whether orders differ is unknown")  # fmt: skip
-_NO_ORDER: Final = AuditFinding(UNKNOWN, "set_epoch", "the trace says nothing of the order of the samples")
+    UNKNOWN, "set_epoch", "there is only one whole epoch, so no two orders can be compared")  # fmt: skip
+_NO_ORDER: Final = AuditFinding(UNKNOWN, "set_epoch", "the trace does not show the order of the samples")
 _NO_SHUFFLING: Final = AuditFinding(
-    HARMLESS, "no shuffling", "{found}: its sampler does not shuffle. Right for a validation loader")  # fmt: skip
+    HARMLESS, "no shuffling", "{found}: its sampler does not shuffle, which is right for validation")  # fmt: skip
 _FORGOTTEN_SET_EPOCH: Final = AuditFinding(
     MISTAKE, "forgotten set_epoch", "{found}: its sampler shuffles by its seed and epoch, and its epoch was "
     "{share.epoch} both times",
     "call sampler.set_epoch(epoch) before each epoch, on every rank")  # fmt: skip
 _PERHAPS_SHUFFLING: Final = AuditFinding(
-    UNKNOWN, "same order in each epoch", "{found}. Whether its sampler should shuffle is not in the trace")  # fmt: skip
+    UNKNOWN, "same order in each epoch", "{found}. It is unknown whether its sampler should shuffle")  # fmt: skip
 _SAME_ORDER: Final = AuditFinding(
-    MISTAKE, "same order in each epoch", "{found}, and its sampler ({samplers}) shuffles: its generator starts anew "
-    "each time",
+    MISTAKE, "same order in each epoch", "{found}, and its sampler ({samplers}) shuffles: its generator restarts in "
+    "each epoch",
     "seed the generator once, before the first epoch")  # fmt: skip
 _NO_WORKERS: Final = AuditFinding(
-    UNKNOWN, "seeds", "there are no workers, so samples are made with the random numbers of the rank's own process, "
+    UNKNOWN, "seeds", "there are no workers, so samples use the random numbers of the rank's own process, "
     "whose seed is not in the trace")  # fmt: skip
 _SEEDS_OF_RANKS: Final = AuditFinding(
     MISTAKE, "same seeds on several ranks", "{whom} have the same seed, {seed}{more}, and draw random numbers "
-    "for their samples: the ranks draw the same",
+    "for their samples: the ranks draw the same numbers",
     "torch.manual_seed(seed + rank), or DataLoader(generator=torch.Generator().manual_seed(seed + rank))")  # fmt: skip
 _SEEDS_OF_ONE_STREAM: Final = AuditFinding(
     QUESTION, "same seeds on several ranks", "{whom} have the same seed, {seed}{more}, and the ranks had the same "
-    "samples in the same order. That is right where they are to see the same, as the parts of one model are",
-    "if they are not: torch.manual_seed(seed + rank)")  # fmt: skip
+    "samples in the same order. That is right if they should see the same samples, as the parts of one model do",
+    "otherwise call torch.manual_seed(seed + rank)")  # fmt: skip
 _SEEDS_UNDRAWN: Final = AuditFinding(
     QUESTION, "same seeds on several ranks", "{whom} have the same seed, {seed}{more}. That is right if samples are "
-    "not made at random. No worker was seen to draw from torch's, random's or NumPy's generator; others are not seen",
-    "if they are made at random: torch.manual_seed(seed + rank)")  # fmt: skip
+    "not random. No worker drew from torch's, random's or NumPy's generator; other generators are not recorded",
+    "if samples are random: call torch.manual_seed(seed + rank)")  # fmt: skip
 _SEEDS_UNDRAWN_AGAIN: Final = AuditFinding(
     QUESTION, "same seeds in each epoch", "the workers of rank {rank} had the same seeds when the loader was iterated "
-    "for the {earlier} and for the {later} time. That is right if samples are not made at random. No worker was seen "
-    "to draw from torch's, random's or NumPy's generator; others are not seen",
-    "if they are made at random: seed once, before the first epoch")  # fmt: skip
+    "for the {earlier} and for the {later} time. That is right if samples are not random. No worker drew from "
+    "torch's, random's or NumPy's generator; other generators are not recorded",
+    "if samples are random: seed once, before the first epoch")  # fmt: skip
 _SEEDS_AFTER_BREAK: Final = AuditFinding(
     QUESTION, "same seeds in each epoch", "the workers of rank {rank} had the same seeds when the loader was iterated "
-    "for the {earlier} and for the {later} time. That is right if the later one resumes the earlier one, which was "
-    "left before its end",
-    "if it does not: seed once, before the first epoch")  # fmt: skip
+    "for the {earlier} and for the {later} time. That is right if the later iteration resumes the earlier one, "
+    "which did not reach its end",
+    "otherwise seed once, before the first epoch")  # fmt: skip
 _SEEDS_OF_EPOCHS: Final = AuditFinding(
     MISTAKE, "same seeds in each epoch", "the workers of rank {rank} had the same seeds when the loader was iterated "
-    "for the {earlier} and for the {later} time, and draw random numbers for samples: each epoch draws the same",
-    "seed once, before the first epoch: not in the loop, and no generator that is made anew")  # fmt: skip
+    "for the {earlier} and for the {later} time, and draw random numbers for samples, the same in each epoch",
+    "seed once, before the first epoch: do not seed, or make a generator, in the loop")  # fmt: skip
 
 _ABSENT: Final = AuditFinding(
-    UNKNOWN, "ranks", "of {world} ranks, no trace is here of {absent}: what they saw is not known")  # fmt: skip
+    UNKNOWN, "ranks", "of {world} ranks, the traces of {absent} are missing: it is unknown what they saw")  # fmt: skip
 _RESTARTED: Final = AuditFinding(
-    HARMLESS, "restarted", "the ranks were started anew {times}: only the last start is judged")  # fmt: skip
+    HARMLESS, "restarted", "the ranks were restarted {times}: the audit judges only the last start")  # fmt: skip
 _OVERWRITTEN: Final = AuditFinding(
-    UNKNOWN, "overwritten", "{name}: the oldest events of {processes} were overwritten, and the first epochs",
+    UNKNOWN, "overwritten", "{name}: the oldest events of {processes} were overwritten, with the first epochs",
     "record with ring_bytes=None, or with MINIDL_TRACE_RING=full")  # fmt: skip
 
 RULES: Final = tuple(sorted({one.rule for one in globals().values() if isinstance(one, AuditFinding)}))
@@ -560,7 +560,7 @@ _FOLLOW: Final = {
     _SET_EPOCH_ON_SOME.rule: ("overlap", "missing", "forgotten set_epoch"),
     _SAMPLER_SEEDS.rule: ("overlap", "missing"),
 }
-"""Findings that a mistake entails; they are not reported as further ones."""
+"""Findings that follow from a mistake; the audit does not report them separately."""
 
 
 def _judge(subject: Subject, world: int) -> Iterator[AuditFinding]:
@@ -579,7 +579,7 @@ def _judge(subject: Subject, world: int) -> Iterator[AuditFinding]:
 
 
 def _ranks_of_shares(subject: Subject, world: int) -> list[list[int]]:
-    """The ranks that each share is dealt out to, if to equally many each; else one rank each, of the share's number."""
+    """The ranks of each share, if all shares have equally many; else one rank each, with the share's number."""
     shares = {rank: mine[0].share for rank, mine in subject.passes.items() if mine and mine[0].share is not None}
     replicas = {share.replicas for share in shares.values()}
     count = replicas.pop() if len(replicas) == 1 else 0
@@ -590,10 +590,10 @@ def _ranks_of_shares(subject: Subject, world: int) -> list[list[int]]:
 
 
 def _uneven(subject: Subject) -> Iterator[AuditFinding]:
-    """Find ranks that take different numbers of steps: one that takes more waits for the others' gradients for ever.
+    """Find ranks that take different numbers of steps: a rank that takes more waits for the others' gradients forever.
 
-    Whether they wait is not in the trace. It is asked where batches need not be even: by the sampler's own word, in an
-    order that is not shuffled, or of a stream.
+    The trace does not show whether they wait. It is a question if batches need not be even: by the sampler's own
+    attribute, without shuffling, or for a stream.
     """
     by_design = subject.fact("sampler_even_batches") == {False} or _in_order(subject)
     finding = _UNEVEN_OR_NOT if by_design else _UNEVEN
@@ -606,12 +606,12 @@ def _uneven(subject: Subject) -> Iterator[AuditFinding]:
 
 
 def _in_order(subject: Subject) -> bool:
-    """Whether its sampler does not shuffle, as that of an evaluation or of a stream."""
+    """Whether its sampler does not shuffle, as in an evaluation or for a stream."""
     return subject.fact("sampler_shuffle") == {False} or subject.fact("sampler") <= set(_IN_ORDER)
 
 
 def _shares(subject: Subject, world: int, of_share: list[list[int]]) -> Iterator[AuditFinding]:
-    """Judge the settings of the ranks' samplers. of_share: the ranks that each share belongs to."""
+    """Judge the settings of the ranks' samplers. of_share: the ranks of each share."""
     right = {rank: (share, len(of_share)) for share, ranks in enumerate(of_share) for rank in ranks}
     for epoch, passes in subject.epochs():
         shares = {rank: one.share for rank, one in passes.items() if one.share is not None}
@@ -632,7 +632,7 @@ def _shares(subject: Subject, world: int, of_share: list[list[int]]) -> Iterator
 
 
 def _coverage(subject: Subject, world: int) -> Iterator[AuditFinding]:
-    """Find samples that several ranks saw, or none. Each kind of finding is reported for its first epoch."""
+    """Find samples that several ranks saw, or no rank. Each kind of finding is reported for its first epoch."""
     if "iterable" in subject.fact("dataset_kind"):
         yield _ITERABLE
         return
@@ -674,9 +674,9 @@ def _overlap(subject: Subject, epoch: int, passes: dict[int, Pass], world: int) 
 
 
 def _without_shares(subject: Subject, found: str, passes: dict[int, Pass]) -> AuditFinding:
-    """Judge that several ranks saw the same indices, which are the same samples only of the same dataset.
+    """Judge that several ranks saw the same indices, which are the same samples only in the same dataset.
 
-    In one order, they may be meant to: only shuffled apart, they are surely not the parts of one model.
+    In the same order, that may be intended: ranks with different orders are certainly not the parts of one model.
     """
     if len(subject.fact("dataset_fingerprint")) > 1:
         return _OWN_DATA
@@ -685,7 +685,7 @@ def _without_shares(subject: Subject, found: str, passes: dict[int, Pass]) -> Au
 
 
 def _is_cut(subject: Subject, passes: dict[int, Pass]) -> bool:
-    """Whether every rank's sampler gave less than its share, as where an epoch is resumed in its middle."""
+    """Whether every rank's sampler gave fewer than its share, as in an epoch that was resumed in its middle."""
     shares = [(len(one.indices or ()), one.share.replicas) for one in passes.values() if one.share is not None]
     length = subject.length or 0
     dropped = subject.fact("sampler_drop_last") != {False}
@@ -693,7 +693,7 @@ def _is_cut(subject: Subject, passes: dict[int, Pass]) -> bool:
 
 
 def _at_the_ends(passes: dict[int, Pass]) -> Counter[int]:
-    """Count the samples that end the ranks' shares and came before: padding, where the begin of a share is missing."""
+    """Count the repeated samples at the end of the ranks' shares: padding, if the begin of a share is missing."""
     ends, seen = Counter[int](), Counter(index for one in passes.values() for index in one.indices or ())
     for one in passes.values():
         ends.update(index for index in (one.indices or ())[-one.dealt_in :] if seen[index] > 1 + ends[index])
@@ -708,7 +708,7 @@ def _places(one: Pass) -> Ints:
 
 
 def _padding(subject: Subject, passes: dict[int, Pass]) -> Counter[int]:
-    """Count the samples that a sampler of shares repeats to make all shares as long: those behind its order's end."""
+    """Count the samples that a sampler of shares repeats to make all shares equally long, after its order's end."""
     length, out = subject.length, Counter[int]()
     for one in passes.values():
         if one.share is not None and length and one.indices is not None:
@@ -717,9 +717,9 @@ def _padding(subject: Subject, passes: dict[int, Pass]) -> Counter[int]:
 
 
 def _repeats(subject: Subject, passes: dict[int, Pass]) -> int:
-    """How often the order that the ranks' sampler deals out has each sample in a row, as timm's RepeatAugSampler; or 0.
+    """The number of times that the ranks' order repeats each sample in a row, as timm's RepeatAugSampler does; or 0.
 
-    The order is a row of blocks of so many places: each holds one sample, and each sample one block. Its end may pad.
+    Such an order consists of blocks of equal size, with one sample in each block. Its end may be padding.
     """
     if subject.length is None or any(one.share is None for one in passes.values()):
         return 0
@@ -727,7 +727,7 @@ def _repeats(subject: Subject, passes: dict[int, Pass]) -> int:
     samples = np.concatenate([np.array(one.indices, np.int64) for one in passes.values()])
     order = np.lexsort((places, samples))
     places, samples = places[order], samples[order]
-    if len(places) < BY_CHANCE or not np.diff(places)[np.diff(samples) == 0].all():  # two ranks were dealt one place
+    if len(places) < BY_CHANCE or not np.diff(places)[np.diff(samples) == 0].all():  # two ranks have the same place
         return 0
     for times in range(2, MOST_REPEATS + 1):
         inside = places < times * subject.length
@@ -739,7 +739,7 @@ def _repeats(subject: Subject, passes: dict[int, Pass]) -> int:
 
 
 def _repeated(subject: Subject, epoch: int, passes: dict[int, Pass], seen: Counter[int], times: int) -> AuditFinding:
-    """Judge samples that the ranks' common order repeats in a row; that ranks were dealt one share looks alike."""
+    """Judge samples that the ranks' common order repeats in a row; ranks with the same share look alike."""
     most = min(len(one.indices or ()) for one in passes.values())
     ranks_of: dict[tuple[int, ...], list[int]] = {}
     for rank, one in passes.items():
@@ -755,13 +755,13 @@ def _repeated(subject: Subject, epoch: int, passes: dict[int, Pass], seen: Count
 
 
 def _across(passes: dict[int, Pass], indices: dict[int, int]) -> bool:
-    """Is one of these seen by several ranks?"""
+    """Whether several ranks saw one of these."""
     sets = [indices.keys() & set(one.indices or ()) for one in passes.values()]
     return sum(map(len, sets)) > len(set().union(*sets))
 
 
 def _alike(subject: Subject, passes: dict[int, Pass]) -> str:
-    """Say by which marks or counts all ranks saw the same; "" if none shows it."""
+    """Name the marks or counts that show that all ranks saw the same; "" if none does."""
     marks = [one.marks for one in passes.values()]
     if all(marks) and len(set(marks)) == 1:
         return "all ranks had the same samples in the same order"
@@ -786,7 +786,7 @@ def _unseen(subject: Subject, epoch: int, ranks: int, seen: Counter[int], cut: b
 
 
 def _same_order(subject: Subject) -> Iterator[AuditFinding]:
-    """Find one order in several epochs: a forgotten `set_epoch`, a generator that is seeded anew, or no shuffling."""
+    """Find the same order in several epochs: a forgotten `set_epoch`, a reseeded generator, or no shuffling."""
     if "iterable" in subject.fact("dataset_kind"):
         return
     whole = {rank: [one for one in mine if one.whole] for rank, mine in sorted(subject.passes.items())}
@@ -815,7 +815,7 @@ def _same_order(subject: Subject) -> Iterator[AuditFinding]:
 
 
 def _seeds(subject: Subject) -> Iterator[AuditFinding]:
-    """Find seeds that several ranks' workers have, or one rank's workers in several epochs."""
+    """Find equal seeds of several ranks' workers, or of one rank's workers in several epochs."""
     if not any(seeds.of for each in subject.seeds.values() for seeds in each):
         yield _NO_WORKERS
         return

@@ -1,7 +1,7 @@
-"""What the doctor says of a hang whose evidence is in the trace.
+"""The doctor's finding on a hang whose evidence is in the trace.
 
-Interface: `diagnose_recorded(trace, told)` -> `Finding`, None if the trace has no evidence of that wait or the doctor
-does not know more than the events tell.
+Interface: `diagnose_recorded(trace, told)` -> `Finding`; None if the trace has no evidence of that wait, or if the
+evidence adds nothing to the events.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from minidl.tracefile.reader import Trace
 
 
 def recorded_looks(trace: Trace, told: RecordedWait) -> list[RunEvidence]:
-    """What a watchdog saw of a wait: its last look, and the one to compare it with. Damaged ones are left out."""
+    """A watchdog's evidence of a wait: its last look, and the look to compare it with. Damaged ones are left out."""
     late = int(LOOK * 1e9)
     until = told.since + int(told.seconds * 1e9) + late
     found = [one for one in trace.watched.looks if told.since - late <= one.at <= until]
     found = [one for one in found if one.stall.pid == told.pid] or found
     death = trace.watched.death_of(told.pid)
-    if death is not None:  # a kill of the whole run ends one process after the other: that is no evidence of the wait
+    if death is not None:  # a kill of the whole run ends processes one by one: no evidence of the wait
         found = [one for one in found if one.at < death.at - late] or found
     out = []
     for one in found:
@@ -35,12 +35,12 @@ def recorded_looks(trace: Trace, told: RecordedWait) -> list[RunEvidence]:
 
 
 def diagnose_recorded(trace: Trace, told: RecordedWait) -> Finding | None:
-    """What the evidence in a trace says of its last wait."""
+    """The finding by the evidence of a trace's last wait."""
     return opinion(recorded_looks(trace, told), told)
 
 
 def opinion(looks: list[RunEvidence], told: RecordedWait) -> Finding | None:
-    """What looks at a wait say of it; None if they say no more than the events."""
+    """The finding by looks at a wait; None if they add nothing to the events."""
     if not looks:
         return None
     found = diagnose(looks, told)

@@ -1,9 +1,9 @@
-"""What the processes that fetch did with their time: computed, were ready to and had no CPU, or waited for something.
+"""CPU use of fetches: the time that they computed, were ready without a CPU, or waited for something else.
 
 Interface: `cpu_use(spans)` -> `CpuUse` of the fetches among them; `cpus_of(manifest)`, the CPUs that the run could use.
 
-Rules of use: it is the time of the thread that fetches: what it has other threads or processes do, it waits for. A
-trace without CPU time gives `CpuLimit.UNKNOWN`, and no words.
+Rules of use: only the thread that fetches counts; it waits while other threads or processes work for it. A trace
+without CPU time gives `CpuLimit.UNKNOWN`, and no words.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from minidl.tracefile.spans import total
 from minidl.tracefile.words import percent
 
 SHORT = 0.25
-"""Share of the fetching spent ready to run and without a CPU from which CPUs are short: with a CPU for each worker it
-is a few percent."""
+"""CPUs are short if fetches are ready without a CPU for this share of their time: with a CPU for each worker the
+share is a few percent."""
 
 FULL = 0.85
-"""Of the CPUs that the run could use, the part that fetches use from which none is left for more workers."""
+"""No CPU is left for more workers if fetches use this share of the usable CPUs."""
 
 
 class CpuLimit(enum.Enum):
-    """What fetches mostly do; the value says it in messages, after "samples"."""
+    """What fetches mostly do; the value is for messages, after "samples"."""
 
     COMPUTES = "which compute"
     SHORT = "which wait for a CPU"
@@ -39,9 +39,9 @@ class CpuLimit(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class CpuUse:
-    """Fetches with CPU time, summed, in ns: how long they took, computed, and were ready to and had no CPU.
+    """Sums over fetches with CPU time, in ns: their duration, their CPU time, their time ready without a CPU.
 
-    during: how long at least one of them went on. told: whether the kernel told for how long they had no CPU.
+    during: the time with at least one open fetch. told: whether the kernel reports the time without a CPU.
     """
 
     wall: int = 0
@@ -51,7 +51,7 @@ class CpuUse:
     told: bool = False
 
     def __add__(self, other: CpuUse) -> CpuUse:
-        """The sum of two that were not at the same time."""
+        """The sum of two that did not overlap in time."""
         return CpuUse(
             self.wall + other.wall,
             self.cpu + other.cpu,
@@ -62,14 +62,14 @@ class CpuUse:
 
     @property
     def at_once(self) -> float:
-        """CPUs that the fetches used at a time, on average, while any went on."""
+        """The average number of CPUs in use while at least one fetch is open."""
         return self.cpu / max(1, self.during)
 
     def held(self, cpus: float | None) -> tuple[CpuLimit, float]:
-        """What they mostly did, and the share of their time. cpus: that the run could use.
+        """What fetches mostly did, and the share of their time. cpus: that the run could use.
 
-        Where all these are in use, whoever does not compute waits for them: a quota's throttling, and a kernel that
-        does not tell of waits for a CPU, show no other way.
+        If all these CPUs are in use, a fetch that does not compute waits for a CPU: the throttling of a quota, or a
+        kernel that does not report such waits, can be seen in no other way.
         """
         if not self.wall:
             return CpuLimit.UNKNOWN, 0.0
@@ -84,7 +84,7 @@ class CpuUse:
         return (CpuLimit.WAITS, waited) if self.told else (CpuLimit.UNKNOWN, 0.0)
 
     def line(self, cpus: float | None) -> str:
-        """The shares in words; "" if nothing is known. cpus: that the run could use."""
+        """The shares in words; "" = unknown. cpus: that the run could use."""
         if not self.wall:
             return ""
         parts = [f"computing {percent(self.cpu / self.wall)}"]
@@ -95,7 +95,7 @@ class CpuUse:
         elif self.cpu < self.wall:
             parts.append(f"waiting, for a CPU or for something else, {percent(1 - self.cpu / self.wall)}")
         of = "" if cpus is None else f" of {cpus:g}"
-        return f"fetching was {', '.join(parts)}; it used {self.at_once:.1f}{of} CPUs at a time"
+        return f"fetching was {', '.join(parts)}; it used {self.at_once:.1f}{of} CPUs on average"
 
 
 def cpu_use(spans: Rows) -> CpuUse:

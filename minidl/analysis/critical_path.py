@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 MOST_LINES: Final = 40
-"""Steps that are told, if not asked for more."""
+"""The default number of steps."""
 
 
 def critical_path(
@@ -32,9 +32,9 @@ def critical_path(
 
     Each step of the critical path is the last cause of the step after it.
 
-    loader, epoch: if several have such a task; the last one that was sent, if not given. lines: at most so many of
-    the latest steps; 0 = all. Times are ms since the trace's first event, on one clock. ValueError if it has no such
-    batch.
+    loader, epoch: choose one of several tasks with that number; default: the last one sent. lines: the most steps to
+    print, the latest ones; 0 = all. Times are ms since the trace's first event, on one clock. Raises ValueError if
+    there is no such batch.
     """
     put, last, titles = _batch(trace, batch, loader, epoch)
     chain = trace.order.chain(last)
@@ -52,7 +52,7 @@ def critical_path(
 
 
 def in_order(trace: Trace, way: Ints) -> Ints:
-    """The events of `way` by time, at equal times by cause: a message by which clocks are corrected takes no time."""
+    """The events of `way` by time, and by cause at equal times: a message that corrects a clock takes no time."""
     order = trace.order
     causes = [np.count_nonzero(order.before(at)[way]) for at in way.tolist()]
     return way[np.lexsort((order.rank[way], order.process[way], causes, order.times[way]))]
@@ -73,14 +73,14 @@ def _told(trace: Trace, way: Ints, names: dict[tuple[int, int], str], lines: int
 
 
 def _about_task(trace: Trace, at: int) -> Bools:
-    """Mask the events of the loader of `at`, without those that only name the task that is waited for."""
+    """Mask the events of the loader of `at`, without waits, which only name the task that they wait for."""
     waits = np.isin(trace.events["code"], [ev.RESULT_GET[0], ev.READY_GET[0], ev.NEXT[0], ev.TIMED_OUT])
     mask: Bools = (trace.events["loader"] == trace.events["loader"][at]) & ~waits
     return mask
 
 
 def _batch(trace: Trace, task: int, loader: int | None, epoch: int | None) -> tuple[int, int, list[str]]:
-    """Return the batch's put; its yield, or the last event that is known of it; and the lines of a title."""
+    """Return the batch's put; its yield, or its last known event; and the lines of a title."""
     events, rank = trace.events, trace.order.rank
     mine = (events["task"] == task) & (True if loader is None else events["loader"] == loader)
     born = np.flatnonzero(mine & (events["code"] == ev.INDEX_PUT))
@@ -146,7 +146,7 @@ def _actors(trace: Trace) -> dict[tuple[int, int], str]:
 
 
 def _steps(trace: Trace, chain: Ints) -> Iterator[tuple[int, str]]:
-    """Yield the chain's steps, each as its event and words. What lies within a step is a part of its words."""
+    """Yield the chain's steps, each as its event and words. The words of a step include its inner steps."""
     code, mates = trace.events["code"], trace.order.mates
     inside = {at: place for place, at in enumerate(chain.tolist())}
     place = 0
@@ -173,7 +173,7 @@ _FRAMES: Final = (ev.EPOCH[0], ev.SHUTDOWN[0])
 
 
 def _about(trace: Trace, at: int, other: int = -1) -> str:
-    """Return an event's name and task, which only its end may know."""
+    """Return an event's name and task. Only the end of a span may have the task."""
     row = trace.events[at]
     task = int(row["task"]) if row["task"] >= 0 or other < 0 else int(trace.events["task"][other])
     words = EVENTS[int(row["code"])].name

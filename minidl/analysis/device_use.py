@@ -1,8 +1,8 @@
 """Use of the device: bytes, copy time, how much of it was hidden behind compute, and waiting times.
 
 Interface: `device_use(trace, loader)` -> `DeviceUse`, None if the loader's batches went to no device. All durations
-are by the device's clock, but for the host's waiting. Rule of use: what counts as hidden is copy and transform time
-during which the consumer's stream did not stand still for it; whether it computed then, only `minidl.span` can tell.
+are by the device's clock, except the host's waiting. Rule of use: copy and transform time is hidden if the consumer's
+stream did not wait for it; only `minidl.span` can show whether that stream computed meanwhile.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """One loader's device stage. Times in ns. pageable: of `bytes`, those that came from pageable memory.
+    """One loader's device stage. Times in ns. pageable: the part of `bytes` that came from pageable memory.
 
-    hidden: of copy and transform, what nobody stood still for. stalled: the consumer's stream, for batches. host_wait:
-    the host, for the device. computed, idle: of the time from the first to the last span marked on the device, what
-    such spans covered, and the rest; both 0 if none is marked. error: of the clock, the worst. failed: why the device
+    hidden: copy and transform time that no stream waited for. stalled: waiting of the consumer's stream for batches.
+    host_wait: waiting of the host for the device. computed, idle: the time from the first to the last marked span on
+    the device, within such spans and outside; both 0 without any. error: the clock's largest. failed: why the device
     failed or hung, if it did.
     """
 
@@ -47,16 +47,16 @@ class DeviceUse:
 
     @property
     def hidden_share(self) -> float:
-        """Of copy and transform time; 1 if there was none."""
+        """The hidden share of copy and transform time; 1 if there was none."""
         return self.hidden / max(1, self.copy + self.transform) if self.copy + self.transform else 1.0
 
     @property
     def idle_share(self) -> float:
-        """Of the time from the first marked span on the device to the last; 0 if none is marked."""
+        """The idle share of the time from the first marked span on the device to the last; 0 without any."""
         return self.idle / max(1, self.computed + self.idle)
 
     def text(self) -> str:
-        """All of it in a line."""
+        """The figures in one line."""
         memory = f", {size(self.pageable)} of it pageable" if self.pageable else ""
         parts = [
             f"{self.batches} copied, {size(self.bytes)}{memory}, in {duration(self.copy)}",
@@ -101,12 +101,12 @@ def device_use(trace: Trace, loader: int, spans: Rows | None = None) -> DeviceUs
 
 
 def _overlap(spans: Rows, others: Rows) -> int:
-    """ns that the spans share with others, which follow each other."""
+    """The overlap in ns of the spans with others that follow each other."""
     if not len(others):
         return 0
     edges = np.stack([others["begin"], others["end"]], axis=1).ravel()
     sums = np.stack([np.zeros(len(others), np.int64), others["end"] - others["begin"]], axis=1).ravel().cumsum()
-    start = edges[0]  # floats hold a trace's ns, and not those since the machine has started
+    start = edges[0]  # floats can hold the ns of a trace, but not those since boot
     until, since = (np.interp((spans[name] - start).astype(float), edges - start, sums) for name in ("end", "begin"))
     return round(float((until - since).sum()))
 

@@ -1,12 +1,12 @@
-"""Two runs compared: what each stage took, what reached the consumer, and in one sentence what changed most.
+"""The comparison of two runs: the time of each stage, the throughput, and the largest change in one sentence.
 
-Interface: `diff(a, b)` -> `Diff`; its `sentence()` says what changed most and on what evidence, `text()` adds the
-tables. Traces of the same data in batches of the same size can be compared; others are refused unless `force` is given.
+Interface: `diff(a, b)` -> `Diff`; its `sentence()` names the largest change with its evidence, `text()` adds the
+tables. The traces must have the same dataset and batch size, unless `force` is given.
 
-Rules of use: a change counts if it is greater than the spread within the runs. Each run is cut into `BLOCKS` parts
-of equal count; the spread of a stage is from the second lowest to the second highest mean of these parts, and two runs
-differ if their spreads have a gap between them (of equal runs, one stage in a thousand does). That says nothing of
-how much one run differs from the next: for that, record several. Times are in ns unless a name says otherwise.
+Rules of use: a change counts if it is larger than the spread within the runs. Each run is cut into `BLOCKS` parts
+of equal count; the spread of a stage is from the second lowest to the second highest mean of these parts. Two runs
+differ if there is a gap between their spreads (between equal runs, one stage in a thousand has one). The spread does
+not show how much runs vary: record several runs for that. Times are in ns unless a name says otherwise.
 """
 
 from __future__ import annotations
@@ -34,36 +34,36 @@ from minidl.tracefile.spans import durations
 from minidl.tracefile.words import counted, duration, lacking, percent, size
 
 BLOCKS = 10
-"""Parts into which a run is cut. Of 10, the lowest and the highest mean are left out: a start or a hiccup is in one."""
+"""The number of parts of a run. The lowest and the highest mean of 10 are left out: a start or a hiccup is in one."""
 
 FEWEST = 5 * BLOCKS
-"""Occurrences, in either run, below which nothing is said of a stage."""
+"""A stage with fewer occurrences in a run is not judged."""
 
 NOTABLE = 1.1
-"""Factor between two means below which a difference, however certain, is not called a change."""
+"""A difference with a smaller factor between the means is no change, however certain it is."""
 
 NEGLIGIBLE = 0.01
-"""Share of a batch's cycle below which a stage's change is not worth a sentence."""
+"""A change of a stage by a smaller share of a batch's cycle is not mentioned."""
 
 HANGS = 10**9
-"""ns of a wait, longer than all before it, in which a run ends, from which on it is worth a word."""
+"""A wait at the end of a run is mentioned if it takes this many ns and is longer than all before."""
 
 SAME_WORK = ("dataset", "dataset_kind", "batch_size")
-"""Parameters that must not differ: with another dataset or batch size, a batch is another piece of work."""
+"""Parameters that must be equal: with another dataset or batch size, a batch is other work."""
 
 CAUSES = ("sampling", "fetch", "pickle", "write", "rebuild", "pin", "consumer")
-"""Stages whose change can be a cause; waiting and idling are what follows from it."""
+"""Stages whose change can be a cause; waiting and idling are effects."""
 
 PARTS = {"fetch": ("sample", "collate"), "pickle": ("copy",)}
-"""What a stage consists of, so that the part can be named that explains its change."""
+"""The parts of a stage, one of which may explain its change."""
 
 
 class IncomparableError(TraceError):
-    """The two runs did not do the same work. The message names the differences and how to compare them nevertheless."""
+    """The two runs did not do the same work. The message names the differences, and how to compare them anyway."""
 
 
 class Comparison(enum.Enum):
-    """What became of a stage, from A to B."""
+    """The change of a stage from A to B."""
 
     SLOWER = "slower"
     FASTER = "faster"
@@ -77,7 +77,7 @@ class Comparison(enum.Enum):
 # --- What is compared -------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """How long a stage took in one run. low, high: the spread of its parts' means; NaN if there are too few."""
+    """The durations of a stage in one run. low, high: the spread of its parts' means; NaN if there are too few."""
 
     count: int
     total: int
@@ -93,7 +93,7 @@ class Figures:
 
     @classmethod
     def of(cls, durations: Ints) -> Figures | None:
-        """Return the figures of durations, which are in order of time; None without any."""
+        """Return the figures of durations in order of time; None if there are none."""
         if not len(durations):
             return None
         low = high = float("nan")
@@ -105,7 +105,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One stage in both runs; worker -1 = all together. seen: both recordings could show it."""
+    """One stage in both runs; worker -1 = all workers. seen: both recordings can show it."""
 
     stage: str
     worker: int
@@ -179,7 +179,7 @@ class Side:
 
     @property
     def steady_per_s(self) -> float:
-        """Batches/s without the first of each epoch, which is waited for while the workers begin."""
+        """Batches/s without the first batch of each epoch, which waits for the workers' start."""
         cycles = self.durations["cycle", -1]
         return len(cycles) / max(int(cycles.sum()), 1) * 1e9
 
@@ -235,9 +235,9 @@ class Diff:
         return next((part for part in parts if self.impact(part) / self.impact(most) >= 0.5), most)
 
     def sentence(self) -> str:
-        """Say what changed most, with direction, factor and evidence; and whether a run ends in a wait."""
+        """The largest change, with direction, factor and evidence; and whether a run ends in a wait."""
         hung = (
-            f"; {name} ends in a wait of {side.pending / 1e9:.2f} s for a batch, in no figure here (see minidl summary)"
+            f"; {name} ends in a wait of {side.pending / 1e9:.2f} s for a batch, not counted here (see minidl summary)"
             for name, side in (("A", self.a), ("B", self.b))
             if side.pending
         )
@@ -247,27 +247,28 @@ class Diff:
         return self._compared() + "".join(hung)
 
     def _of_transports(self) -> str:
-        """Say what another transport did to the time of a batch, and by what."""
+        """The effect of another transport on the time of a batch, and its reasons."""
         cycle, most = self.stage("cycle"), self.most()
         told = f"{self.b.way.transport} instead of {self.a.way.transport}: "
         if cycle is None or cycle.a is None or cycle.b is None or cycle.verdict is Comparison.FEW:
             told += f"too few batches to compare their times ({FEWEST} needed)"
         else:
-            how = _times(cycle.factor) if cycle.is_clear else "no more than its spread"
+            how = _times(cycle.factor) if cycle.is_clear else "within its spread"
             told += f"each batch took {duration(cycle.b.mean)} instead of {duration(cycle.a.mean)}, {how}"
         told += f": {'; '.join(compared(self.a.way, self.b.way))}"
-        return told if most is None else f"{told}. Of the stages, {self._of_stage(most)}"
+        return told if most is None else f"{told}. Among the stages, {self._of_stage(most)}"
 
     def _compared(self) -> str:
         cycle = self.stage("cycle")
         if cycle is None or cycle.a is None or cycle.b is None or cycle.verdict is Comparison.FEW:
             counts = " and ".join(str(len(side.durations["cycle", -1])) for side in (self.a, self.b))
-            return f"too few batches to say what changed: {counts} that an epoch does not begin with, {FEWEST} needed"
+            needed = f"without the first of each epoch (at least {FEWEST} are needed)"
+            return f"too few batches to say what changed: {counts} {needed}"
         most, throughput = self.most(), self._of_throughput(cycle)
         if most is not None:
             told = f"{self._of_stage(most)}; {throughput}"
         elif cycle.is_clear:
-            told = f"{throughput}, and no single stage changed by more than its spread"
+            told = f"{throughput}, but no single stage changed by more than its spread"
         else:
             told = f"no stage changed by more than its spread, and {throughput}"
         return told + self._of_bytes()
@@ -278,22 +279,22 @@ class Diff:
         same = sum(c.verdict is change.verdict for c in own)
         where = f", in {same} of {len(own)} workers" if len(own) > 1 else ""
         if len(own) > 1 and not any(c.is_clear for c in own):
-            where = f", in none of {len(own)} workers, so it is their shares of the work that changed"
+            where = f", not within any of the {len(own)} workers: only their shares of the work changed"
         if a and b:
             return (
                 f"{change.stage} changed most: on average it takes {duration(b.mean)} instead of {duration(a.mean)}, "
                 f"{_times(change.factor)} ({a.count} and {b.count} measured{where})"
             )
-        only, what = (b, "new: on average it takes") if b else (a, "gone: on average it took")
+        only, what = (b, "new and takes") if b else (a, "gone and took")
         assert only is not None
-        return f"{change.stage} changed most, for it is {what} {duration(only.mean)} ({only.count} measured)"
+        return f"{change.stage} changed most: it is {what} {duration(only.mean)} on average ({only.count} measured)"
 
     def _of_throughput(self, cycle: Change) -> str:
         assert cycle.a is not None
         assert cycle.b is not None
         a, b = (1e9 / max(side.mean, 1e-9) for side in (cycle.a, cycle.b))
         if not cycle.is_clear:
-            return f"throughput, {a:.3g} and {b:.3g} batches/s, differs by no more than its spread"
+            return f"throughput ({a:.3g} and {b:.3g} batches/s) changed only within its spread"
         how = "fell" if cycle.verdict is Comparison.SLOWER else "rose"
         return f"throughput {how} from {a:.3g} to {b:.3g} batches/s"
 
@@ -301,7 +302,7 @@ class Diff:
         a, b = self.a.copied, self.b.copied
         if not a or not b or 1 / NOTABLE < b / a < NOTABLE:
             return ""
-        return f"; the bytes copied for a batch went from {size(a)} to {size(b)}"
+        return f"; the bytes copied per batch changed from {size(a)} to {size(b)}"
 
     def text(self, workers: bool = False) -> str:
         """Return warnings, the sentence, the runs side by side, and the stages; with `workers`, of each worker too."""
@@ -326,7 +327,7 @@ class Diff:
         yield row("waiting for batches", lambda side: percent(side.waiting_share))
         yield row("first batch of an epoch", lambda side: "?" if side.first is None else duration(side.first))
         yield row("start of the workers", lambda side: "?" if side.start_up is None else duration(side.start_up))
-        yield row("bytes copied a batch", lambda side: "?" if side.copied is None else size(side.copied))
+        yield row("bytes copied per batch", lambda side: "?" if side.copied is None else size(side.copied))
         yield row("copies of each byte", lambda side: f"{side.ledger.copies_per_byte:.2f}".replace("nan", "?"))
         yield row("avoidable bytes", lambda side: size(int(side.ledger.batches["avoidable"].sum())))
 
@@ -342,7 +343,7 @@ def _ms(nanoseconds: float) -> str:
 
 # --- From two traces to the comparison --------------------------------------------------------------------------------
 def diff(a: Trace, b: Trace, *, force: bool = False) -> Diff:
-    """Compare two runs, A before and B after. Of each, the loader with the most batches is taken, all its iterators.
+    """Compare two runs, A before and B after: all iterators of the loader with the most batches in each.
 
     Raises IncomparableError if the dataset or the batch size differ, unless `force`, and TraceError if one of
     them has no batch.
@@ -354,8 +355,8 @@ def diff(a: Trace, b: Trace, *, force: bool = False) -> Diff:
     vital, others = _differences(one, two)
     if vital and not force:
         raise IncomparableError(
-            f"{one.path} and {two.path} did not do the same work: {'; '.join(vital)}. Record both with the same, or "
-            f"compare them nevertheless with force=True (--force)"
+            f"{one.path} and {two.path} did not do the same work: {'; '.join(vital)}. Record both with equal ones, or "
+            f"compare them anyway with force=True (--force)"
         )
     names = list(dict.fromkeys([*one.durations, *two.durations]))
 
@@ -378,7 +379,7 @@ def diff(a: Trace, b: Trace, *, force: bool = False) -> Diff:
 
 
 _ORDER = ["cycle", "next", *dict.fromkeys(e.stage for e in EVENTS.values() if e.stage), "pin idle"]
-"""cycle: from one batch to the next, as the consumer has it; next: what it waits for each."""
+"""cycle: the consumer's time from one batch to the next; next: its wait for each."""
 
 Group = tuple[tuple[int, ...], dict[str, Any]]
 
@@ -394,7 +395,7 @@ def _groups(trace: Trace) -> list[Group]:
         params[number] = trace.loaders.get(number, {}) | prefetching(own)
         found.setdefault(repr(sorted(params[number].items())), []).append(number)
     if not found:
-        raise TraceError(f"{trace.path} holds no batch that a loader has yielded: there is nothing to compare")
+        raise TraceError(f"{trace.path} contains no yielded batch: there is nothing to compare")
     groups = sorted(found.values(), key=lambda numbers: -int(np.isin(yields["loader"], numbers).sum()))
     return [(tuple(numbers), params[numbers[0]]) for numbers in groups]
 
@@ -407,7 +408,7 @@ def _differences(a: Side, b: Side) -> tuple[list[str], list[str]]:
     """Return the differences that make the runs incomparable, and the other ones."""
     vital: list[str] = []
     others: list[str] = []
-    # The one is a number within the process; the other moves with every edit of the program.
+    # The first is a number within the process; the second changes with every edit of the program.
     for name in sorted((a.params.keys() & b.params.keys()) - {"dataloader", "made_at"}):
         if a.params[name] != b.params[name]:
             (vital if name in SAME_WORK else others).append(f"{name} {a.params[name]!r} in A, {b.params[name]!r} in B")
@@ -438,12 +439,12 @@ def _notes(traces: tuple[Trace, Trace], sides: tuple[Side, Side], groups: tuple[
             notes.append(f"{name}: the loader's parameters are not in the trace, so they could not be compared")
         others = sum(len(numbers) for numbers, _ in found) - len(side.loaders)
         if others:
-            notes.append(f"{name}: iterators with other parameters, of which nothing is in here: {others}")
+            notes.append(f"{name}: the comparison leaves out iterators with other parameters: {others}")
         lost = sum(process.lost for process in trace.processes)
         if lost:
-            notes.append(f"{name}: {counted(lost, 'event is', 'events are')} lost, and so missing from the figures")
+            notes.append(f"{name}: {counted(lost, 'lost event is', 'lost events are')} missing from the figures")
         notes += [f"{name}: {text}" for text in lacking(trace.problems)]
-    return [*notes, "The spread is measured within each run; two runs do not show how much runs vary."]
+    return [*notes, "The spread is measured within each run: two runs do not show how much runs vary."]
 
 
 def _side(trace: Trace, loaders: tuple[int, ...], params: dict[str, Any]) -> Side:
@@ -477,7 +478,7 @@ def _side(trace: Trace, loaders: tuple[int, ...], params: dict[str, Any]) -> Sid
 
 
 def _pending(trace: Trace, loaders: tuple[int, ...]) -> int:
-    """Return how long the last `next` had taken when the trace ended in it, ns; 0 if it did not."""
+    """Return the duration of a `next` that was open at the trace's end, ns; 0 = none."""
     spans = trace.spans()
     opened = spans[(spans["code"] == ev.NEXT[0]) & (spans["end"] < 0) & np.isin(spans["loader"], loaders)]
     if not len(opened):
@@ -487,7 +488,7 @@ def _pending(trace: Trace, loaders: tuple[int, ...]) -> int:
 
 
 def _unseen(trace: Trace, params: Mapping[str, Any]) -> frozenset[str]:
-    """Return the stages that this recording leaves out: by its detail, or since it observed the loader from outside."""
+    """Return the stages that this recording does not have: by its detail, or because it observed torch's loader."""
     told = params.get("unseen")
     names = set(map(str, told)) if isinstance(told, list) else set()
     begins = [event for event in EVENTS.values() if event.stage and event.phase is ev.Phase.BEGIN]
@@ -503,7 +504,7 @@ def _those(rows: Rows, loaders: tuple[int, ...]) -> Rows:
 def _cycles(trace: Trace, loaders: tuple[int, ...]) -> tuple[Ints, Bools, Ints]:
     """Return each batch's ns since the one before (or the epoch's first `next`), whether it is the first, and its key.
 
-    A batch whose epoch's begin is lost, with nothing before it to count from, is left out.
+    A batch without an earlier one is left out if its epoch's begin is lost.
     """
     rows = trace.events[
         np.isin(trace.events["code"], [ev.NEXT[0], ev.YIELD]) & np.isin(trace.events["loader"], loaders)
@@ -545,7 +546,7 @@ def _durations(spans: Rows) -> dict[tuple[str, int], Ints]:
 
 
 _OF_THE_LOADER = ("sampling", "wait", "pin idle", "consumer", "shutdown", "rebuild", "pin")
-"""Stages that a worker has no part in, though the spans name the worker whose batch it is."""
+"""Stages outside of the workers, though their spans name the worker of the batch."""
 
 
 # --- The command ------------------------------------------------------------------------------------------------------

@@ -1,10 +1,10 @@
-"""The byte ledger: every copy that a batch went through, by whom it was made, and whether it had to be.
+"""The byte ledger: every copy of every batch, the thread that made it, and whether it was necessary.
 
 Interface: `ledger(trace)` -> `Ledger`; its `copies` (one row a copy) and `batches` (one row a batch) are structured
-arrays; `text()` has a line for each kind of copy, with the remedy if bytes could have been spared.
+arrays; `text()` has a line for each kind of copy, with the remedy if copies were avoidable.
 
-Rules of use: what is counted is what the trace's events carry, to the byte; nothing is estimated. A copy that began and
-did not end is left out, and said in `notes`. A copy to a device is in a trace only if a DeviceLoader makes it.
+Rules of use: the figures come from the trace's events, to the byte; nothing is estimated. A copy that did not end is
+left out, and mentioned in `notes`. A copy to a device is in a trace only if a DeviceLoader makes it.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
 
 LARGE_PAYLOAD = 65_536
-"""Bytes that a Linux pipe holds. The writer of a greater message waits for the reader in the middle of it, and holds
-the write lock that all workers share."""
+"""The capacity of a Linux pipe in bytes. The writer of a larger message waits for the reader in the middle of it,
+and meanwhile holds the write lock that all workers share."""
 
 HANDLE_BYTES = 256
-"""Most that a tensor's handle takes in a message (measured: 52 to 250 by descriptor, 105 to 230 by file name)."""
+"""The most bytes of a tensor's handle in a message (measured: 52 to 250 by descriptor, 105 to 230 by file name)."""
 
 MANY_TENSORS = 16
-"""Tensors in a message above which one segment and one descriptor for each is worth a remark."""
+"""With more tensors in a message, the ledger remarks on one segment and one descriptor for each."""
 
 
 class Copy(enum.IntEnum):
-    """A kind of copy, in the order in which a batch meets them."""
+    """The kinds of copies, in the order of a batch's way."""
 
     INDEX_WRITE = 1
     COLLATE = 2
@@ -57,11 +57,11 @@ class Copy(enum.IntEnum):
 
 
 class Why(enum.IntEnum):
-    """Why a copy could have been spared."""
+    """Why a copy was avoidable."""
 
     NEEDED = 0
-    NOT_SHARED_YET = 1  # the batch was in private memory when it was to be sent
-    PICKLED_DATA = 2  # a large message that handles do not explain: the data itself is in it
+    NOT_SHARED_YET = 1  # the batch was in private memory when the worker sent it
+    PICKLED_DATA = 2  # the message is too large for handles: it contains the data itself
     MANY_TENSORS = 3  # a message of handles, one for each of many tensors
     PAGEABLE = 4  # copied to a device from memory that is not pinned
 
@@ -78,7 +78,7 @@ WHAT = {
     Copy.PIN: "tensors into pinned memory, by the pin thread",
     Copy.H2D: "tensors to the device, by the device stage",
 }
-"""What moves where, and by whom; the feeder is the worker's, the reader is the loader or its pin thread."""
+"""The bytes of each copy, and the thread that makes it. Feeder: of the worker; reader: the loader or its pin thread."""
 
 WHAT_WITH_SLABS = WHAT | {
     Copy.INDEX_WRITE: "indices into the worker's socket, by the loader",
@@ -92,14 +92,14 @@ WHAT_WITH_SLABS = WHAT | {
 REMEDY = {
     Why.NOT_SHARED_YET: "default_collate stacks tensors and arrays straight into shared memory; numbers, unbatched "
     "samples and the results of your own collate_fn are in private memory until the feeder copies them",
-    Why.PICKLED_DATA: "send the data as a tensor, which crosses by handle, or send less of it",
-    Why.MANY_TENSORS: "join the tensors into few: each needs its own segment, descriptor and mapping",
-    Why.PAGEABLE: "pin_memory=True: from pageable memory the driver first copies into its own staging buffer, and the "
-    "host waits for that copy",
+    Why.PICKLED_DATA: "send the data as a tensor, which travels by handle, or send less data",
+    Why.MANY_TENSORS: "join the tensors: each needs its own segment, descriptor and mapping",
+    Why.PAGEABLE: "use pin_memory=True: from pageable memory the driver first copies into its staging buffer, and "
+    "the host waits for that copy",
 }
 
 _REMEDY_WITH_SLABS = (
-    "default_collate stacks tensors and arrays straight into a slab; what else is large is copied into it"
+    "use default_collate, which stacks tensors and arrays straight into a slab: other large data is copied there"
 )
 
 COPY = np.dtype(
@@ -110,12 +110,12 @@ COPY = np.dtype(
         ("worker", "<i8"),  # whose batch it is
         ("kind", "u1"),  # a Copy
         ("why", "u1"),  # a Why
-        ("process", "<u4"),  # who copied: index in Trace.processes, and the thread
+        ("process", "<u4"),  # the copying process (index in Trace.processes) and thread
         ("pid", "<u4"),
         ("tid", "<u4"),
         ("time", "<i8"),  # ns, CLOCK_MONOTONIC, of its begin
         ("bytes", "<i8"),
-        ("tensors", "<i8"),  # how many tensors the bytes belong to; of a message, those whose handles are in it
+        ("tensors", "<i8"),  # the number of tensors of the bytes; for a message, of those with a handle in it
     ]
 )
 """One copy of a batch, or of a part of it."""
@@ -129,10 +129,10 @@ BATCH = np.dtype(
         ("outcome", "<i8"),  # an Outcome; -1 = not recorded
         ("yielded", "?"),  # handed to the consumer
         ("tensors", "<i8"),  # in the message
-        ("by_handle", "<i8"),  # bytes that crossed as shared memory, and were not copied to cross
-        ("payload", "<i8"),  # bytes of the pickle: handles, and all that is no tensor
+        ("by_handle", "<i8"),  # bytes that travelled in shared memory without a copy
+        ("payload", "<i8"),  # bytes of the pickle: handles, and everything except tensors
         *((kind.name.lower(), "<i8") for kind in Copy),  # bytes of each kind of copy
-        ("copied", "<i8"),  # of all kinds but COLLATE together: what was copied once the batch was made
+        ("copied", "<i8"),  # of all kinds except COLLATE: after the batch was made
         ("avoidable", "<i8"),
     ]
 )
@@ -141,7 +141,7 @@ BATCH = np.dtype(
 
 @dataclass(frozen=True)
 class Line:
-    """What one kind of copy amounts to. batches: how many went through it."""
+    """The figures of one kind of copy. batches: the number of batches with such a copy."""
 
     kind: Copy
     copies: int
@@ -160,9 +160,9 @@ class Line:
 
 @dataclass(frozen=True, repr=False)
 class Ledger:
-    """What `ledger` found. copies: array of COPY, by time; batches: array of BATCH, by loader, epoch and task.
+    """The result of `ledger`. copies: array of COPY, by time; batches: array of BATCH, by loader, epoch and task.
 
-    slabs: what became of the slabs, if each batch has travelled in slabs.
+    slabs: the life of the slabs, if all batches travelled in slabs.
     """
 
     copies: Rows
@@ -172,15 +172,15 @@ class Ledger:
 
     @property
     def sent(self) -> Rows:
-        """The batches that were sent by a worker: tasks that ended in an error or in exhaustion are not among them."""
+        """The batches that workers sent, without tasks that ended in an error or in exhaustion."""
         there = np.isin(self.batches["outcome"], [-1, ev.Outcome.DATA]) & (self.batches["payload"] > 0)
         return self.batches[there]
 
     @property
     def copies_per_byte(self) -> float:
-        """How often a byte that reached the loader's process was copied once its batch was made; NaN if none did.
+        """How often a byte that reached the loader's process was copied after its batch was made; NaN without any.
 
-        Collation makes the batch, so it is no such copy: only what it makes in shared memory is recorded.
+        Collation makes the batch, so it is no such copy; the trace only has its bytes in shared memory.
         """
         reached = int(self.sent["by_handle"].sum() + self.sent["payload"].sum())
         return float(self.sent["copied"].sum() / reached) if reached else float("nan")
@@ -191,11 +191,11 @@ class Ledger:
         return [_line(kind, mine) for kind, mine in found if len(mine)]
 
     def text(self) -> str:
-        """One line a kind: total bytes, per batch, copies, share that could be spared; remedies below."""
+        """One line for each kind: total bytes, bytes per batch, copies, avoidable share; remedies below."""
         sent = self.sent
         lines = [self._headline()]
         if len(self.copies):
-            lines.append(f"  {'copy':<12}{'bytes':>11}{'a batch':>12}{'copies':>9}{'avoidable':>11}  what")
+            lines.append(f"  {'copy':<12}{'bytes':>11}{'per batch':>12}{'copies':>9}{'avoidable':>11}  what")
         for line in self.lines():
             lines.append(f"  {line.text(len(sent), WHAT if self.slabs is None else WHAT_WITH_SLABS)}")
             for why in line.why:
@@ -238,13 +238,13 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Slabs:
-    """What became of slabs.
+    """The life of slabs.
 
-    made: new ones, to be used again; used: how often these were taken; alone: made for one batch only, with alone_bytes
-    in all; kept, lost: taken out of use, since a forked child may see them, or their descriptor did not arrive; leaves:
-    parts of batches that went in a segment each; most: slabs taken and not released at one time; most_bytes: of these;
-    budget: bytes of slabs that a worker may keep for use again, 0 = not known; locked: page-locked for a device, with
-    locked_bytes in all; simulated: whether that device is.
+    made: new ones for repeated use; used: how often these were taken; alone: made for one batch only, with alone_bytes
+    in all; kept, lost: taken out of use, because a forked child may see them, or their descriptor did not arrive;
+    leaves: parts of batches that travelled in a segment each; most: the most slabs in use at a time; most_bytes: their
+    bytes; budget: bytes of slabs that a worker may keep for repeated use, 0 = unknown; locked: page-locked for a
+    device, with locked_bytes in all; simulated: whether that device is.
     """
 
     made: int
@@ -262,7 +262,7 @@ class Slabs:
     simulated: bool = False
 
     def text(self) -> str:
-        """A line: how many slabs have done it, and what did not go as it should."""
+        """One line: the number of slabs, and the exceptions."""
         used = f", each used {self.used / self.made:.3g} times on average" if self.made else ""
         parts = [
             f"{counted(self.made, 'slab')} made{used}; at most {self.most} in use at once ({size(self.most_bytes)})"
@@ -276,9 +276,9 @@ class Slabs:
             budget = f" of {size(self.budget)} (MINIDL_ARENA_BYTES)" if self.budget else ""
             parts.append(
                 f"{counted(self.alone, 'slab')} ({size(self.alone_bytes)}) for one batch only, beyond a worker's "
-                f"budget{budget} for slabs to use again"
+                f"budget{budget} for reusable slabs"
             )
-        parts += [f"{counted(self.kept, 'slab')} given up, since a forked process may see them"] if self.kept else []
+        parts += [f"{counted(self.kept, 'slab')} given up, because a forked process may see them"] if self.kept else []
         parts += [f"{counted(self.lost, 'slab')} whose descriptor did not arrive"] if self.lost else []
         if self.leaves:
             parts.append(f"{counted(self.leaves, 'part')} of batches in a segment each, as torch sends them")
@@ -286,7 +286,7 @@ class Slabs:
 
 
 def slabs_of(events: Rows, loaders: Mapping[int, Mapping[str, Any]]) -> Slabs:
-    """Count what became of the slabs in these events. loaders: the iterators' parameters, by number."""
+    """Count the life of the slabs in these events. loaders: the iterators' parameters, by number."""
     taken, released = (events[events["code"] == code] for code in (ev.SLAB_TAKE, ev.SLAB_RELEASE))
     ends = released["z"].tolist()
     alone = taken[taken["z"] == ev.SlabSource.ALONE]
@@ -329,7 +329,7 @@ def _line(kind: Copy, copies: Rows) -> Line:
 def ledger(trace: Trace, loader: int | None = None) -> Ledger:
     """Account for the bytes of `trace`, of one loader or of all.
 
-    Raises ValueError if the trace has no such loader. Article 3 §summary tells what is copied when.
+    Raises ValueError if the trace has no such loader. Article 3 §summary lists the copies.
     """
     spans = trace.spans()
     if loader is not None:
@@ -363,7 +363,7 @@ def ledger(trace: Trace, loader: int | None = None) -> Ledger:
 
 
 def _copies(trace: Trace, spans: Rows) -> list[Rows]:
-    """The copies of each kind. Which of a span's fields holds the bytes is what the event table declares."""
+    """The copies of each kind. The event table declares which field of a span holds the bytes."""
     alloc, filled = trace.select("shm_alloc"), trace.select("slab_send")
     moved = filled[filled["z"] > 0]
     sent = spans[spans["code"] == ev.H2D[0]]
@@ -399,7 +399,7 @@ def _of(kind: Copy, rows: Rows, amount: Ints, tensors: Ints | int, time: str = "
 
 
 def _reads(trace: Trace) -> Rows:
-    """The messages read from the result pipe. Whose each is, the rebuilding says that follows in the same thread."""
+    """The messages read from the result pipe. The rebuilding that follows in the same thread names the batch."""
     events = trace.events
     rows = events[np.isin(events["code"], [ev.RESULT_READ, ev.RESULT_REBUILD[0]])]
     rows = rows[np.lexsort((rows["seq"], rows["tid"], rows["process"]))]
@@ -414,7 +414,7 @@ def _reads(trace: Trace) -> Rows:
 
 
 def _was_read(trace: Trace, spans: Rows, reads: Rows) -> Bools:
-    """Which writes came to an end that is not recorded: a worker may exit before its feeder thread has said so."""
+    """Mask the writes that ended without a record: a worker may exit before its feeder thread records the end."""
     read = keys_at(trace.events, reads, reads["time"])
     found: Bools = (spans["code"] == ev.RESULT_WRITE[0]) & (spans["end"] < 0) & (spans["task"] >= 0)
     found[found] = np.isin(keys_at(trace.events, spans[found], spans["begin"][found]), read)
@@ -422,7 +422,7 @@ def _was_read(trace: Trace, spans: Rows, reads: Rows) -> Bools:
 
 
 def _why(copies: Rows, in_slabs: list[int]) -> npt.NDArray[np.uint8]:
-    """Which copies could have been spared. What a message holds, its pickling says, by payload and tensors."""
+    """Why each copy was avoidable. The pickling gives a message's payload and tensors."""
     why = np.where(np.isin(copies["kind"], [Copy.FEEDER, Copy.SLAB]), Why.NOT_SHARED_YET, copies["why"])
     pickles = copies[copies["kind"] == Copy.PICKLE]
     handles = (pickles["tensors"] + 1) * HANDLE_BYTES
@@ -466,7 +466,7 @@ def _batches(trace: Trace, copies: Rows, spans: Rows, in_slabs: list[int]) -> Ro
     ):
         at, there = _find(trace, known, rows, time)
         out[name][at] = value[there]
-    out["by_handle"][np.isin(out["loader"], in_slabs)] = 0  # what the message holds itself is counted there too
+    out["by_handle"][np.isin(out["loader"], in_slabs)] = 0  # it also counts the data inside of the message
     for name in ("slab_send", "slab_fallback"):
         rows = trace.select(name)
         at, there = _find(trace, known, rows, rows["time"])
@@ -477,7 +477,7 @@ def _batches(trace: Trace, copies: Rows, spans: Rows, in_slabs: list[int]) -> Ro
 
 
 def _find(trace: Trace, known: Ints, rows: Rows, time: Ints) -> tuple[Ints, Bools]:
-    """Place in `known` of each row that is there, and which rows these are."""
+    """The position in `known` of each row that it contains, and a mask of these rows."""
     mine = keys_at(trace.events, rows, time)
     there = np.isin(mine, known)
     return np.searchsorted(known, mine[there]).astype(np.int64), there
@@ -485,7 +485,7 @@ def _find(trace: Trace, known: Ints, rows: Rows, time: Ints) -> tuple[Ints, Bool
 
 # --- What the numbers do not say --------------------------------------------------------------------------------------
 def _pageable(trace: Trace, batches: Rows, wanted: int | None) -> list[str]:
-    """Loaders that pin nothing, if another loader of the same run proves that there is an accelerator."""
+    """Notes on loaders that do not pin, if another loader of the run proves that there is an accelerator."""
     devices = {str(params.get("pin_memory_device")) for params in trace.loaders.values() if params.get("pin_memory")}
     proof = sorted(devices - {"None", "simulated", "mps"})
     notes = []
@@ -496,20 +496,20 @@ def _pageable(trace: Trace, batches: Rows, wanted: int | None) -> list[str]:
             notes.append(
                 f"iterator {number} does not pin, and the machine has an accelerator ({proof[0]}, for which another "
                 f"iterator pins): its {size(int(own['by_handle'].sum()))} are pageable, so a copy to the device goes "
-                f"through a staging buffer and blocks the host; remedy: pin_memory=True"
+                f"through a staging buffer and blocks the host; use pin_memory=True"
             )
     return notes
 
 
 def _blind(copies: Rows, batches: Rows) -> list[str]:
-    """Batches that were pinned, and had bytes to pin, of which the trace saw none."""
+    """Notes on pinned batches whose pinned bytes the trace does not have."""
     pinned = copies[(copies["kind"] == Copy.PIN) & (copies["bytes"] == 0)]
     blind = int(np.isin(_keys(batches[batches["by_handle"] > 0]), _keys(pinned)).sum())
     if not blind:
         return []
     return [
-        f"batches whose pinning shows no bytes: {blind}; the copies of an object's own pin_memory() are not recorded, "
-        "and are missing here"
+        f"batches whose pinning shows no bytes: {blind}; the trace does not record the copies of an object's own "
+        "pin_memory(), so they are missing here"
     ]
 
 
@@ -517,9 +517,9 @@ def _left_out(trace: Trace, spans: Rows, closed: Rows, copies: Rows, wanted: int
     kinds = [ev.INDEX_WRITE, ev.SHM_COPY, ev.RESULT_PICKLE, ev.RESULT_WRITE, ev.RESULT_REBUILD, ev.PIN, ev.H2D]
     begins = [begin for begin, _ in kinds]
     opened = int(np.isin(spans["code"], begins).sum() - np.isin(closed["code"], begins).sum())
-    notes = [f"copies that had not ended when the trace ended, and are left out: {opened}"] if opened else []
+    notes = [f"copies that did not end before the trace, left out: {opened}"] if opened else []
     alone = [n for n, params in sorted(trace.loaders.items()) if params.get("num_workers") == 0 and wanted in (None, n)]
-    notes += [f"iterator {n} has no workers: no batch is sent, and its bytes are not recorded" for n in alone]
+    notes += [f"iterator {n} has no workers: it sends no batches, and the trace does not have its bytes" for n in alone]
     unknown = int(np.count_nonzero((copies["epoch"] < 0) & (copies["kind"] != Copy.H2D)))
     notes += [f"{unknown} copies belong to an epoch whose begin is not in the trace"] if unknown else []
     pins = spans[spans["code"] == ev.PIN[0]]

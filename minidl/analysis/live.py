@@ -1,10 +1,10 @@
-"""A running job: the new events of its trace, whether its processes are there, and which trace a process records.
+"""A running job: the new events of its trace, whether its processes exist, and which trace a process records.
 
-Interface: `LiveTrace(directory).read()` gives what was recorded since the last call; `find_trace` finds the trace of a
-process; `life` whether one exists; `is_small` whether a trace is soon read.
+Interface: `LiveTrace(directory).read()` gives the events since the last call; `find_trace` finds the trace of a
+process; `life` tells whether a process exists; `is_small` whether a trace can be read quickly.
 
-Rules of use: of each process only its last `TAIL` events are read at first, and as many of the new ones at each further
-call, so no call costs more because the trace is long. Nothing is sent to the processes.
+Rules of use: the first call reads the last `TAIL` events of each process, and each further call at most `MOST_NEW` new
+ones, so the cost of a call does not depend on the length of the trace. It sends nothing to the processes.
 """
 
 from __future__ import annotations
@@ -43,27 +43,27 @@ from minidl.tracefile.reader import Trace
 from minidl.tracefile.tail import tail
 
 TAIL = 8192
-"""Events of each process that a call reads at first: 512 KiB. A batch is some 16 events in the loader's process, and in
-a worker's two for each sample, so this covers the tasks in flight of any usual loader."""
+"""Events of each process that the first call reads: 512 KiB. A batch has about 16 events in the loader's process, and
+two for each sample in a worker's, so this covers the tasks in flight of a usual loader."""
 
 MOST_NEW = 65_536
-"""New events of each process that a further call reads; if there are more, the oldest are skipped."""
+"""The most new events of each process that a further call reads; it skips the oldest ones."""
 
 MOST_WRITERS = 64
-"""Events that may be incomplete while others of their process are already written: one a thread."""
+"""The most incomplete events of a process with later complete ones: one for each thread."""
 
 SMALL = 64 << 20
-"""Bytes of events that are read in about three seconds."""
+"""Bytes of events that can be read in about three seconds."""
 
 EXITED_TAIL = 64
-"""Events of a worker that has left: a job that makes new workers for each epoch leaves many of them behind."""
+"""The events that are read of an exited worker: a job with new workers in each epoch leaves many of them behind."""
 
 
 # --- The new events of a trace ----------------------------------------------------------------------------------------
 class LiveTrace:
-    """Reads the trace in `directory` bit by bit while it is written. Raises TraceError if there is none.
+    """Reads the trace in `directory` piece by piece while it is written. Raises TraceError if there is none.
 
-    most: events of each process to read at first.
+    most: the number of events of each process that the first call reads.
     """
 
     def __init__(self, directory: Path, most: int = TAIL) -> None:
@@ -71,15 +71,15 @@ class LiveTrace:
         self.most = most
         self._read: dict[str, int] = {}  # of each process's file, the sequence number up to which it was read
         self._waited: dict[str, int] = {}  # the same, if the next event was not complete at an earlier call
-        self._gone: dict[str, bytes] = {}  # the header pages of files to which nothing will come
-        self._sizes: dict[str, int] = {}  # the greatest that each file had
+        self._gone: dict[str, bytes] = {}  # the header pages of files without further events
+        self._sizes: dict[str, int] = {}  # the largest size of each file so far
         self._start = 0  # of the run's first event, ns; 0 = not seen yet
 
     def read(self) -> tuple[Trace, dict[int, ProcessLife]]:
         """Return the trace with the events since the last call, and pid -> whether the process is there.
 
-        Events later than the call's begin are left for the next one: a process that is read first must not lack what
-        another, read last, has already received from it.
+        Events later than the call's begin are left for the next call: else a receiver that is read last could have a
+        message whose sender was read before it was sent.
         """
         begun = time.monotonic_ns()
         try:
@@ -99,10 +99,14 @@ class LiveTrace:
         for stem in tuple(files.side):
             files.events[stem] = self._new_events(stem, lives[stem], until)
             if not files.events[stem] and not (self.directory / (stem + SIDE_SUFFIX)).exists():
-                del files.side[stem], files.events[stem], lives[stem]  # it has ended, and was folded at this moment
+                del (
+                    files.side[stem],
+                    files.events[stem],
+                    lives[stem],
+                )  # the process has ended, and its file was just folded
                 continue
             if self._was_truncated(stem):
-                files.problems.append(f"{stem}{EVENTS_SUFFIX} was truncated while it was followed: new events are lost")
+                files.problems.append(f"{stem}{EVENTS_SUFFIX} was truncated while it was read: new events are lost")
         trace = Trace(self.directory, files)
         by_pid = self._by_pid(trace, lives)
         trace.start = self._start = self._start or self._first(trace)
@@ -113,7 +117,7 @@ class LiveTrace:
         return trace, by_pid
 
     def _first(self, trace: Trace) -> int:
-        """Time 0: of the first event in a file that still has its beginning, or else of those that were read, ns."""
+        """Time 0, ns: the first event in a file that still has its beginning, or else the first event that was read."""
         times = [trace.start] if trace.start else []
         for process in trace.processes:
             with contextlib.suppress(OSError), open(self.directory / (process.file + EVENTS_SUFFIX), "rb") as file:
@@ -135,12 +139,12 @@ class LiveTrace:
         found = {first: life(first, begun)} if isinstance(first, int) and isinstance(begun, int) else {}
         for stem, state in lives.items():
             pid = parts_of(stem)[0]
-            if pid not in found or not found[pid].there:  # two of a trace's processes may have had the same id
+            if pid not in found or not found[pid].there:  # two processes of a trace may have had the same id
                 found[pid] = state
         return found
 
     def _new_events(self, stem: str, state: ProcessLife, until: int | None) -> bytes:
-        """Return a process's events file, with its new events up to a time alone."""
+        """Return a process's events file, with only its new events up to a time."""
         if stem in self._gone:
             return self._gone[stem]
         path, after = self.directory / (stem + EVENTS_SUFFIX), self._read.get(stem, 0)
@@ -160,9 +164,9 @@ class LiveTrace:
         return events_file(header, new)
 
     def _complete(self, stem: str, rows: Rows, until: int | None) -> int:
-        """Return how many of the new events to take: up to the time, and up to one that is still being written.
+        """Return the number of new events to take: up to the time, and up to the first incomplete event.
 
-        One that is not complete at the next call either is given up: its thread may have been killed.
+        An event that is still incomplete at the next call is skipped: its thread may have been killed.
         """
         late = rows["time"] > until if until is not None else np.zeros(len(rows), bool)
         count, after = int(np.argmax(np.append(late, True))), self._read.get(stem, 0)
@@ -179,13 +183,13 @@ class LiveTrace:
 
 
 def is_small(directory: Path) -> bool:
-    """Whether a trace is read in a few seconds."""
+    """Whether a trace can be read in a few seconds."""
     plain = sum(path.stat().st_blocks * 512 for path in directory.glob(f"*{EVENTS_SUFFIX}"))
     return plain + sum(unpacked_bytes(path) for path in directory.glob(f"*{PACKED_SUFFIX}")) <= SMALL
 
 
 def life(pid: int, start_ns: int) -> ProcessLife:
-    """Whether the process `pid`, which was there at `start_ns` (CLOCK_MONOTONIC), still is; a later one is another."""
+    """Whether the process `pid` that existed at `start_ns` (CLOCK_MONOTONIC) still exists; a later one is another."""
     try:
         fields = stat_fields(pid)
     except (FileNotFoundError, ProcessLookupError):
@@ -205,7 +209,7 @@ def _said(manifest: bytes) -> dict[str, object]:
 
 
 def is_here(manifest: Mapping[str, object]) -> bool:
-    """Whether the trace's clock and process ids mean something here: the same machine (or container), not restarted."""
+    """Whether the trace's clock and process ids are valid here: the same machine (or container), not restarted."""
     boot = boot_id()
     return bool(boot) and manifest.get("boot_id") == boot and manifest.get("host") == socket.gethostname()
 
@@ -221,11 +225,11 @@ def find_trace(target: str | os.PathLike[str]) -> Path:
         return Path(name)
     if name.isdecimal():
         return _trace_of(int(name))
-    raise TraceError(f"{name}: there is no such file or directory: give a trace's directory, or the id of a process")
+    raise TraceError(f"{name}: no such file or directory: give a trace's directory, or the id of a process")
 
 
 def records_trace(pid: int) -> bool:
-    """Whether a process, or a child of it, records a trace that can be read. Raises TraceError if there is no pid."""
+    """Whether a process or a child of it records a readable trace. Raises TraceError if there is no such process."""
     try:
         _trace_of(pid)
     except TraceError:
@@ -237,13 +241,13 @@ def records_trace(pid: int) -> bool:
 
 def _trace_of(pid: int) -> Path:
     if not os.path.exists(f"/proc/{pid}"):
-        raise TraceError(f"there is no process {pid}: give the id of one that runs, or a trace's directory")
+        raise TraceError(f"there is no process {pid}: give the id of a running process, or a trace's directory")
     try:
         mapped = list(_mapped(pid))
     except PermissionError as error:
-        raise TraceError(f"process {pid} is another user's: name its trace's directory instead") from error
+        raise TraceError(f"process {pid} belongs to another user: give its trace's directory instead") from error
     except OSError as error:
-        raise TraceError(f"process {pid} has just ended: name its trace's directory instead") from error
+        raise TraceError(f"process {pid} has just ended: give its trace's directory instead") from error
     for child in descendants_of(pid):
         try:
             mapped += _mapped(child)
@@ -255,7 +259,8 @@ def _trace_of(pid: int) -> Path:
     if not places:
         raise TraceError(_records_nothing(pid))
     if not (places[0] / MANIFEST).exists():
-        raise TraceError(f"process {pid} records to {places[0]}, which is not there: deleted, or in another container")
+        gone = "which does not exist here: it was deleted, or is in another container"
+        raise TraceError(f"process {pid} records to {places[0]}, {gone}")
     return places[0]
 
 
@@ -274,8 +279,8 @@ def _records_nothing(pid: int) -> str:
         variables = []
     wanted = [v.partition(b"=")[2].decode(errors="replace") for v in variables if v.startswith(b"MINIDL_TRACE=")]
     if wanted:
-        return f"process {pid} has MINIDL_TRACE={wanted[0]}, and records nothing: no loader of minidl's has begun in it"
+        return f"process {pid} has MINIDL_TRACE={wanted[0]} but records nothing: no minidl loader has begun in it"
     return (
-        f"process {pid} records no trace, nor does a child of it: start it with MINIDL_TRACE=DIRECTORY set, "
+        f"neither process {pid} nor a child of it records a trace: start it with MINIDL_TRACE=DIRECTORY, "
         f"or with minidl run"
     )

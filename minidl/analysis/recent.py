@@ -12,16 +12,16 @@ from minidl.tracefile.reader import Trace
 from minidl.tracefile.spans import pairs
 
 MOST_KEPT = 20_000
-"""Events of a run's newest that `Recent` keeps: a page of them is made in 0.2 s."""
+"""The number of newest events that `Recent` keeps: a page of them takes 0.2 s to make."""
 
 MOST_OPEN = 1_000
-"""Older begins that `Recent` keeps, of spans that have not ended."""
+"""The number of older begins of open spans that `Recent` keeps."""
 
 
 class Recent:
-    """The newest events of a run that is followed, as a trace: a window in time that no process has gaps in.
+    """The newest events of a followed run as a trace: a window of time without gaps in any process.
 
-    begin: of the window, CLOCK_MONOTONIC ns; 0 = everything is there. Older begins of what has not ended are kept too.
+    begin: of the window, CLOCK_MONOTONIC ns; 0 = from the start. It also keeps older begins of open spans.
     """
 
     def __init__(self, most: int = MOST_KEPT) -> None:
@@ -32,14 +32,16 @@ class Recent:
         self._last: dict[str, int] = {}  # of each process's file, the sequence number of its last event
 
     def take(self, trace: Trace) -> Trace:
-        """Add the new events of `trace`, a later reading than any before; return it with those of the window."""
+        """Add the new events of `trace`, the latest reading; return it with the events of the window."""
         after_gaps = self._after_gaps(trace)
         self.begin = max([self.begin, *after_gaps.values()])
         rows = trace.events
         if self._rows is not None:
             index = {process.file: at for at, process in enumerate(trace.processes)}
             new = np.array([index.get(file, -1) for file in self._files], np.int64)[self._rows["process"]]
-            there = (new >= 0) & ~np.isin(new, list(after_gaps))  # what was open before a gap may have ended in it
+            there = (new >= 0) & ~np.isin(
+                new, list(after_gaps)
+            )  # a span that was open before a gap may have ended in it
             kept = self._rows[there]
             kept["process"] = new[there]
             rows = np.concatenate([kept, rows])
@@ -54,7 +56,7 @@ class Recent:
         return trace
 
     def _after_gaps(self, trace: Trace) -> dict[int, int]:
-        """Index of each process that has events that were not read -> the time of the first that was, after these."""
+        """Index of each process with unread events -> the time of the first event read after them."""
         found = {}
         for index in np.unique(trace.events["process"]).tolist():
             rows, file = trace.events[trace.events["process"] == index], trace.processes[index].file

@@ -1,11 +1,11 @@
-"""What a job's iterators and workers do at one moment, and what a stalled one waits for.
+"""The snapshot: what a job's iterators and workers do at one moment, and what a stalled iterator waits for.
 
-Interface: `snapshot(trace, now, lives)` -> `Snapshot` is pure, and its `text()` draws it. A `Job` takes a trace's new
-events, look by look, and makes snapshots. `top` shows them, `headline` asks them about a trace's end.
+Interface: `snapshot(trace, now, lives)` -> `Snapshot` is pure, and its `text()` prints it. A `Job` takes a trace's new
+events, look by look, and makes snapshots. `top` shows them, `headline` uses them for a trace's end.
 
-Rules of use: events lead to states by the follower of the replay, so both show the same. A look costs what was recorded
-since the last one; what lies before the first look's events is unknown and not guessed. A trace whose run has ended is
-shown as it was at its last event.
+Rules of use: the replay's follower turns events into states, so both show the same. A look reads only the events since
+the last one; earlier ones than the first look's are unknown and not guessed. The trace of an ended run is shown as of
+its last event.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from minidl.tracefile.reader import Trace
 from minidl.tracefile.words import counted, doing, plain, seconds, size
 
 WINDOW = 5.0
-"""Seconds over which rates are taken; less if the events that were read do not reach so far back."""
+"""Seconds over which rates are averaged; fewer if the events that were read cover less."""
 
 MOST_RECENT = 50_000
-"""Events that are kept for the rates; if a window has more, it is shorter."""
+"""The number of events that are kept for the rates; a window with more events is shorter."""
 
 
 # --- What there is to see ---------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Doing:
-    """What a thread does, in words, and for how many seconds at least."""
+    """What a thread does, in words, and its minimum duration in seconds."""
 
     words: str
     seconds: float
@@ -53,7 +53,7 @@ class Doing:
 @dataclass(frozen=True, slots=True)
 class WorkerSnapshot:
     """One worker. doing: its main thread; feeder: its feeder thread, None if that is idle; queued: tasks in its index
-    queue. sender: what pickles and writes its results, which has no thread of its own if they go in slabs."""
+    queue. sender: the thread that pickles and writes its results: the feeder, or with slabs the worker itself."""
 
     worker: int
     pid: int
@@ -73,21 +73,21 @@ class WorkerSnapshot:
         return f"{start}{self.queued:>6}  {self.doing.words:<38} {seconds(self.doing.seconds):>8}{feeder}"
 
     def where(self) -> str:
-        """Return the worker's part in the sentence on a stall."""
+        """Return the worker's part of the sentence on a stall."""
         name = f"worker {self.worker} (pid {self.pid})"
         if self.life is ProcessLife.GONE:
-            return f"{name}, which is gone, last {self.doing.words}"
+            return f"{name}, which has ended, last seen {self.doing.words}"
         kept = {ProcessLife.STOPPED: ", which is stopped by a signal", ProcessLife.DISK: ", which waits for a disk"}
         return f"{name}{kept.get(self.life, '')}, {self.doing.words}"
 
 
 @dataclass(frozen=True, slots=True)
 class IteratorSnapshot:
-    """One iterator. name: in words. epoch, yielded: -1 if the events that were read do not tell.
+    """One iterator. name: in words. epoch, yielded: -1 if the events that were read do not show it.
 
-    depths: tasks in flight by place. window: seconds over which the rates were taken. wait: mean seconds that the
-    training loop waited for a batch, None if it got none. waits: what it waits for and why that is not there, "" if it
-    does not wait or that is unknown.
+    depths: tasks in flight by place. window: seconds over which the rates were averaged. wait: the training loop's mean
+    wait for a batch in seconds, None without a batch. waits: what the loop waits for and why it is missing; "" if the
+    loop does not wait or the reason is unknown.
     """
 
     number: int
@@ -108,7 +108,7 @@ class IteratorSnapshot:
 
     @property
     def stalled(self) -> str:
-        """What it has waited for too long, as a sentence; "" if it has not."""
+        """The stall as a sentence; "" if the wait is not long."""
         long = self.waits and self.doing.seconds >= LONG
         return f"stalled for {seconds(self.doing.seconds)}: {self.waits}" if long else ""
 
@@ -125,15 +125,15 @@ class IteratorSnapshot:
         return "\n".join(lines)
 
     def title(self, *more: str) -> str:
-        """Which iterator it is, how far it is, and what `more` says."""
+        """The iterator's name, its progress, and `more`."""
         epoch = [f"epoch {self.epoch}"] if self.epoch >= 0 else []
         yielded = [f"{self.yielded} yielded"] if self.yielded >= 0 else []
         return f"{self.name}: {', '.join([*epoch, *yielded, *more])}"
 
     def rates(self) -> str:
-        """How fast it hands out batches, and how long the training loop waits for one."""
+        """The rate of batches, and the training loop's wait for one."""
         moved = f"{size(self.bytes_per_s)}/s, " if self.workers else ""
-        wait = "no batch" if self.wait is None else f"{self.wait * 1e3:.1f} ms of waiting a batch"
+        wait = "no batch" if self.wait is None else f"{self.wait * 1e3:.1f} ms of waiting per batch"
         return f"{self.batches_per_s:.1f} batches/s, {moved}{wait}, over the last {seconds(self.window)}"
 
     def _places(self) -> str:
@@ -143,9 +143,9 @@ class IteratorSnapshot:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A job at one moment. state: of the run, in words; over: nothing more will come; hidden: iterators not shown.
+    """A job at one moment. state: of the run, in words; over: no more events will come; hidden: iterators not shown.
 
-    headline: of the whole trace, "" = unknown; then the title is what stalls at this moment.
+    headline: of the whole trace; "" = unknown, and then the title names the present stalls.
     """
 
     path: str
@@ -164,7 +164,7 @@ class Snapshot:
         lines.append(f"{self.path}: {self.state}")
         lines += [f"  {text}" for text in (self.command, *self.notes) if text]
         lines += [loader.text() for loader in self.loaders] or ["no iterator has begun yet"]
-        lines += [f"and {counted(self.hidden, 'iterator')} that ended before"] if self.hidden else []
+        lines += [f"not shown: {counted(self.hidden, 'iterator')} that ended before"] if self.hidden else []
         return "\n".join(lines)
 
 
@@ -182,7 +182,7 @@ def snapshot(trace: Trace, now: int, lives: Mapping[int, ProcessLife] | None = N
 class Job:
     """A traced run, look by look: `take` a trace with the new events, then `snapshot` it.
 
-    Memory is bounded by the iterators that have not ended and what they have in flight.
+    The open iterators and their tasks in flight bound the memory.
     """
 
     def __init__(self) -> None:
@@ -192,7 +192,7 @@ class Job:
         self.longest = 0  # ns of a `next` that ended
 
     def take(self, trace: Trace) -> None:
-        """Follow the events of `trace`, which come after all that were taken before."""
+        """Follow the events of `trace`, which are later than all events taken before."""
         missing = self._missing(trace)
         for number in np.unique(trace.events["loader"]).tolist():
             if number:
@@ -233,40 +233,40 @@ class Job:
             if process.header is not None and process.header.lost_events:
                 lost = counted(process.header.lost_events, "event")
                 reason = errno_in_words(process.header.errno)
-                notes.append(f"{process.name} has stopped recording, its last {lost} are missing: {reason}")
+                notes.append(f"{process.name} stopped recording ({reason}): its last {lost} are missing")
         command = plain(shlex.join(map(str, trace.manifest.get("command", []))))
         return Snapshot(str(trace.path), command, state, over, shown, self.ended + len(known) - len(shown), notes)
 
     def moment(self, trace: Trace, lives: Mapping[int, ProcessLife]) -> int:
-        """Return now, if a process may still emit; else the time of the last event."""
+        """Return the present time if a process may still record events; else the time of the last event."""
         ended = trace.described("trace_end") or not any(life.there for life in lives.values())
         last = max((moment for _, moment in self.last.values()), default=0)
         return last if ended and last else time.monotonic_ns()
 
 
 def _state(trace: Trace, loaders: list[IteratorSnapshot], lives: Mapping[int, ProcessLife]) -> tuple[str, bool]:
-    """Return how the run stands, and whether it is over."""
+    """Return the state of the run in words, and whether it is over."""
     mains = [lives.get(p.pid, ProcessLife.UNKNOWN) for p in trace.processes if p.role != "worker"]
     workers = [p.pid for p in trace.processes if p.role == "worker" and p.pid in lives and lives[p.pid].there]
-    left = f"; worker processes are left: pid {', '.join(map(str, workers))}" if workers else ""
+    left = f"; its worker processes still exist: pid {', '.join(map(str, workers))}" if workers else ""
     if not mains:
         over = lives.get(int(trace.manifest.get("pid") or 0)) is ProcessLife.GONE
-        return "the process is gone, and has recorded nothing" if over else "nothing is recorded yet", over
+        return "the process has ended without recording anything" if over else "nothing has been recorded yet", over
     if trace.described("trace_end"):
         shown = "" if all(loader.over for loader in loaders) else ", shown as of its last event"
         return f"the trace has ended{shown}", True
     full = any(p.whole_until for p in trace.processes if p.role != "worker")
     if any(life.there for life in mains):
         stopped = ProcessLife.STOPPED in mains
-        cut = ", but no longer recorded (see below): shown as of its last event" if full else ""
+        cut = ", but its recording has stopped (see below): shown as of its last event" if full else ""
         return ("stopped by a signal" if stopped else "running") + cut, False
     if ProcessLife.UNKNOWN in mains:
         return "recorded on another machine or before a restart, shown as of its last event", True
     if all(loader.over for loader in loaders):
         return f"the run has ended{left}", not workers
     if full:
-        return f"the process is gone, and had stopped recording before, shown as of its last event{left}", not workers
-    return f"the process is gone without a shutdown (killed?), shown as of its last event{left}", not workers
+        return f"the process has ended after its recording, shown as of its last event{left}", not workers
+    return f"the process has ended without a shutdown (killed?), shown as of its last event{left}", not workers
 
 
 _FOR_RATES = (ev.RESULT_REBUILD[0], ev.RESULT_REBUILD[1], ev.YIELD, ev.NEXT[0], ev.NEXT[1])
@@ -275,15 +275,15 @@ _FEEDING = {
     MessageStage.COPYING: ev.SHM_COPY[0],
     MessageStage.WRITING: ev.RESULT_WRITE[0],
 }
-"""The stages that a worker's feeder thread is at work in."""
+"""The stages in which a worker's feeder thread works."""
 
 _WHERE = {
     MessageStage.ENQUEUED: "{sender} has not begun to pickle it",
     MessageStage.PICKLED: "{sender} has not written it",
-    MessageStage.WRITTEN: "{sender} has written it to the pipe, and it is not read yet",
-    MessageStage.READ: "it has been read, and is not rebuilt",
+    MessageStage.WRITTEN: "{sender} has written it to the pipe, but the loader has not read it yet",
+    MessageStage.READ: "the loader has read it, but not rebuilt it",
     MessageStage.REBUILDING: "it is being rebuilt",
-    MessageStage.REBUILT: "it is rebuilt, and not handed on",
+    MessageStage.REBUILT: "it is rebuilt, but not handed on",
 }
 
 
@@ -382,7 +382,7 @@ class _Iterator:
                 continue  # it could not be started
             words, since = worker.doing, worker.since
             if process is None:
-                words, since = "starting, has recorded nothing", since or self.begun
+                words, since = "starting (nothing recorded yet)", since or self.begun
             elif process.whole_until and not cut:
                 words, since = "no longer recorded", job.cut(process)
             elif worker.activity is Activity.STARTING:
@@ -413,7 +413,7 @@ class _Iterator:
         return reason
 
     def _why_not_here(self, wanted: WorkerSnapshot) -> str:
-        """Return why the task that is needed next, of the worker `wanted`, is not here; "" if that is unknown."""
+        """Return why the next task, of the worker `wanted`, has not arrived; "" if that is unknown."""
         state, number = self.state, self.state.waiting_for
         task, worker = f"task {number}", wanted.worker
         behind = len(state.reorder_buffer)
@@ -437,7 +437,7 @@ class _Iterator:
 
 
 def _nexts(rows: Rows) -> tuple[Rows, Positions]:
-    """The begins and ends of `next` among a thread's events, and of those the ends that follow their begin."""
+    """The begins and ends of `next` among a thread's events, and the positions of ends that follow their begin."""
     nexts = rows[np.isin(rows["code"], ev.NEXT)]
     return nexts, np.flatnonzero((nexts["code"][1:] == ev.NEXT[1]) & (nexts["code"][:-1] == ev.NEXT[0])) + 1
 
@@ -450,9 +450,9 @@ def _tasks(queue: tuple[Queued, ...], kind: Message) -> int:
 
 
 def _needed(rows: Rows) -> Positions:
-    """Return the positions of the events to follow: of the samples of a thread, only those since its last other event.
+    """Return the positions of the events to follow: of a thread's samples, only those since its last other event.
 
-    They say what a worker is doing, and nothing that a later event of its thread does not overwrite.
+    A sample only shows what a worker is doing, and a later event of its thread overwrites it.
     """
     _, thread = np.unique(rows["process"].astype(np.int64) << 32 | rows["tid"], return_inverse=True)
     sample = np.isin(rows["code"], [*ev.SAMPLE, ev.SAMPLE_INDEX])

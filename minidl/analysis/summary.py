@@ -1,7 +1,7 @@
-"""What a trace amounts to: time by stage and worker, bytes and copies, the slowest samples, what never ended.
+"""The summary of a trace: time by stage and worker, bytes and copies, the slowest samples, steps that never ended.
 
-`summary(trace)` computes a `Summary`; its `text()` is what `minidl summary` prints. Times are in ns unless a name says
-otherwise; a stage is what the event table calls one. What bounds a loader is judged in `verdict`.
+`summary(trace)` computes a `Summary`; `minidl summary` prints its `text()`. Times are in ns unless a name says
+otherwise; the event table defines the stages. `verdict` judges what bounds a loader.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
 
 MANY_ALIKE = 4
-"""Iterators with the same parameters from which most are told in a line each: an epoch that starts its workers anew is
-an iterator of its own."""
+"""From this number of iterators with the same parameters on, most have one line each: without persistent workers,
+each epoch is an iterator of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageTime:
-    """How long one kind of step took, over all workers. total, p50, p95, most: ns.
+    """The durations of one kind of step, over all workers. total, p50, p95, most: ns.
 
-    computing: of the steps with CPU time, the share of their time that they computed; None if none has it.
+    computing: the share of their time that steps with CPU time computed; None without CPU time.
     """
 
     name: str
@@ -62,7 +62,7 @@ class StageTime:
 
 @dataclass(frozen=True, slots=True)
 class WorkerTime:
-    """One worker: its tasks, and of its time (ns, from ready to its last event) what went into fetching and waiting."""
+    """One worker: its tasks, its time (ns, from ready to its last event), and the parts for fetching and waiting."""
 
     worker: int
     pid: int
@@ -75,7 +75,7 @@ class WorkerTime:
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """A slow step of a worker: the sample's index (-1 = no integer, or no samples recorded), and where it was."""
+    """A slow step of a worker: the sample's index (-1 = not an integer, or not recorded), its task and worker."""
 
     index: int
     task: int
@@ -85,9 +85,9 @@ class Slow:
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """What was moved. shared: written straight into shared memory; copied: moved there by the feeder thread.
+    """Bytes moved. shared: collated straight into shared memory; copied: copied there by the feeder thread.
 
-    in_slabs: into slabs; slabs: what became of these, None if there are none.
+    in_slabs: into slabs; slabs: their life, None without slabs.
     """
 
     shared: int = 0
@@ -105,7 +105,7 @@ class Bytes:
 class LoaderSummary:
     """One iterator. waited: ns inside `next`.
 
-    first_epoch: the number of its first epoch, if others of its DataLoader have others; else -1.
+    first_epoch: the number of its first epoch, if its DataLoader has further iterators; else -1.
     """
 
     number: int
@@ -129,11 +129,11 @@ class LoaderSummary:
 
     @property
     def waiting_share(self) -> float:
-        """Of the time that the training loop took, the share that it waited for data; 0 if nothing is recorded."""
+        """The share of its time that the training loop waited for data; 0 if nothing is recorded."""
         return self.waited / max(1, self.waited + self.consumer)
 
     def text(self, hints: bool = True) -> str:
-        """The iterator's part of the summary. hints: with what to do about its speed, and its slowest samples."""
+        """The iterator's part of the summary. hints: with the next step for its speed, and its slowest samples."""
         wall = f"{duration(self.wall)} from the first event to the last"
         lines = [
             f"{self._name()}{_of_rank(self.params)}{_params(self.params)}",
@@ -150,7 +150,7 @@ class LoaderSummary:
         return "\n".join(lines)
 
     def line(self, like: int) -> str:
-        """The iterator in one line, for one whose parameters are those of iterator `like`."""
+        """The iterator in one line, if iterator `like` has the same parameters."""
         return (
             f"{self._name()} (as iterator {like}): {counted(self.batches, 'batch', 'batches')} "
             f"in {duration(self.wall)}, waited inside next() {duration(self.waited)}: {self.verdict.kind.value}"
@@ -207,7 +207,7 @@ class LoaderSummary:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What `summary` found; `text()` tells it. open: in which step each thread was when the trace ended, in words."""
+    """The result of `summary`. open: the step of each thread at the trace's end, in words."""
 
     headline: Finding
     path: str
@@ -245,16 +245,16 @@ class Summary:
         if self.attachments:
             lines += ["what other recorders saw:", *(f"  {text}" for text in self.attachments)]
         if self.problems:
-            lines += ["what the trace lacks:", *(f"  {text}" for text in self.problems)]
+            lines += ["missing from the trace:", *(f"  {text}" for text in self.problems)]
         return "\n".join(plain(line) for line in "\n".join(lines).split("\n"))
 
     @property
     def _broken(self) -> bool:
-        """Whether the run did not end as it should: then speed is not what matters."""
+        """Whether the run did not end well: then its speed does not matter."""
         return self.headline.outcome not in (RunOutcome.SLOW, RunOutcome.FINE)
 
     def _loader_texts(self) -> Iterator[str]:
-        """Of many iterators with the same parameters, in full the first and the one that was waited for longest."""
+        """The iterators' texts; of many with the same parameters, only the first and the slowest one in full."""
         groups: dict[str, list[LoaderSummary]] = {}
         for loader in self.loaders:
             groups.setdefault(repr(sorted(loader.params.items())), []).append(loader)
@@ -316,7 +316,7 @@ def _machine(manifest: dict[str, Any]) -> str:
 
 
 def _several(trace: Trace) -> dict[int, int]:
-    """The first epoch of each iterator whose DataLoader has others."""
+    """The first epoch of each iterator whose DataLoader has further ones."""
     first = first_epochs(trace)
     several = [one.iterators for one in dataloaders(trace) if len(one.iterators) > 1]
     return {number: first[number] for numbers in several for number in numbers if number in first}
@@ -350,7 +350,7 @@ def _loader(trace: Trace, all_spans: Rows, number: int, alive: bool, first_epoch
 
 
 def prefetching(events: Rows) -> dict[str, int]:
-    """The prefetch factor, which an epoch's begin tells; nothing if there are no workers."""
+    """The prefetch factor, from an epoch's begin; {} without workers."""
     begins = events[events["code"] == ev.EPOCH[0]]
     return {"prefetch_factor": int(begins["z"][0])} if len(begins) and begins["z"][0] else {}
 
@@ -372,7 +372,7 @@ def stage_codes(spans: Rows) -> dict[str, list[int]]:
     for event in EVENTS.values():
         if event.stage and event.phase is ev.Phase.BEGIN:
             codes.setdefault(event.stage, []).append(event.code)
-    if np.any(spans["code"] == ev.READY_GET[0]):  # then it is the pin thread that waits for results
+    if np.any(spans["code"] == ev.READY_GET[0]):  # then the pin thread waits for results
         codes["wait"].remove(ev.RESULT_GET[0])
         codes["pin idle"] = [ev.RESULT_GET[0]]
     return codes
@@ -407,7 +407,7 @@ def _workers(trace: Trace, events: Rows, spans: Rows) -> list[WorkerTime]:
 
 
 def _ended(events: Rows, own: Rows, worker: int) -> str:
-    """How the worker ended, as far as the trace knows."""
+    """How the worker ended, as far as recorded."""
     gone = events[(events["code"] == ev.WORKER_GONE) & (events["worker"] == worker)]
     if len(gone) and gone["y"][-1]:
         return f"exit code {gone['y'][-1]}"
@@ -418,7 +418,7 @@ def _ended(events: Rows, own: Rows, worker: int) -> str:
 
 
 def _slowest(spans: Rows) -> list[Slow]:
-    """The three slowest samples, or if none are recorded, the slowest fetches."""
+    """The three slowest samples, or the slowest fetches if no samples are recorded."""
     samples = spans[spans["code"] == ev.SAMPLE[0]]
     rows = samples if len(samples) else spans[spans["code"] == ev.FETCH[0]]
     rows = rows[np.argsort(durations(rows), kind="stable")[::-1][:3]]

@@ -1,6 +1,6 @@
 """`minidl top`: a running job, followed in the terminal through its trace.
 
-Interface: `follow(target)` reads, draws and sleeps in turn; `run` is the command. What it draws: `now.Snapshot`.
+Interface: `follow(target)` reads, prints and sleeps in turn; `run` is the command. It prints a `snapshot.Snapshot`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def follow(
 
 
 def _framed(text: str) -> str:
-    """From the top of a cleared screen, folded to its width and cut to its height."""
+    """The text for a cleared screen, wrapped to its width and cut to its height."""
     columns, rows = shutil.get_terminal_size()
     lines = [part for line in text.splitlines() for part in textwrap.wrap(line, columns, subsequent_indent=" " * 4)]
     if len(lines) > rows - 1:

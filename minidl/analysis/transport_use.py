@@ -1,7 +1,7 @@
-"""How a run's batches came from the workers to the loader: memory made and mapped, threads, copies. All of it counted.
+"""The transport of a run's batches from the workers to the loader: memory made and mapped, threads, copies, counted.
 
-Interface: `way(trace, loaders, ledger)` -> `Way`; `compared(a, b)`, what two runs with different transports did
-differently, as phrases. Nothing is said that the traces do not hold: times are for `diff`.
+Interface: `way(trace, loaders, ledger)` -> `Way`; `compared(a, b)`, the differences between two runs with
+different transports, as phrases. It counts only; `diff` compares times.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
 
 _INTO_MEMORY = (Copy.COLLATE, Copy.FEEDER, Copy.SLAB, Copy.PIN)
-"""Copies of the data itself. What else is copied is the message that tells where the data is."""
+"""Copies of the data itself. The other copies are of the message that says where the data is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One run's way.
+    """One run's transport.
 
-    transport: "" without workers. batches: sent by workers; segments: of shared memory made, slabs not counted; maps:
-    how often the reader got memory and mapped it. feeder: messages are written by another thread of the worker. each:
-    bytes of a batch that lie in shared memory; times: how often such a byte was copied.
+    transport: "" without workers. batches: sent by workers; segments: new ones in shared memory, without slabs; maps:
+    how often the reader received memory and mapped it. feeder: a feeder thread of the worker writes the messages. each:
+    bytes of a batch in shared memory; times: how often such a byte was copied.
     """
 
     transport: str = ""
@@ -43,7 +43,7 @@ class Way:
     times: float = 0.0
 
     def memory(self) -> str:
-        """What the batches lay in."""
+        """The memory of the batches, in words."""
         parts = []
         if self.slabs is not None and self.slabs.made:
             times = self.slabs.used / self.slabs.made
@@ -56,7 +56,7 @@ class Way:
 
 
 def way(trace: Trace, loaders: tuple[int, ...], params: dict[str, Any], account: Ledger) -> Way:
-    """Return how the batches of these iterators came. account: their ledger."""
+    """Return the transport of these iterators' batches. account: their ledger."""
     events = trace.events[np.isin(trace.events["loader"], loaders)]
     sent = account.sent
     if params.get("num_workers") == 0 or not len(sent):
@@ -86,17 +86,17 @@ def _threads(events: Rows, code: int) -> set[tuple[int, int]]:
 
 
 def compared(a: Way, b: Way) -> Iterator[str]:
-    """What was done in B, and instead of what in A: one phrase for memory, mappings, threads and copies each."""
-    yield f"its batches lay in {b.memory()}, instead of {a.memory()}"
+    """The differences of B from A: one phrase each for memory, mappings, threads and copies."""
+    yield f"its batches were in {b.memory()}, instead of {a.memory()}"
     if a.maps != b.maps:
-        yield f"the reader was handed memory and mapped it {_times(b.maps)} instead of {_times(a.maps)}"
+        yield f"the reader received and mapped memory {_times(b.maps)} instead of {_times(a.maps)}"
     if a.feeder != b.feeder:
         who = "a feeder thread", "the worker itself, without a feeder thread,"
         yield f"{who[not b.feeder]} wrote the messages"
     if a.each and b.each:
         how_often = _rounded(b.times), _rounded(a.times)
         same = how_often[0] == how_often[1]
-        yield f"{size(b.each)} a batch were copied {how_often[0]}" + (
+        yield f"{size(b.each)} per batch were copied {how_often[0]}" + (
             " in both" if same else f" instead of {how_often[1]}"
         )
 

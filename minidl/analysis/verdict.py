@@ -1,12 +1,12 @@
-"""Is the loader the bottleneck, and which part of it: what the training loop waited for, nanosecond by nanosecond.
+"""The verdict: whether the loader is the bottleneck, and which part of it, by what the training loop waited for.
 
 Interface: `waiting(trace, loader)` -> `Waiting`, the loop's waiting split by cause; `verdict(trace, loader)` ->
 `Verdict`, one sentence with its evidence and what to do next. Both are pure functions over the trace's arrays.
 
 Rules of use: the loop waits while it is in `iter(loader)`, in `next`, and while the loader shuts down. Each nanosecond
-of that has one cause, decided by what was going on in all threads then; if several workers were busy, it is shared
-out among their steps. Whether samples compute, wait for a CPU or wait for a disk follows from the CPU time of their
-fetches (`cpu_use`); of a trace without it, the next step names both cases.
+of waiting has one cause, which follows from the state of all threads at that time; if several workers were busy, it is
+divided among their steps. The CPU time of fetches (`cpu_use`) shows whether samples compute, wait for a CPU or wait
+for a disk; in a trace without it, the next step names both cases.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ if TYPE_CHECKING:
 
 
 KEEPS_UP = 0.1
-"""Share of waiting below which the loader is said to keep up: a perfect loader could save no more than that."""
+"""The loader keeps up if the share of waiting is below this: a perfect loader could save no more."""
 
 ONCE = 0.5
-"""Share of start-up from which it is the bottleneck though it was paid once: less than that, a longer run spreads."""
+"""The share from which a start-up that happens once is the bottleneck: a smaller one vanishes in a longer run."""
 
 FEW_BATCHES = 5
-"""Batches below which one slow sample or one busy moment of the machine decides the shares."""
+"""The fewest batches for a verdict: with fewer, one slow sample or one busy moment decides the shares."""
 
 SPARE = 0.25
-"""Share of their time that workers wait for tasks below which they are the limit, whatever the loop is in meanwhile:
-a faster reader would only wait for them. If the reader is the limit, they idle most of the time."""
+"""Workers that wait for tasks for a smaller share of their time are the limit, whatever the loop does meanwhile:
+a faster reader would only wait for them. If the reader is the limit, workers idle most of the time."""
 
 ONE_SIDED = 0.7
-"""Share of the blocked line from which one worker is said to block it; of the waiting, for epochs' first batches."""
+"""The share of head-of-line blocking from which one worker is the cause; also the share of epochs' first batches."""
 
 UNEVEN = 0.3
-"""Share of the waiting, with a worker out of data, from which shards are to be evened out first."""
+"""The share of waiting with a worker out of data from which even shards are the first remedy."""
 
 LARGE_SAMPLES = 1 << 20
-"""Bytes of a tensor in a batch from which collation is copying, and not counting tensors."""
+"""Bytes of a batch's tensor from which copying dominates collation, and not the number of tensors."""
 
 NEVER = np.iinfo(np.int64).max
 
@@ -93,20 +93,20 @@ KIND_OF = {
     Cause.SAMPLER: Bound.SAMPLER,
     Cause.OVERHEAD: Bound.OVERHEAD,
 }
-"""The causes that can bound a run that goes on; start-up ends by itself and is judged apart."""
+"""The causes that can bound a long run; start-up ends by itself and is judged separately."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """One loader iterator's waiting, in ns. busy: of the workers' time meanwhile, the share spent fetching.
+    """One loader iterator's waiting, in ns. busy: the share of the workers' time meanwhile that they spent fetching.
 
-    spare: of that time, once they had begun, the share spent waiting for tasks. work: all that supplying took, waited
-    for or not. task, worker, sample: whose batch blocked the line longest, -1 if none did; lasting: that worker's share
-    of the blocked line. first: for batches with which an epoch begins. uneven: once a worker had run out of data while
-    others had not; out: the one that ran out first, -1 if none did. ending: while workers were ended. payload, shared,
-    tensors: bytes pickled, bytes by handle, and tensors of a message, on average. cpu: what fetching did with its time.
-    alike: iterators of the same parameters in the trace, this one included; together: those that these figures are
-    summed over.
+    spare: the share of that time, after their first fetch, that they waited for tasks. work: the duration of all
+    supplying steps. task, worker, sample: of the batch that blocked the line longest, -1 = none; lasting: that worker's
+    share of the blocking. first: waiting for the first batches of epochs. uneven: waiting while a worker had run out of
+    data and others had not; out: the worker that ran out first, -1 = none. ending: waiting for the workers' end.
+    payload, shared, tensors: bytes pickled, bytes by handle, and tensors of a message, on average. cpu: the CPU use of
+    fetching. alike: the number of iterators with the same parameters in the trace; together: how many of them these
+    figures sum up.
     """
 
     causes: dict[Cause, int]
@@ -133,7 +133,7 @@ class Waiting:
 
     @property
     def ends_slowly(self) -> bool:
-        """Whether ending the workers took most of what starting and ending them took."""
+        """Whether ending the workers took longer than starting them."""
         return 2 * self.ending > self.causes[Cause.START_UP]
 
     @property
@@ -141,20 +141,20 @@ class Waiting:
         return sum(self.causes.values())
 
     def share(self, *causes: Cause) -> float:
-        """Of the waiting, the share of these causes; 0 if nothing was waited for."""
+        """The share of the waiting that is due to these causes; 0 without any waiting."""
         return self.share_of(sum(self.causes[cause] for cause in causes))
 
     def share_of(self, ns: int) -> float:
-        """Of the waiting, the share that `ns` is."""
+        """`ns` as a share of the waiting."""
         return ns / max(1, self.total)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What bounds a loader, in words; cause: the greatest one of that kind, None if none is to blame.
+    """What bounds a loader, in words; cause: the largest one of that kind, None = no cause.
 
-    brief: the sentence for a title, which has one share; apart: what was judged apart from it, "" = nothing.
-    task: the one that the sentence names, -1 if it names none.
+    brief: the sentence for a title, with one share only; apart: the part that is judged separately, "" = none.
+    task: the task that the sentence names, -1 = none.
     """
 
     kind: Bound
@@ -182,7 +182,7 @@ def verdict(trace: Trace, loader: int, spans: Rows | None = None) -> Verdict:
 
 
 def _joined(trace: Trace, loader: int, found: Waiting, spans: Rows) -> Waiting:
-    """The waiting of this iterator and the nearest ones of the same parameters, until there are batches enough."""
+    """The waiting of this iterator and of its neighbours with the same parameters, until there are enough batches."""
     params = trace.loaders.get(loader, {})
     alike = [other for other, theirs in trace.loaders.items() if other != loader and theirs == params]
     for other in sorted(alike, key=lambda number: abs(number - loader))[: 2 * FEW_BATCHES]:
@@ -193,7 +193,7 @@ def _joined(trace: Trace, loader: int, found: Waiting, spans: Rows) -> Waiting:
 
 
 def summed(trace: Trace, loaders: Sequence[int], spans: Rows) -> Verdict:
-    """Return one verdict on several iterators of one DataLoader, as if they had been one."""
+    """Return one verdict on several iterators of one DataLoader, as if they were one."""
     each = sorted((waiting(trace, loader, spans) for loader in loaders), key=lambda one: one.total)
     found = each.pop()
     for more in each:
@@ -202,7 +202,7 @@ def summed(trace: Trace, loaders: Sequence[int], spans: Rows) -> Verdict:
 
 
 def _sum(found: Waiting, more: Waiting) -> Waiting:
-    """Return `found` with the times and counts of `more` added; what blocked the line stays that of `found`."""
+    """Return `found` with the times and counts of `more` added; the blocking batch stays that of `found`."""
     return replace(
         found,
         causes={cause: ns + more.causes[cause] for cause, ns in found.causes.items()},
@@ -219,7 +219,7 @@ def _sum(found: Waiting, more: Waiting) -> Waiting:
 
 # --- The waiting, split -----------------------------------------------------------------------------------------------
 def waiting(trace: Trace, loader: int, spans: Rows | None = None) -> Waiting:
-    """Split what the loop waited for this loader iterator by cause; near-linear in its events."""
+    """Split the loop's waiting for this loader iterator by cause; near-linear in its events."""
     spans = trace.spans() if spans is None else spans
     # Outside of that time, the events of some processes are missing, so that a wait may have no visible cause.
     begin, end = trace.whole_from(loader), trace.whole_until(loader)
@@ -260,7 +260,7 @@ def waiting(trace: Trace, loader: int, spans: Rows | None = None) -> Waiting:
 
 
 def _ended(spans: Rows, events: Rows) -> Rows:
-    """The spans, open ones ended with the trace. Those that an exiting worker's feeder leaves open are dropped."""
+    """The spans; open ones end with the trace, but spans that an exiting worker's feeder leaves open are dropped."""
     feeding = np.isin(spans["code"], [ev.RESULT_PICKLE[0], ev.RESULT_WRITE[0], ev.SHM_COPY[0]])
     spans = spans[(spans["end"] >= 0) | ~feeding].copy()
     if len(events):
@@ -269,7 +269,7 @@ def _ended(spans: Rows, events: Rows) -> Rows:
 
 
 def _work(spans: Rows) -> dict[Cause, int]:
-    """How long the supplying steps took altogether, in ns."""
+    """The total duration of the supplying steps, in ns."""
 
     def took(*pairs: tuple[int, int]) -> int:
         return total(spans[np.isin(spans["code"], [pair[0] for pair in pairs])])
@@ -289,7 +289,7 @@ def _slowest_sample(spans: Rows, task: int, worker: int) -> int:
 
 
 class _WaitIntervals:
-    """The stretches of waiting in which nothing begins or ends: `at` are their begins, `width` their lengths, in ns."""
+    """The intervals of waiting in which no span begins or ends: `at` are their begins, `width` their lengths, in ns."""
 
     def __init__(self, events: Rows, spans: Rows) -> None:
         self.events, self.spans = events, spans
@@ -305,7 +305,7 @@ class _WaitIntervals:
         self.needs = self._latest(events["code"] == self._get()[0])
 
     def _get(self) -> tuple[int, int]:
-        """The wait of the loader's own thread: with a pin thread it is that thread that waits for results."""
+        """The wait of the loader's own thread: with a pin thread, only that thread waits for results."""
         return ev.READY_GET if np.any(self.events["code"] == ev.READY_GET[0]) else ev.RESULT_GET
 
     def _set_up(self) -> tuple[Ints, Ints]:
@@ -321,7 +321,7 @@ class _WaitIntervals:
         return begins, ends
 
     def open(self, *pairs: tuple[int, int]) -> Ints:
-        """How many spans of these kinds are open in each stretch."""
+        """The number of open spans of these kinds in each interval."""
         rows = self.spans[np.isin(self.spans["code"], [pair[0] for pair in pairs])]
         return _open(rows["begin"], rows["end"], self.at)
 
@@ -329,22 +329,22 @@ class _WaitIntervals:
         return _open(*self.set_up, self.at) > 0
 
     def _latest(self, which: Bools) -> Ints:
-        """For each stretch, the position in `events` of the latest event of `which`; -1 before the first."""
-        places = np.append(np.flatnonzero(which), -1)  # the last is what index -1 finds
+        """For each interval, the position in `events` of the latest event of `which`; -1 before the first."""
+        places = np.append(np.flatnonzero(which), -1)  # index -1 finds the last
         return places[np.searchsorted(self.events["time"][places[:-1]], self.at, side="right") - 1]
 
     def _of_latest(self, latest: Ints, column: str) -> Ints:
         return np.where(latest < 0, -1, self.events[column][latest].astype(np.int64))
 
     def _depth(self) -> Ints:
-        """The reorder buffer's depth; an epoch begins with none."""
+        """The reorder buffer's depth; an epoch begins with an empty one."""
         kept = np.isin(self.events["code"], [ev.REORDER_STORE, ev.REORDER_POP, ev.EPOCH[0]])
         latest = self._latest(kept)
         begins = self._of_latest(latest, "code") == ev.EPOCH[0]
         return np.where(begins, 0, np.maximum(0, self._of_latest(latest, "y")))
 
     def _not_begun(self) -> Bools:
-        """Whether the worker that is waited for has yet to begin its first fetch of the epoch."""
+        """Whether the worker that the loop waits for has not begun its first fetch of the epoch."""
         first = np.full((len(self.epochs) + 1, self.workers + 1), NEVER)  # last column: any worker
         rows = self.spans[self.spans["code"] == ev.FETCH[0]]
         epoch = np.searchsorted(self.epochs, rows["begin"], side="right")
@@ -355,15 +355,15 @@ class _WaitIntervals:
         return self.at < first[np.searchsorted(self.epochs, self.at, side="right"), worker]
 
     def causes(self) -> tuple[dict[Cause, int], Bools]:
-        """The ns of each cause, and in which stretches the line was blocked."""
+        """The ns of each cause, and the intervals with head-of-line blocking."""
         collate, fetch = self.open(ev.COLLATE), self.open(ev.FETCH)
         sending = self.open(ev.RESULT_PICKLE, ev.RESULT_WRITE)
         steps = {Cause.SAMPLES: np.maximum(0, fetch - collate), Cause.COLLATE: collate, Cause.IPC: sending}
         working = sum(steps.values(), np.zeros(len(self.at), np.int64))
         gets = self.open(self._get()) > 0
         idle = self.open(ev.INDEX_GET) > 0
-        # The first that holds is the cause. What the loader's own thread does comes before what others do meanwhile,
-        # and the reading side before the line: while it works, the batch that is missing may be the one in its hands.
+        # The first that holds is the cause. The loader's own thread comes before other threads, and the reading side
+        # before head-of-line blocking: while the reader works, it may hold the missing batch.
         rules = [
             (Cause.SAMPLER, self.open(ev.SAMPLER_NEXT) > 0),
             (Cause.START_UP, self.setting_up() | (self.open(ev.SHUTDOWN) > 0)),
@@ -382,12 +382,12 @@ class _WaitIntervals:
         for cause, count in steps.items():
             out[cause] += int((self.width * count / np.maximum(1, working))[supplied].sum())
         out[Cause.OVERHEAD] = int(self.width.sum()) - sum(out.values())
-        return out, hit  # of the last rule: the line
+        return out, hit  # of the last rule: head-of-line blocking
 
     def blocker(self, line: Bools) -> tuple[int, int, float]:
-        """The task and the worker for which the line stood longest, and that worker's share of it; -1 if it never did.
+        """The task and the worker that blocked the line longest, and that worker's share of it; -1 = no blocking.
 
-        The share is 0 if all was for a task or two: that tells of these, and of no worker.
+        The share is 0 if one or two tasks caused all blocking: then no worker is the cause.
         """
         if not line.any():
             return -1, -1, 0.0
@@ -402,11 +402,11 @@ class _WaitIntervals:
         return task, worker, lasting
 
     def busy(self) -> float:
-        """Of the workers' time while the loop waits for results, the share spent fetching."""
+        """The share of the workers' time that they fetch while the loop waits for results."""
         return self._share_in(ev.FETCH, self.open(self._get()) > 0, none=0.0)
 
     def spare(self) -> float:
-        """Of the workers' time while the loop waits for results they have begun on, the share without a task; or 1."""
+        """The share of the workers' time without a task while the loop waits for results that they have begun; or 1."""
         return self._share_in(ev.INDEX_GET, (self.open(self._get()) > 0) & ~self._not_begun(), none=1.0)
 
     def _share_in(self, span: tuple[int, int], when: Bools, none: float) -> float:
@@ -414,20 +414,20 @@ class _WaitIntervals:
         return float((self.open(span) * self.width)[when].sum() / time) if time else none
 
     def first(self) -> int:
-        """The ns waited for batches with which epochs begin, after `iter(loader)`; of one epoch alone it is none."""
+        """The ns waited for the first batches of epochs, after `iter(loader)`; 0 with one epoch only."""
         if len(self.epochs) < 2:
             return 0
         latest = self._latest(np.isin(self.events["code"], [ev.EPOCH[0], ev.YIELD]))
         return int(self.width[(self._of_latest(latest, "code") == ev.EPOCH[0]) & ~self.setting_up()].sum())
 
     def ending(self) -> int:
-        """The ns in which the shutdown ran, and no setting up."""
+        """The ns in which the shutdown ran without a set-up."""
         return int(self.width[(self.open(ev.SHUTDOWN) > 0) & ~self.setting_up()].sum())
 
     def uneven(self) -> tuple[int, int]:
-        """The ns waited for batches once a worker had run out of data, and the worker that did so first; or 0, -1.
+        """The ns waited after a worker had run out of data, and the first such worker; or 0, -1.
 
-        It counts if the others had batches enough left: of even shards, each has one at the most.
+        It counts only if the others had enough batches left: with even shards, each has one at most.
         """
         codes = self.events["code"]
         ran_out = np.flatnonzero(codes == ev.WORKER_EXHAUSTED)
@@ -448,10 +448,12 @@ def _open(begins: Ints, ends: Ints, at: Ints) -> Ints:
 
 # --- The judgement ----------------------------------------------------------------------------------------------------
 def judge(found: Waiting, params: dict[str, Any] | None = None, cpus: float | None = None) -> Verdict:
-    """Judge `found`. params: the loader's, as its trace describes them; cpus: that it could use, if known."""
+    """Judge `found`. params: the loader's parameters in its trace; cpus: the usable CPUs, if known."""
     if isinstance(unseen := (params or {}).get("unseen"), list) and "next" in unseen:
-        sentence = "not seen what bounds the loader: observed with pinned memory, it does not show when the loop waits"
-        step = "observe it without pin_memory, or record minidl's loader"
+        sentence = (
+            "unknown what bounds the loader: an observed loader with pinned memory does not show when the loop waits"
+        )
+        step = "observe it without pin_memory, or record with minidl's loader"
         return Verdict(Bound.UNSEEN, sentence, (), step, brief=sentence)
     kind, cause = _kind(found)
     whose = _whose(found) if kind is Bound.HEAD_OF_LINE else ""
@@ -468,7 +470,7 @@ def _sentence(found: Waiting, kind: Bound, cause: Cause | None, cpus: float | No
     loop = "the loop" if brief else "the training loop"
     share = found.total / max(1, found.total + found.consumer)
     if kind is Bound.TOO_FEW:
-        return f"too few batches to say what bounds the loader: {found.batches}, and it takes {FEW_BATCHES}"
+        return f"too few batches to say what bounds the loader: {found.batches} (at least {FEW_BATCHES} are needed)"
     if kind is Bound.NOT_INPUT:
         steady = found.total - found.causes[Cause.START_UP]
         kept = steady / max(1, steady + found.consumer)
@@ -483,12 +485,12 @@ def _sentence(found: Waiting, kind: Bound, cause: Cause | None, cpus: float | No
 
 
 def _part(share: float, brief: bool) -> str:
-    """A share of a share; in brief without a number."""
+    """A share of the waiting; the brief form has no number."""
     return f"{percent(share)} of that" if not brief else "mostly" if round(share, 2) >= 0.5 else "partly"
 
 
 def _supply(found: Waiting, cause: Cause, cpus: float | None, brief: bool) -> str:
-    """While workers did what, of a loader that waits for them."""
+    """What the workers did while the loop waited for them."""
     supply, reading = found.share(Cause.SAMPLES, Cause.COLLATE, Cause.IPC), found.share(Cause.REBUILD, Cause.PIN)
     held, part = found.cpu.held(cpus)
     known = cause is Cause.SAMPLES and held is not CpuLimit.UNKNOWN
@@ -504,7 +506,7 @@ _MADE = {
     Cause.COLLATE: "collated batches",
     Cause.IPC: "pickled and sent batches",
 }
-"""What workers mostly did as they made batches."""
+"""What workers mostly did when they made batches."""
 
 
 def _kind(found: Waiting) -> tuple[Bound, Cause | None]:
@@ -525,18 +527,18 @@ def _kind(found: Waiting) -> tuple[Bound, Cause | None]:
     kind = max(of_kind, key=lambda k: of_kind[k])
     if kind is Bound.READING and found.workers and found.spare < SPARE:
         kind = Bound.SUPPLY
-    # A wait that a training step hides in part is left in a task's last steps: the whole work says which costs.
+    # If a training step hides a part of the work, the wait falls into a task's last steps: so all work is compared.
     costs = found.work if kind is Bound.SUPPLY and found.work else found.causes
     return kind, max((c for c in KIND_OF if KIND_OF[c] is kind), key=lambda c: costs[c])
 
 
 def _apart(found: Waiting, kind: Bound) -> str:
-    """Why start-up is not the verdict, if more was waited for it than for all causes of `kind`."""
+    """Why start-up is not the verdict, if the loop waited longer for it than for all causes of `kind`."""
     blamed = sum(found.causes[cause] for cause in KIND_OF if KIND_OF[cause] is kind)
     if kind is Bound.START_UP or found.causes[Cause.START_UP] <= blamed:
         return ""
     share = percent(found.share(Cause.START_UP))
-    return f"{share} of the waiting was for {Cause.START_UP.value}, judged apart because a longer run spreads it"
+    return f"{share} of the waiting was for {Cause.START_UP.value}, which does not count here: a longer run reduces it"
 
 
 def _whose(found: Waiting) -> str:
@@ -550,20 +552,20 @@ def _evidence(found: Waiting, cpus: float | None) -> tuple[str, ...]:
     shares = ", ".join(f"{cause.value} {percent(found.share(cause))}" for cause in ranked)
     lines = [f"waited {duration(found.total)} {where}: {shares}"]
     if found.workers:
-        lines.append(f"of the workers' time while a result was waited for, {percent(found.busy)} was spent fetching")
+        lines.append(f"while the loop waited for a result, workers fetched for {percent(found.busy)} of their time")
     lines += [line] if (line := found.cpu.line(cpus)) else []
     if found.share_of(found.uneven) >= UNEVEN:
         share = percent(found.share_of(found.uneven))
-        lines.append(f"{share} was waited for after worker {found.out} had run out of data")
+        lines.append(f"{share} of the waiting came after worker {found.out} had run out of data")
     if found.share_of(found.first) >= ONE_SIDED:
-        lines.append(f"{percent(found.share_of(found.first))} was waited for the first batches of epochs")
+        lines.append(f"{percent(found.share_of(found.first))} of the waiting was for the first batches of epochs")
     if sum(found.work.values()):
         told = (f"{cause.value} {percent(ns / sum(found.work.values()))}" for cause, ns in found.work.items())
         lines.append("work on the batches: " + ", ".join(told))
     if found.together > 1:
-        lines.append(f"{found.together} of {found.alike} iterators of the same parameters, taken together")
+        lines.append(f"{found.together} of {found.alike} iterators with the same parameters, taken together")
     elif found.alike > 1:
-        lines.append(f"one of {found.alike} iterators of the same parameters")
+        lines.append(f"one of {found.alike} iterators with the same parameters")
     return tuple(lines)
 
 
@@ -571,12 +573,14 @@ def _next_step(kind: Bound, cause: Cause | None, found: Waiting, params: dict[st
     if kind is Bound.SUPPLY:
         return _supply_step(cause, found, params, cpus)
     return {
-        Bound.NOT_INPUT: "make the training step faster; the loader has time to spare",
+        Bound.NOT_INPUT: "make the training step faster: the loader has time to spare",
         Bound.HEAD_OF_LINE: _line_step(found),
-        Bound.READING: "fewer bytes a batch, or no pin_memory" if cause is Cause.PIN else _reading_step(found, cpus),
+        Bound.READING: "send fewer bytes per batch, or do not pin"
+        if cause is Cause.PIN
+        else _reading_step(found, cpus),
         Bound.START_UP: _start_step(found, params),
-        Bound.SAMPLER: "draw the indices faster: it runs in the loader's thread, and workers do not help",
-        Bound.OVERHEAD: "larger batches: each costs the same messages, whatever its size",
+        Bound.SAMPLER: "make the sampler faster: it runs in the loader's thread, so more workers do not help",
+        Bound.OVERHEAD: "use larger batches: each batch costs the same messages, whatever its size",
         Bound.TOO_FEW: "",
     }[kind]
 
@@ -593,22 +597,22 @@ def _line_step(found: Waiting) -> str:
 
 
 def _reading_step(found: Waiting, cpus: float | None) -> str:
-    """What a batch's rebuilding costs goes by the bytes that were pickled, and by its tensors."""
+    """The next step by the cost of rebuilding a batch: it grows with the pickled bytes and the number of tensors."""
     if found.payload > max(LARGE_PAYLOAD, (found.tensors + 1) * HANDLE_BYTES):
         return (
-            f"send the data as tensors, which cross by handle: {size(found.payload)} of each batch are pickled; see "
+            f"send the data as tensors, which travel by handle: {size(found.payload)} of each batch are pickled; see "
             "`minidl ledger`"
         )
     if found.tensors > MANY_TENSORS:
-        return f"join the tensors of a batch into few: each has {found.tensors:.0f}, and each of them costs a mapping"
-    larger = "larger batches: rebuilding costs the same for each, whatever its size"
+        return f"join the tensors of a batch: it has {found.tensors:.0f}, and each of them costs a mapping"
+    larger = "use larger batches: rebuilding costs the same for each batch, whatever its size"
     at_work, (held, _) = found.busy * found.workers, found.cpu.held(cpus)
     if held is CpuLimit.WAITS or cpus is None or at_work < cpus:
         return larger
-    shared = f"{at_work:.1f} workers were busy at a time, and share {_cpus(cpus)} with the reader"
+    shared = f"{at_work:.1f} workers on average were busy and shared {_cpus(cpus)} with the reader"
     if held is CpuLimit.UNKNOWN:
-        return f"cheaper samples if they compute: {shared}; if they wait (disk, network), {larger}"
-    return f"cheaper samples: {shared}"
+        return f"if samples compute, make them cheaper: {shared}; if they wait (disk, network), {larger}"
+    return f"make samples cheaper: {shared}"
 
 
 def _cpus(number: float) -> str:
@@ -617,58 +621,56 @@ def _cpus(number: float) -> str:
 
 def _start_step(found: Waiting, params: dict[str, Any]) -> str:
     if found.ends_slowly:
-        slow = (
-            "see what keeps a worker from ending (py-spy dump while it is joined): a thread or a library's exit handler"
-        )
-        return f"persistent_workers=True, which ends workers once; or {slow}" if found.alike > 1 else slow
-    cheaper = "make the start cheaper: fewer workers, less in worker_init_fn, and with spawn fewer imports and a "
-    cheaper += "dataset that pickles small"
+        slow = "find what delays a worker's end (py-spy dump while it is joined): a thread or a library's exit handler"
+        return f"use persistent_workers=True, which ends workers only once; or {slow}" if found.alike > 1 else slow
+    cheaper = "make the start cheaper: fewer workers, less work in worker_init_fn, and with spawn fewer imports and a "
+    cheaper += "small pickled dataset"
     if found.alike > 1 and not params.get("persistent_workers"):
-        return f"persistent_workers=True, which starts workers once and not in each epoch; or {cheaper}"
-    return f"{cheaper}; it is paid once, and a longer run spreads it"
+        return f"use persistent_workers=True, which starts workers once and not in each epoch; or {cheaper}"
+    return f"{cheaper}; it happens once, so its share falls in a longer run"
 
 
 def _supply_step(cause: Cause | None, found: Waiting, params: dict[str, Any], cpus: float | None) -> str:
     if not found.workers:
-        return "num_workers=1 or more, so that batches are made during the training step"
+        return "use num_workers=1 or more, so that workers make batches during the training step"
     if found.share_of(found.uneven) >= UNEVEN:
-        return f"even shards: worker {found.out} ran out of data and was idle while other workers had batches left"
+        return (
+            f"make the shards even: worker {found.out} ran out of data and idled while other workers had batches left"
+        )
     if found.share_of(found.first) >= ONE_SIDED:
-        return "longer epochs: no batch is made before its epoch begins, so the loop waits for the first one"
+        return "make epochs longer: workers begin no batch before its epoch, so the loop waits for each first one"
     if cause is Cause.IPC:
-        less = "send less, in few tensors; see `minidl ledger`"
-        return less if params.get("transport") == "arena" else f'{less}; or transport="arena", which makes no segments'
+        less = "send fewer bytes in fewer tensors; see `minidl ledger`"
+        return less if params.get("transport") == "arena" else f'{less}; or use transport="arena", without segments'
     if cause is Cause.COLLATE:
         if found.cpu.held(cpus)[0] is CpuLimit.WAITS:
-            return "find what collation waits for (py-spy dump of a worker); more workers wait at the same time"
+            return "find what collation waits for (py-spy dump of a worker); or use more workers, which wait together"
         own = params.get("collate_fn", "default_collate") != "default_collate"
         return "make collation cheaper" + (
-            ": the collate_fn is your own, and default_collate stacks into shared memory without another copy"
+            ": default_collate, unlike your own collate_fn, stacks into shared memory without another copy"
             if own
-            else ": fewer bytes a sample (uint8 rather than float32, converted on the device)"
+            else ": use fewer bytes per sample (uint8 instead of float32, converted on the device)"
             if found.shared > LARGE_SAMPLES * max(1.0, found.tensors)
-            else ": fewer, larger tensors a sample"
+            else ": use fewer and larger tensors per sample"
         )
     return _samples_step(found, cpus)
 
 
 def _samples_step(found: Waiting, cpus: float | None) -> str:
-    """More workers wait together, but compute together only where there are CPUs for them."""
+    """The next step for slow samples: more workers can wait together, but compute together only with enough CPUs."""
     held, _ = found.cpu.held(cpus)
     if held is CpuLimit.WAITS:
-        return (
-            "more workers, which wait at the same time; or samples that wait less: a cache, a local copy, larger files"
-        )
+        return "use more workers, which wait together; or let samples wait less: a cache, a local copy, larger files"
     if held is CpuLimit.SHORT:
-        there = "" if cpus is None else f", {_cpus(cpus)} for {counted(found.workers, 'worker')}"
+        there = "" if cpus is None else f" ({_cpus(cpus)} for {counted(found.workers, 'worker')})"
         rest = cpus is not None and found.cpu.at_once < cpus / 2
-        others = f"; other work has the rest: fetching used {found.cpu.at_once:.1f} at a time" if rest else ""
-        return f"cheaper samples, or more CPUs: they are short{there}, so more workers do not help{others}"
+        others = f"; other work uses most of them: fetching used {found.cpu.at_once:.1f} on average" if rest else ""
+        return f"make samples cheaper, or use more CPUs: they are short{there}, so more workers do not help{others}"
     if cpus is None:
-        return "more workers if CPUs are idle, or cheaper samples"
+        return "use more workers if CPUs are idle, or make samples cheaper"
     if found.workers < cpus:
-        return f"more workers ({found.workers} for {_cpus(cpus)}), or cheaper samples"
-    step = f"cheaper samples: {counted(found.workers, 'worker')} for {_cpus(cpus)}, so more workers "
+        return f"use more workers ({found.workers} for {_cpus(cpus)}), or make samples cheaper"
+    step = f"make samples cheaper: there are {counted(found.workers, 'worker')} for {_cpus(cpus)}, so more workers "
     if held is CpuLimit.COMPUTES:
         return f"{step}do not help samples that compute"
     return f"{step}help only if samples wait (disk, network) and do not compute"

@@ -290,7 +290,7 @@ class Watcher:
         try:
             child = os.fork()
         except OSError as error:
-            self.write(watched.said(f"a look could not begin: {error.strerror}"))
+            self.write(watched.said(f"could not start a look at the processes: {error.strerror}"))
             return 0
         if child:
             return child
@@ -299,7 +299,7 @@ class Watcher:
                 self.channel.close()  # the run waits at its end until the watchdog has closed it
             act()
         except BaseException as error:  # whatever it is, this process ends here
-            self.write(watched.said(f"a look has failed: {type(error).__name__}: {error}"))
+            self.write(watched.said(f"a look at the processes failed: {type(error).__name__}: {error}"))
         finally:
             os._exit(0)
 
@@ -328,7 +328,7 @@ class Watcher:
         if not text and stall.what != OWN:
             who = f"iterator {stall.loader} of pid {stall.pid}"
             waited = (time.monotonic_ns() - stall.since) / 1e9
-            text = f"{who} {_SINCE[stall.what]} for {waited:.0f} s; what its processes do could not be seen"
+            text = f"{who} {_SINCE[stall.what]} for {waited:.0f} s; the state of its processes could not be read"
         if text:
             self._say(f"{text}; next: minidl doctor {self.directory}")
         if stall.what != OWN:  # the program's own code may take as long as it likes
@@ -501,7 +501,7 @@ class _HangSnapshot:
         if cause or self.stall.what == OWN:
             return cause
         who = f"iterator {self.stall.loader} of pid {self.stall.pid}"
-        return f"{who} {_SINCE[self.stall.what]} for {waited:.0f} s; what its processes do is in the trace"
+        return f"{who} {_SINCE[self.stall.what]} for {waited:.0f} s; the trace has the state of its processes"
 
 
 def _cause(directory: Path, stall: Stall, waited: float, evidence: RunEvidence) -> str:
@@ -536,5 +536,5 @@ def main(directory: str, main_pid: int, channel: int, **settings: Any) -> None:
     try:
         watcher.run()
     except Exception as error:
-        watcher.write(watched.said(f"the watchdog has failed: {type(error).__name__}: {error}"))
+        watcher.write(watched.said(f"the watchdog failed: {type(error).__name__}: {error}"))
         sys.exit(1)

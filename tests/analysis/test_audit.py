@@ -136,7 +136,7 @@ def test_a_sampler_that_repeats_by_design_is_no_mistake(
     assert rules(report, MISTAKE) == []
     assert rules(report, HARMLESS) == ["repeated"]
     (finding,) = [f for f in report.subjects[0].findings if f.rule == "repeated"]
-    assert f"came {repeats} times each, one after another in the order that Repeating deals out" in finding.text
+    assert f"came {repeats} times each, in a row in the order that Repeating deals out" in finding.text
     assert finding.text.endswith("All samples came" if most is None else "of 31 came to no rank")
 
 
@@ -396,7 +396,10 @@ def test_padding_is_told_by_its_place(place: Path) -> None:
     first = [next(iter(DistributedSampler(rank_runs.Samples(33), num_replicas=4, rank=rank))) for rank in range(3)]
     (subject,) = audit(traces(place, "four ranks")).subjects
     (finding,) = [f for f in subject.findings if f.rule == "padding"]
-    assert f"3 samples came twice so that all ranks have as many: {', '.join(map(str, sorted(first)))}" in finding.text
+    assert (
+        f"3 samples came twice so that all ranks have the same number: {', '.join(map(str, sorted(first)))}"
+        in finding.text
+    )
 
 
 @pytest.mark.live
@@ -460,7 +463,7 @@ def test_samples_that_came_to_no_rank_are_counted_and_named(seen: list[int], tex
 def test_one_rank_twice_is_refused(tmp_path: Path) -> None:
     parallel(tmp_path, [(0, 2), (1, 2)])
     one = read_trace(tmp_path / "rank0")
-    with pytest.raises(TraceError, match="audit: rank 0 twice"):
+    with pytest.raises(TraceError, match="audit: two traces of rank 0"):
         audit([one, one])
 
 
@@ -519,7 +522,7 @@ def test_a_finding_is_allowed_by_its_name(place: Path, capsys: pytest.CaptureFix
     assert "fix:" not in out
     assert cli.main(["audit", run, "--allow", "overlap", "--allow", "no such"]) == 2
     said = capsys.readouterr().err
-    assert "no finding has the name 'no such': give one of different sampler seeds, drawn twice" in said
+    assert "no finding is called 'no such': give one of different sampler seeds, drawn twice" in said
 
 
 @pytest.mark.live

@@ -55,9 +55,9 @@ def test_the_shares_are_of_the_time_measured(tmp_path: Path) -> None:
     assert found.line(2).startswith(
         "fetching was computing 50%, ready but without a CPU 40%, waiting for something else"
     )
-    assert found.line(2).endswith(f"; it used {found.cpu / found.during:.1f} of 2 CPUs at a time")
+    assert found.line(2).endswith(f"; it used {found.cpu / found.during:.1f} of 2 CPUs on average")
     assert CpuUse(10, 4, 0, 5).line(None) == (
-        "fetching was computing 40%, waiting, for a CPU or for something else, 60%; it used 0.8 CPUs at a time"
+        "fetching was computing 40%, waiting, for a CPU or for something else, 60%; it used 0.8 CPUs on average"
     )
     assert CpuUse().line(2) == ""
 
@@ -87,11 +87,11 @@ STEPS = {
     CpuLimit.SHORT: (
         CpuUse(100, 40, 50, 100, True),
         "more CPUs: they are short",
-        "they are short, 2 CPUs for 2 workers",
+        "they are short (2 CPUs for 2 workers)",
     ),
     CpuLimit.WAITS: (
         CpuUse(100, 10, 2, 100, True),
-        "more workers, which wait at the same time",
+        "more workers, which wait together",
         "more workers, which wait",
     ),
     CpuLimit.UNKNOWN: (CpuUse(), "more workers (2 for 8 CPUs)", "help only if samples wait"),
@@ -112,15 +112,15 @@ def test_other_programs_may_have_the_cpus() -> None:
     own, others = (CpuUse(400, cpu, 300, 100, True) for cpu in (100, 30))
     told = [judge(Waiting(causes, 0, 100, 4, 1, cpu=use), cpus=2).next_step for use in (own, others)]
     assert "other work has the rest" not in told[0]
-    assert told[1].endswith("; other work has the rest: fetching used 0.3 at a time")
+    assert told[1].endswith("; other work uses most of them: fetching used 0.3 on average")
 
 
 def test_a_reader_that_shares_the_cpus_is_helped_by_what_its_workers_do() -> None:
     causes = dict.fromkeys(Cause, 0) | {Cause.REBUILD: 60}
     reading = Waiting(causes, 0, 100, 4, 1, payload=250, tensors=1, busy=0.66)
     computes, waits = (replace(reading, cpu=STEPS[held][0]) for held in (CpuLimit.COMPUTES, CpuLimit.WAITS))
-    assert judge(computes, cpus=2).next_step.startswith("cheaper samples: 2.6 workers were busy")
-    assert judge(waits, cpus=2).next_step.startswith("larger batches")
+    assert judge(computes, cpus=2).next_step.startswith("make samples cheaper: 2.6 workers on average were busy")
+    assert judge(waits, cpus=2).next_step.startswith("use larger batches")
 
 
 @pytest.mark.parametrize(

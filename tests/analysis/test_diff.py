@@ -82,8 +82,8 @@ def test_the_same_run_twice_has_not_changed(tmp_path: Path) -> None:
     found = diff(made(tmp_path / "a"), made(tmp_path / "b"))
     assert found.most() is None
     assert {change.verdict for change in found.stages} == {Comparison.SAME, Comparison.FEW}
-    assert found.sentence().startswith("no stage changed by more than its spread, and throughput, ")
-    assert found.sentence().endswith("batches/s, differs by no more than its spread")
+    assert found.sentence().startswith("no stage changed by more than its spread, and throughput (")
+    assert found.sentence().endswith("batches/s) changed only within its spread")
 
 
 def test_a_change_within_the_spread_is_none(tmp_path: Path) -> None:
@@ -104,7 +104,8 @@ def test_too_few_batches(tmp_path: Path) -> None:
     found = diff(made(tmp_path / "a"), made(tmp_path / "b", twice, batches=FEWEST))
     assert found.b.batches == FEWEST  # of which the first is no cycle
     assert found.sentence() == (
-        f"too few batches to say what changed: 59 and {FEWEST - 1} that an epoch does not begin with, {FEWEST} needed"
+        f"too few batches to say what changed: 59 and {FEWEST - 1} without the first of each epoch "
+        f"(at least {FEWEST} are needed)"
     )
     assert found.stage("sample").verdict is Comparison.SLOWER  # type: ignore[union-attr]
 
@@ -144,7 +145,7 @@ def test_shares_of_the_work_that_changed_are_told_from_a_stage_that_did(tmp_path
     changes = [stage("fetch", 5e6, 3e6), stage("fetch", 9e6, 9e6, worker=0), stage("fetch", 1e6, 1e6, worker=1)]
     cycles = stage("cycle", 5e6, 3e6)
     found = Diff(side(), side(), [cycles, changes[0]], changes[1:], [], [])
-    assert "in none of 2 workers, so it is their shares of the work that changed" in found.sentence()
+    assert "not within any of the 2 workers: only their shares of the work changed" in found.sentence()
 
 
 def stage(name: str, a: float | None, b: float | None, count: int = 100, worker: int = -1) -> Change:
@@ -192,17 +193,17 @@ def test_what_is_named(changes: list[Change], named: str | None) -> None:
 
 def test_sentences() -> None:
     new, gone = stage("copy", None, 2 * MS), stage("pin", 3 * MS, None)
-    same = "throughput, 100 and 100 batches/s, differs by no more than its spread"
+    same = "throughput (100 and 100 batches/s) changed only within its spread"
     assert of(CYCLE, new, copied=(100, 300)).sentence() == (
-        f"copy changed most, for it is new: on average it takes 2.00 ms (100 measured); {same}; "
-        "the bytes copied for a batch went from 100 B to 300 B"
+        f"copy changed most: it is new and takes 2.00 ms on average (100 measured); {same}; "
+        "the bytes copied per batch changed from 100 B to 300 B"
     )
     assert of(CYCLE, gone).sentence() == (
-        f"pin changed most, for it is gone: on average it took 3.00 ms (100 measured); {same}"
+        f"pin changed most: it is gone and took 3.00 ms on average (100 measured); {same}"
     )
     slower = stage("cycle", 10 * MS, 20 * MS)
     assert of(slower).sentence() == (
-        "throughput fell from 100 to 50 batches/s, and no single stage changed by more than its spread"
+        "throughput fell from 100 to 50 batches/s, but no single stage changed by more than its spread"
     )
     one = [stage("fetch", 5 * MS, 9 * MS, worker=0), stage("fetch", 5 * MS, 5 * MS, worker=1)]
     assert "(100 and 100 measured, in 1 of 2 workers)" in of(slower, stage("fetch", 5 * MS, 7 * MS), *one).sentence()
@@ -357,8 +358,8 @@ def test_the_iterators_of_one_loader_are_taken_together_and_others_left_out(tmp_
     assert found.stage("fetch").a.count == 120  # type: ignore[union-attr]
     assert found.a.ledger.batches["loader"].tolist() == [1] * 40 + [3] * 40 + [5] * 40
     assert found.notes[:2] == [
-        "A: iterators with other parameters, of which nothing is in here: 3",
-        "B: iterators with other parameters, of which nothing is in here: 2",
+        "A: the comparison leaves out iterators with other parameters: 3",
+        "B: the comparison leaves out iterators with other parameters: 2",
     ]
 
 
@@ -379,7 +380,7 @@ def test_unknown_parameters_are_said(tmp_path: Path) -> None:
 
 def test_a_trace_without_batches(tmp_path: Path) -> None:
     write_process(tmp_path / "t", [{"code": ev.EPOCH[0]}], pid=100, role="loader", loader=1)
-    with pytest.raises(TraceError, match="holds no batch"):
+    with pytest.raises(TraceError, match="contains no yielded batch"):
         diff(read_trace(tmp_path / "t"), made(tmp_path / "b"))
 
 
@@ -452,9 +453,9 @@ def test_two_transports_tell_what_they_did_to_each_batch(tmp_path: Path) -> None
     a, b = made(tmp_path / "a"), made(tmp_path / "b", slabs=True)
     describe(tmp_path / "a", LOADER_PID, 1, {})
     facts = (
-        "its batches lay in 6 slabs, used 10 times each, instead of 60 new segments; the reader was handed memory and "
-        "mapped it 6 times instead of 60 times; the worker itself, without a feeder thread, wrote the messages; "
-        "1.0 MiB a batch were copied once in both"
+        "its batches were in 6 slabs, used 10 times each, instead of 60 new segments; the reader received and mapped "
+        "memory 6 times instead of 60 times; the worker itself, without a feeder thread, wrote the messages; "
+        "1.0 MiB per batch were copied once in both"
     )
     told = diff(a, b).sentence()
     assert told.startswith("arena instead of upstream: each batch took ")
@@ -471,7 +472,7 @@ def test_the_recordings_of_both_transports_tell_their_story() -> None:
     a, b = (read_trace(traces / f"transport-{name}.minidl") for name in ("upstream", "arena"))
     found = diff(a, b)
     assert re.match(
-        r"arena instead of upstream: each batch took \S+ ms instead of \S+ ms, \S+ times as fast: its batches lay in "
+        r"arena instead of upstream: each batch took \S+ ms instead of \S+ ms, \S+ times as fast: its batches were in "
         r"\d slabs, used \S+ times each, instead of 200 new segments; ",
         found.sentence(),
     )

@@ -217,7 +217,7 @@ def test_without_workers_nothing_crosses(tmp_path: Path) -> None:
     assert len(found.copies) == 0
     assert found.text() == (
         "no worker sent a batch to the loader\n"
-        f"  iterator {number} has no workers: no batch is sent, and its bytes are not recorded"
+        f"  iterator {number} has no workers: it sends no batches, and the trace does not have its bytes"
     )
 
 
@@ -299,7 +299,7 @@ def test_each_copy_is_counted_once_and_in_its_epoch(tmp_path: Path) -> None:
     assert found.text() == (
         "2 batches were sent, on average 2.4 KiB by handle in 2 tensors and 300 B pickled; "
         "after collation each byte was copied 1.39 times\n"
-        "  copy              bytes     a batch   copies  avoidable  what\n"
+        "  copy              bytes   per batch   copies  avoidable  what\n"
         "  feeder          4.9 KiB     2.4 KiB        2       100%  tensors into shared memory, by the feeder\n"
         "        not shared yet: default_collate stacks tensors and arrays straight into shared memory;\n"
         "        numbers, unbatched samples and the results of your own collate_fn are in private memory\n"
@@ -331,7 +331,7 @@ def test_a_copy_that_did_not_end_is_left_out_and_said(tmp_path: Path) -> None:
     found = ledger(made(tmp_path / "t", [epoch(0, 1)], worker))
     assert bytes_of(found, Copy.WRITE) == [0]
     assert bytes_of(found, Copy.FEEDER) == [5000]
-    assert found.notes == ["copies that had not ended when the trace ended, and are left out: 1"]
+    assert found.notes == ["copies that did not end before the trace, left out: 1"]
 
 
 def test_a_write_whose_end_is_not_recorded_but_whose_message_was_read_has_ended(tmp_path: Path) -> None:

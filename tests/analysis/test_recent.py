@@ -151,7 +151,7 @@ def test_a_file_that_shrinks_is_said(followed: LiveTrace) -> None:
     (path,) = followed.directory.glob(f"{LOADER_PID}-*.events")
     with path.open("r+b") as file:
         file.truncate(8192)
-    assert f"{path.name} was truncated while it was followed: new events are lost" in followed.read()[0].problems
+    assert f"{path.name} was truncated while it was read: new events are lost" in followed.read()[0].problems
 
 
 def test_a_run_that_has_ended_is_not_going_on(followed: LiveTrace) -> None:

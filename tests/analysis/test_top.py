@@ -85,7 +85,7 @@ def test_waiting_is_a_stall_after_a_while(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("life", "words"),
     [
-        (ProcessLife.GONE, "waiting for worker 1 (pid 1101), which is gone, last in sample 38 (task 9)"),
+        (ProcessLife.GONE, "waiting for worker 1 (pid 1101), which has ended, last seen in sample 38 (task 9)"),
         (ProcessLife.STOPPED, "worker 1 (pid 1101), which is stopped by a signal, in sample 38 (task 9)"),
         (ProcessLife.UNKNOWN, "waiting for worker 1 (pid 1101), in sample 38 (task 9)"),
     ],
@@ -103,14 +103,14 @@ def test_a_loader_that_no_longer_records_is_shown_as_it_was_then(tmp_path: Path)
     stop_recording(path, LOADER_PID, 7, errno.ENOSPC, since)
     trace = read_trace(path)
     shot = snapshot(trace, since + 600 * SECOND, dict.fromkeys((LOADER_PID, 1100, 1101), ProcessLife.ALIVE))
-    assert shot.state == "running, but no longer recorded (see below): shown as of its last event"
+    assert shot.state == "running, but its recording has stopped (see below): shown as of its last event"
     assert only(shot).doing.seconds < 60
     assert only(shot).stalled == ""
     assert shot.notes == [
-        "loader (pid 1000) has stopped recording, its last 7 events are missing: No space left on device"
+        "loader (pid 1000) stopped recording (No space left on device): its last 7 events are missing"
     ]
     gone = snapshot(trace, since + 600 * SECOND, {LOADER_PID: ProcessLife.GONE})
-    assert "had stopped recording before" in gone.state
+    assert "has ended after its recording" in gone.state
 
 
 def test_a_worker_that_no_longer_records_is_said_to_be_unknown(tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def feeding(code: int, time_ns: int) -> dict[str, int]:
         (
             [GOT, DONE, IDLE, feeding(ev.RESULT_WRITE[0], 11), feeding(ev.RESULT_WRITE[1], 12)],
             "worker 0 has put task 0 into the result queue; its feeder has written it to the pipe, "
-            "and it is not read yet",
+            "but the loader has not read it yet",
         ),
     ],
 )
@@ -363,7 +363,7 @@ def test_a_pin_thread_that_keeps_a_batch_is_named(tmp_path: Path) -> None:
 def test_a_worker_that_never_spoke_is_shown(tmp_path: Path) -> None:
     loader = state_of([{"code": ev.WORKER_START[1], "time": SECOND, "worker": 3, "x": 777}], tmp_path)
     (worker,) = loader.workers
-    assert (worker.worker, worker.pid, worker.doing.words) == (3, 777, "starting, has recorded nothing")
+    assert (worker.worker, worker.pid, worker.doing.words) == (3, 777, "starting (nothing recorded yet)")
     assert worker.doing.seconds == 19
 
 
@@ -385,7 +385,7 @@ def test_loaders_that_have_ended_are_hidden_behind_those_that_have_not(tmp_path:
     shot = snapshot(trace, last_of(trace))
     assert [loader.number for loader in shot.loaders] == [2, 3]
     assert shot.hidden == 1
-    assert shot.text().endswith("\nand 1 iterator that ended before")
+    assert shot.text().endswith("\nnot shown: 1 iterator that ended before")
     over = made(tmp_path / "over", **HEALTHY)
     shot = snapshot(over, last_of(over))
     assert [loader.over for loader in shot.loaders] == [True]
@@ -404,9 +404,9 @@ def test_how_the_run_stands(tmp_path: Path) -> None:
     assert state(hung, ProcessLife.ALIVE) == ("running", False)
     assert state(hung, ProcessLife.STOPPED) == ("stopped by a signal", False)
     assert state(healthy, ProcessLife.GONE) == ("the run has ended", True)
-    killed = "the process is gone without a shutdown (killed?), shown as of its last event"
+    killed = "the process has ended without a shutdown (killed?), shown as of its last event"
     assert state(hung, ProcessLife.GONE) == (killed, True)
-    left = f"; worker processes are left: pid {LOADER_PID + 100}"
+    left = f"; its worker processes still exist: pid {LOADER_PID + 100}"
     assert state(hung, ProcessLife.GONE, ProcessLife.ALIVE) == (killed + left, False)
     assert state(hung, None)[0].startswith("recorded on another machine")
     assert state(hung, None)[1]
@@ -539,7 +539,7 @@ def test_processes_without_a_trace_to_show(tmp_path: Path) -> None:
     with python(RECORDS + WAITS, str(tmp_path / "gone")) as child:
         shutil.rmtree(tmp_path / "gone")
         assert f"records to {tmp_path}/gone, which is not there: deleted" in refused(child.pid)
-    assert refused("nonsense").startswith("nonsense: there is no such file or directory")
+    assert refused("nonsense").startswith("nonsense: no such file or directory")
 
 
 def refused(target: object) -> str:
@@ -603,7 +603,7 @@ def test_a_live_hang_is_seen_and_what_is_left_of_it(tmp_path: Path, monkeypatch:
             os.kill(job.pid, signal.SIGKILL)
             job.wait()
             after = look(tmp_path / "t")
-            assert after.state.startswith("the process is gone without a shutdown (killed?)")
+            assert after.state.startswith("the process has ended without a shutdown (killed?)")
             assert str(stuck.pid) in after.state
             assert not after.over
         finally:
@@ -611,7 +611,7 @@ def test_a_live_hang_is_seen_and_what_is_left_of_it(tmp_path: Path, monkeypatch:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(worker.pid, signal.SIGKILL)
     until(lambda: look(tmp_path / "t").over)
-    assert "which is gone, last in sample 7 (task 3)" in only(look(tmp_path / "t")).stalled
+    assert "which has ended, last seen in sample 7 (task 3)" in only(look(tmp_path / "t")).stalled
 
 
 def look(target: object) -> Snapshot:
@@ -639,7 +639,7 @@ def test_it_is_drawn_until_the_run_is_over(tmp_path: Path, monkeypatch: pytest.M
     *before, last = (part.splitlines() for part in out.getvalue().split("\n\n"))
     assert [lines[0].split(": ")[1] for lines in before] == ["running", "running"]
     assert last[0].startswith("cut: the recording ends after 9 batches")
-    assert last[1].endswith(": the process is gone without a shutdown (killed?), shown as of its last event")
+    assert last[1].endswith(": the process has ended without a shutdown (killed?), shown as of its last event")
     assert "\x1b" not in out.getvalue()
 
 
@@ -682,7 +682,7 @@ def test_a_packed_trace_is_shown_as_of_its_end(tmp_path: Path) -> None:
 def test_a_trace_of_this_process_ends_with_its_block(tmp_path: Path) -> None:
     place = create(tmp_path / "t")
     pen = Recorder(TraceConfig(str(place)))
-    assert look(place).state == "nothing is recorded yet"
+    assert look(place).state == "nothing has been recorded yet"
     pen.role("loader", loader=1)
     pen.emit(ev.EPOCH[0], 1)
     shot = look(place)
@@ -701,7 +701,7 @@ def test_a_run_that_died_before_it_recorded_anything_is_over(tmp_path: Path) -> 
     assert look(place).over
     manifest["boot_id"] = "another"
     (place / "manifest.json").write_text(json.dumps(manifest))
-    assert look(place).state == "nothing is recorded yet"
+    assert look(place).state == "nothing has been recorded yet"
 
 
 @pytest.mark.live

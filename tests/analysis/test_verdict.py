@@ -197,7 +197,7 @@ def test_short_epochs_are_judged_together(tmp_path: Path) -> None:
     for number in trace.loaders:
         told = verdict(trace, number)
         assert (told.kind, told.cause) == (Bound.SUPPLY, Cause.SAMPLES)
-        assert "2 of 3 iterators of the same parameters, taken together" in told.evidence
+        assert "2 of 3 iterators with the same parameters, taken together" in told.evidence
 
 
 def test_first_batches_count_from_the_second_epoch_on(tmp_path: Path) -> None:
@@ -355,9 +355,9 @@ def test_the_kind_follows_from_the_shares(found: Waiting, kind: Bound, cause: Ca
 def test_the_sentence_says_why_a_greater_start_up_is_not_the_verdict() -> None:
     told = judge(made(consumer=443, start_up=92, samples=39, rebuild=31))
     assert told.kind is Bound.SUPPLY
-    assert "57% of the waiting was for starting and ending workers, judged apart" in told.sentence
-    assert "judged apart" not in judge(made(consumer=443, start_up=39, samples=39, rebuild=31)).sentence
-    assert "judged apart" not in judge(made(consumer=100, start_up=200, samples=50)).sentence
+    assert "57% of the waiting was for starting and ending workers, which does not count here" in told.sentence
+    assert "does not count here" not in judge(made(consumer=443, start_up=39, samples=39, rebuild=31)).sentence
+    assert "does not count here" not in judge(made(consumer=100, start_up=200, samples=50)).sentence
 
 
 @pytest.mark.parametrize(
@@ -378,7 +378,7 @@ def test_for_a_title_there_is_one_share_and_what_workers_made_is_one_verb(causes
 def test_more_workers_are_advised_only_where_there_are_cpus_for_them() -> None:
     found = made(samples=50)
     assert "more workers (2 for 8 CPUs)" in judge(found, cpus=8).next_step
-    assert "cheaper samples: 2 workers for 2 CPUs" in judge(found, cpus=2).next_step
+    assert "make samples cheaper: there are 2 workers for 2 CPUs" in judge(found, cpus=2).next_step
     assert "if CPUs are idle" in judge(found).next_step
     assert "num_workers" in judge(made(workers=0, samples=50), cpus=8).next_step
 
@@ -415,8 +415,8 @@ def test_what_helps_a_slow_reader_depends_on_what_it_reads(what: str) -> None:
 
 def test_a_reader_that_shares_the_cpus_with_busy_workers_may_wait_for_one() -> None:
     found = replace(made(rebuild=60, workers=4), payload=250, tensors=1, busy=0.66)
-    assert "2.6 workers were busy at a time, and share 2 CPUs" in judge(found, cpus=2).next_step
-    assert judge(found, cpus=8).next_step.startswith("larger batches")
+    assert "2.6 workers on average were busy and shared 2 CPUs" in judge(found, cpus=2).next_step
+    assert judge(found, cpus=8).next_step.startswith("use larger batches")
 
 
 def test_a_worker_that_always_blocks_the_line_is_told_from_a_slow_sample() -> None:
@@ -436,15 +436,15 @@ def test_a_start_that_is_paid_once_is_not_saved_by_keeping_workers() -> None:
 def test_large_samples_are_not_advised_to_grow() -> None:
     small = replace(made(collate=50), shared=3000.0, tensors=1.0)
     large = replace(small, shared=32e6)
-    assert "fewer, larger tensors" in judge(small).next_step
-    assert "fewer bytes a sample" in judge(large).next_step
+    assert "fewer and larger tensors" in judge(small).next_step
+    assert "fewer bytes per sample" in judge(large).next_step
 
 
 def test_uneven_shards_and_first_batches_are_named() -> None:
     uneven = judge(replace(made(samples=50), uneven=40, out=1))
-    assert "even shards: worker 1" in uneven.next_step
-    assert any("80% was waited for after worker 1" in line for line in uneven.evidence)
-    assert "longer epochs" in judge(replace(made(samples=50), first=40)).next_step
+    assert "make the shards even: worker 1" in uneven.next_step
+    assert any("80% of the waiting came after worker 1" in line for line in uneven.evidence)
+    assert "make epochs longer" in judge(replace(made(samples=50), first=40)).next_step
     assert "shards" not in judge(replace(made(samples=50), uneven=10, out=1)).next_step
 
 
@@ -453,8 +453,8 @@ def test_what_is_in_use_already_is_not_advised() -> None:
     assert "persistent_workers" in judge(again).next_step
     assert "persistent_workers" not in judge(again, {"persistent_workers": True}).next_step
     collating = made(collate=50)
-    assert "default_collate stacks" in judge(collating, {"collate_fn": "sleepy_collate"}).next_step
-    assert "default_collate stacks" not in judge(collating, {"collate_fn": "default_collate"}).next_step
+    assert "stacks into shared memory" in judge(collating, {"collate_fn": "sleepy_collate"}).next_step
+    assert "stacks into shared memory" not in judge(collating, {"collate_fn": "default_collate"}).next_step
 
 
 @pytest.mark.parametrize("worker", [-(2**63), 2**40, 2**63 - 1])
@@ -472,7 +472,7 @@ def test_a_loader_whose_waits_are_not_seen_is_not_judged() -> None:
     assert judge(found).kind is Bound.START_UP
     blind = judge(found, {"unseen": ["consumer", "next"]})
     assert blind.kind is Bound.UNSEEN
-    assert blind.sentence.startswith("not seen what bounds the loader: observed with pinned memory")
+    assert blind.sentence.startswith("unknown what bounds the loader: an observed loader with pinned memory")
     assert judge(found, {"unseen": "next"}).kind is Bound.START_UP, "a trace may hold anything"
 
 
@@ -484,4 +484,4 @@ def test_starting_workers_is_told_from_ending_them() -> None:
     assert "worker_init_fn" in start.next_step
     assert end.sentence.startswith("shutdown-bound: ")
     assert "worker_init_fn" not in end.next_step
-    assert "what keeps a worker from ending" in end.next_step
+    assert "what delays a worker's end" in end.next_step

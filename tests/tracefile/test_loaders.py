@@ -102,7 +102,7 @@ def test_epochs_are_counted_by_dataloader_in_every_view(tmp_path: Path) -> None:
     assert {e["name"] for e in to_chrome(trace)["traceEvents"] if e["ph"] == "b"} == {"epoch 0", "epoch 1", "epoch 2"}
     assert "iterator 3, epoch 1" in summary(trace).text()
     first = headline(trace).evidence[0].text
-    assert first.startswith("of 2 DataLoaders the one that was waited for longest: Photos by Random")
+    assert first.startswith("the loop waited longest for this one of 2 DataLoaders: Photos by Random")
 
 
 def test_epochs_of_iterators_that_do_not_say_whose_they_are_stay_their_own(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from minidl.views.scene import scene_of
 from minidl.views.text import LETTERS, _cover, render
 
 PINNED = """\
-fine: too few batches to say what bounds the loader: 4, and it takes 5
+fine: too few batches to say what bounds the loader: 4 (at least 5 are needed)
 
               |0 ms           |1               |2               |3
 epochs              ======================================================
@@ -55,8 +55,8 @@ recorded; percent: of the time shown
 HUNG = """\
 cut: the recording ends after 9 batches, before the run's end (killed, or still
 running); loader (pid 1000) was waiting for task 9 of worker 1 since 6.2 ms
-  next step: if it was killed, nothing here had stopped: find who sent the
-  signal (scheduler, dmesg)
+  next step: if the run was killed, it was still making progress: find the
+  sender of the signal (scheduler, dmesg)
 
               |0 ms                   |5                      |10
 epochs         >>>>> epoch did not end >>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>

@@ -1,13 +1,13 @@
 """The headline of a trace: what held the loader up, in one sentence, with its evidence, its place and what to do next.
 
-Interface: `headline(trace)` -> `Finding`. Every view has its `title`, and begins at its `focus`. Of a
-trace that is read while its run goes on (`Trace.seen`), it says what holds the loader up now.
+Interface: `headline(trace)` -> `Finding`. Every view shows its `title`, and begins at its `focus`. For a running job
+(`Trace.seen`), the headline says what holds the loader up now.
 
-Rules of use: of all that went wrong, the headline is the first cause: a worker or pin thread that died, then a wait
-that did not end, then the death of the loop's process, then an error, then a worker that outlived its loader. What
-bounds the loader is asked only if nothing of that happened. A wait counts
-as a hang if it is long by itself and by the waits of the run before it: a run that is killed while all moves has not
-hung. Durations end with the last event of a process, and with its last sign of life if it was found dead.
+Rules of use: the headline is the first of these that happened: a worker or the pin thread died; a wait did not end; the
+loop's process died; an error was raised; a worker outlived its loader. If none of them happened, it says what bounds
+the loader. A wait is a hang if it is long, and long compared with the run's earlier waits: a run that was killed while
+it made progress has not hung. A duration ends with the last event of its process, or with the last sign of life of a
+process that was found dead.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from minidl.tracefile.arrays import Rows
 from minidl.tracefile.reader import Trace
 
 _known: WeakKeyDictionary[Trace, tuple[Rows, Finding]] = WeakKeyDictionary()
-"""The headlines that were computed, each with the events that it was computed from."""
+"""Known headlines, each with the events that it was computed from."""
 
 
 def headline(trace: Trace, spans: Rows | None = None, job: Job | None = None) -> Finding:
     """What held the loader up in `trace`. spans: `trace.spans()`, if the caller has them already.
 
-    job: what has followed the run up to this trace, if the trace has only its newest events.
+    job: has followed the run up to this trace, if the trace has only the newest events.
     """
     events, found = _known.get(trace, (None, None))
     if found is None or events is not trace.events:
@@ -44,7 +44,7 @@ def _computed(trace: Trace, spans: Rows | None, job: Job | None) -> Finding:
         return Finding(*_NOTHING[trace.seen > 0])
     found = _first_cause(RunContext(trace, trace.spans() if spans is None else spans, job))
     explored = trace.manifest.get("explored")
-    if found.outcome is RunOutcome.CUT and isinstance(explored, dict):  # nothing was killed: the model's run ends there
+    if found.outcome is RunOutcome.CUT and isinstance(explored, dict):  # the model's run ends there: no kill
         words = f"a run of minidl explore ends here: {explored.get('wrong')}"
         return dataclasses.replace(found, what=words, brief="", next_step="", fix="")
     return found
@@ -54,11 +54,11 @@ _NOTHING: Final = (
     (RunOutcome.CUT, "nothing was recorded"),
     (RunOutcome.RUNNING, "no iterator of a DataLoader has recorded anything yet"),
 )
-"""Of a trace without events: once its run has ended, and while it goes on."""
+"""The headlines of a trace without events: of an ended run, and of a running one."""
 
 
 def _first_cause(run: RunContext) -> Finding:
-    """The first that applies, in the order of the rules of use."""
+    """The first headline that applies, in the order of the rules of use."""
     dead = deaths.deaths_seen(run)
     if len(dead):
         return deaths.hung_before(run, dead[0]) or deaths.died(run, dead)
@@ -66,7 +66,7 @@ def _first_cause(run: RunContext) -> Finding:
     still_runs = run.trace.seen > 0
     hung = [wait for wait in waits if wait.is_hang(still_runs)]
     hung.sort(key=lambda wait: (not wait.for_data, wait.begin))
-    if hung and (hung[0].for_data or not still_runs):  # of a run that goes on, the loop may do something else
+    if hung and (hung[0].for_data or not still_runs):  # in a running job, the loop may do something else
         return hangs.hung(run, hung[0], hung[1:])
     if (seen := hangs.hang_with_evidence(run, waits)) is not None:
         return hangs.hung(run, seen, [])

@@ -1,4 +1,4 @@
-"""Headlines of runs that ended well, or go on: what bounds the loader that was waited for longest."""
+"""Headlines of runs that ended well or go on: what bounds the loader that the loop waited for longest."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from minidl.tracefile.reader import Trace
 from minidl.tracefile.spans import durations, total
 
 MOST_SUMMED: Final = 20
-"""Iterators of one DataLoader that are judged together: those that were waited for longest."""
+"""The number of iterators of one DataLoader that are judged together: those with the longest waits."""
 
 
 MANY: Final = 4
-"""Steps of one kind from which on one of them may be no worse than the others."""
+"""The number of steps of one kind from which one of them may be compared with the others."""
 
 
 NOTABLE: Final = 0.2
-"""Share of all waiting from which on one wait is worth a look of its own."""
+"""The share of all waiting from which one wait deserves the focus."""
 
 
 def _of_rank(one: NamedLoader) -> str:
@@ -34,13 +34,13 @@ def _of_rank(one: NamedLoader) -> str:
 
 
 def _is_known(trace: Trace, one: NamedLoader) -> bool:
-    """Whether it is recorded which DataLoader made these iterators, and there are events of one."""
+    """Whether the trace names the DataLoader that made these iterators, and has events of one of them."""
     there = np.isin(one.iterators, trace.events["loader"]).any()
     return bool(there and trace.loaders[one.iterators[0]].get("dataloader"))
 
 
 def what_bounds(run: RunContext) -> Finding:
-    """What bounds the DataLoader that was waited for longest: its iterators together, one for each epoch."""
+    """What bounds the DataLoader that the loop waited for longest; its iterators, one an epoch, are judged together."""
     waits = run.spans[(run.spans["code"] == ev.NEXT[0]) & (run.spans["end"] >= 0)]
     numbers = [int(number) for number in np.unique(run.events["loader"]) if number]
     if not numbers:
@@ -59,7 +59,7 @@ def what_bounds(run: RunContext) -> Finding:
     said, evidence = found.brief, (*([found.apart] if found.apart else []), *found.evidence)
     if len(groups) > 1:
         kind = "iterators" if name == f"iterator {number}" else "DataLoaders"
-        evidence = (f"of {len(groups)} {kind} the one that was waited for longest: {name}", *evidence)
+        evidence = (f"the loop waited longest for this one of {len(groups)} {kind}: {name}", *evidence)
         mine = next((one for one in known if number in one.iterators), None)
         rank = mine.rank if mine is not None and len({one.rank for one in known}) > 1 else -1
         made_at = run.trace.loaders.get(number, {}).get("made_at") if len({one.name for one in known}) > 1 else ""
@@ -68,7 +68,7 @@ def what_bounds(run: RunContext) -> Finding:
     if found.kind in (Bound.NOT_INPUT, Bound.TOO_FEW, Bound.UNSEEN):
         return run.finding(RunOutcome.FINE, said, evidence, found.next_step)
     mine = waits[(waits["loader"] == number) & (waits["ey"] == Outcome.DATA)]
-    later = mine[mine["bx"] > 0]  # an epoch's first batch waits for workers that begin
+    later = mine[mine["bx"] > 0]  # an epoch's first batch waits for the workers' start
     named = mine[mine["task"] == found.task]
     if len(named):
         mine = named
@@ -86,7 +86,7 @@ def what_bounds(run: RunContext) -> Finding:
 
 
 def _is_one_of_many(run: RunContext, focus: Focus, group: list[int], waited: int) -> bool:
-    """Whether the step in focus is hardly worse than others of its kind, or its wait is a small part of all."""
+    """Whether the step in focus is hardly slower than others of its kind, or its wait a small part of all waiting."""
     rows = run.spans[np.isin(run.spans["loader"], group) & (run.spans["code"] == focus.code)]
     rows = rows[rows["end"] >= 0]
     step = rows[(rows["process"] == focus.process) & (rows["begin"] == focus.span)]
@@ -97,7 +97,7 @@ def _is_one_of_many(run: RunContext, focus: Focus, group: list[int], waited: int
 
 
 def _start(run: RunContext, number: int) -> Focus | None:
-    """What took longest of what an iterator's workers do before their first batch, or of their ends."""
+    """The longest step of an iterator's workers before their first batch or at their end."""
     kinds = [ev.WORKER_INIT[0], ev.MAKE_FETCHER[0], ev.WORKER_START[0], ev.JOIN[0]]
     rows = run.spans[(run.spans["loader"] == number) & np.isin(run.spans["code"], kinds)]
     rows = rows[rows["end"] >= 0]
@@ -108,7 +108,7 @@ def _start(run: RunContext, number: int) -> Focus | None:
 
 
 def _waited_for(run: RunContext, row: np.void) -> Focus:
-    """The step that the longest wait waited for: of its task, the innermost while it lasted."""
+    """The step that the longest wait was for: the innermost one of its task during the wait."""
     focus = run.focus_of(row, int(row["end"]))
     spans = run.spans
     there = (spans["loader"] == row["loader"]) & (spans["task"] == row["task"]) & (spans["process"] != row["process"])

@@ -1,4 +1,4 @@
-"""Headlines of processes that a signal or an exit ended: workers, the pin thread, the loop's own."""
+"""Headlines of processes that a signal or an exit ended: workers, the pin thread, the loop's process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from minidl.tracefile.words import counted, doing, duration, ending
 
 
 def _dead(row: np.void) -> tuple[int, int]:
-    """Which process a death is of, and its exit code: the two events that tell of one have them in other fields."""
+    """The pid and exit code of a death: the two events that report one have them in different fields."""
     pid, code = ("y", "z") if row["code"] == ev.FOUND_DEAD else ("x", "y")
     return int(row[pid]), int(row[code])
 
@@ -31,7 +31,7 @@ def _exit(code: int) -> str:
 
 
 def deaths_seen(run: RunContext) -> Rows:
-    """By which events workers or the pin thread were found dead, but for the workers that the loader ended."""
+    """The events by which workers or the pin thread were found dead, without the workers that the loader ended."""
     events = run.events
     found = events[(events["code"] == ev.FOUND_DEAD) & (events["x"] != Actor.LOADER)]
     gone = events[(events["code"] == ev.WORKER_GONE) & (events["y"] != 0)]
@@ -43,9 +43,9 @@ def deaths_seen(run: RunContext) -> Rows:
 
 
 def hung_before(run: RunContext, death: np.void) -> Finding | None:
-    """The hang that a kill of the whole run ended, whose loader found a worker dead in its own last moment.
+    """The hang of a run that was killed as a whole, so that the loader found a worker dead just before its own end.
 
-    kill -9 is how a person ends a run that hangs. A loader that lives on ends its `next` with an error.
+    A person ends a hanging run with kill -9. A loader that survives a worker's death ends its `next` with an error.
     """
     home, (pid, code) = int(death["process"]), _dead(death)
     together = run.until[home] - int(death["time"]) < SUDDEN * 1e9 and home not in run.over and not run.trace.seen
@@ -59,12 +59,12 @@ def hung_before(run: RunContext, death: np.void) -> Finding | None:
     if found.outcome is not RunOutcome.HUNG:
         return None
     at = run.at(int(death["time"]))
-    both = f"SIGKILL ended the whole run at {at}: its loader found pid {pid} dead, and died"
+    both = f"SIGKILL ended the whole run at {at}: the loader found pid {pid} dead just before its own end"
     return dataclasses.replace(found, evidence=(*found.evidence, *from_trace(both)))
 
 
 def died(run: RunContext, deaths: Rows) -> Finding:
-    """A worker or the pin thread, the first of those that died."""
+    """The death of a worker or of the pin thread: the first one."""
     row = deaths[0]
     if row["code"] == ev.FOUND_DEAD and row["x"] == Actor.PIN_THREAD:
         return _pin_thread_died(run, row)
@@ -73,12 +73,12 @@ def died(run: RunContext, deaths: Rows) -> Finding:
     process = run.process_of(loader, worker, pid)
     of = f"rank {run.trace.processes[process].rank} " if run.trace.processes[process].rank >= 0 else ""
     step = run.step_at(process, run.until[process])
-    if step is not None and int(step["tid"]) != pid:  # its feeder thread sends, and its main thread is at work
+    if step is not None and int(step["tid"]) != pid:  # the step is its feeder thread's, and its main thread is at work
         spans = run.spans
         own = spans[(spans["process"] == process) & (spans["end"] < 0) & (spans["tid"] == pid)]
         own = own[np.isin(own["code"], [ev.SAMPLE[0], ev.FETCH[0], ev.COLLATE[0]])]
         step = own[-1] if len(own) else step
-    last = min(run.until[process], int(row["time"]))  # a watchdog may see the end later than the loader does
+    last = min(run.until[process], int(row["time"]))  # a watchdog may notice the end later than the loader
     what = f"{of}worker {worker} (pid {pid}), last seen at {run.at(last)}, {_exit(code)}"
     what += f" while it was {doing(step)}" if step is not None else ""
     others = {(int(other["loader"]), int(other["worker"])) for other in deaths} - {(loader, worker)}
@@ -105,14 +105,14 @@ def _pin_thread_died(run: RunContext, row: np.void) -> Finding:
         epoch=run.epoch(loader, begin),
     )  # fmt: skip
     what = f"the pin thread of {run.trace.processes[home].name} ended with an error{where}"
-    step = "read the program's error, which has the pin thread's own; try pin_memory=False"
+    step = "read the program's error, which contains the pin thread's error; try pin_memory=False"
     return run.finding(RunOutcome.DIED, what, (f"found at {run.at(int(row['time']))}",), step, focus)
 
 
 def killed(run: RunContext) -> Finding | None:
-    """A process that iterates was ended by a signal, as the watchdog saw.
+    """The death of an iterating process by a signal, as the watchdog saw it.
 
-    kill -9 is also how a person ends a run to look at it: it says nothing of the run, unless memory ran out.
+    A person may end a run with kill -9 to examine it, so SIGKILL counts only if memory ran out.
     """
     starved = run.out_of_memory
     for home in run.homes:
@@ -124,20 +124,20 @@ def killed(run: RunContext) -> Finding | None:
         if code >= 0 or code == -signal.SIGINT or (code == -signal.SIGKILL and not starved):
             continue
         same = [one for one in run.trace.watched.ended if one.code == code and one.pid != process.pid]
-        with_it = f", and so were {counted(len(same), 'other process', 'other processes')}" if same else ""
+        with_it = f" (with {counted(len(same), 'other process', 'other processes')})" if same else ""
         step = run.step_at(home, run.until[home])
         what = f" while it was {doing(step)}" if step is not None else ""
         begin = seen.at if step is None else min(int(step["begin"]), seen.at)
         focus = run.focus(step, begin, seen.at, process=home)
         evidence = [f"the watchdog saw it end at {run.at(seen.at)}"]
-        evidence += ["the kernel has killed processes of its cgroup for memory"] if starved else []
+        evidence += ["the out-of-memory killer has killed processes of its cgroup"] if starved else []
         said = f"{process.name} {_exit(code)}{with_it}{what}"
         return run.finding(RunOutcome.DIED, said, evidence, remedies.after_signal(code, -1), focus)
     return None
 
 
 def loop_died(run: RunContext) -> Finding | None:
-    """A process that iterates is gone without a shutdown, as a worker found, or who reads the trace now."""
+    """The end of an iterating process without a shutdown, as a worker noticed, or the reader of the trace."""
     rows = run.events[(run.events["code"] == ev.FOUND_DEAD) & (run.events["x"] == Actor.LOADER)]
     found = {home: run.trace.processes[home] for home in run.homes}
     homes = [home for home, process in found.items() if process.pid in set(rows["y"].tolist())]
@@ -151,8 +151,8 @@ def loop_died(run: RunContext) -> Finding | None:
     what = f" while it was {doing(step)}" if step is not None else ""
     loader = int(rows["loader"][0]) if homes else -1
     focus = None if step is None else run.focus(step, int(step["begin"]), last, loader=loader)
-    later = (f"a worker found it gone {duration(int(t) - last)} later, when it next looked" for t in rows["time"])
-    evidence = (next(later, "it is no longer there"), "nothing had waited longer than before")
-    helps = "find who sent the signal: the scheduler's log, or dmesg for the kernel's out-of-memory killer"
+    later = (f"a worker noticed its end {duration(int(t) - last)} later, at its next check" for t in rows["time"])
+    evidence = (next(later, "the process no longer exists"), "no wait was longer than the waits before")
+    helps = "find the sender of the signal: see the scheduler's log, or dmesg for the kernel's out-of-memory killer"
     died = f"{process.name}, last seen at {run.at(last)}, ended without a shutdown{what}"
     return run.finding(RunOutcome.DIED, died, evidence, helps, focus)

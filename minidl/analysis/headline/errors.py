@@ -17,11 +17,11 @@ from minidl.tracefile.events import Outcome
 from minidl.tracefile.words import doing, duration
 
 _NO_ERRORS: Final = ("KeyboardInterrupt", "SystemExit", "GeneratorExit")
-"""Exceptions with which a program ends because it was asked to."""
+"""Exceptions that end a program on request."""
 
 
 def failed_next(run: RunContext) -> Finding | None:
-    """The first error after the last batch of a process: what came before it, the program went on from."""
+    """The first error after the last batch of a process: the program survived earlier errors."""
     for home in run.homes:
         nexts = run.spans[(run.spans["process"] == home) & (run.spans["code"] == ev.NEXT[0])]
         nexts = nexts[nexts["end"] >= 0]
@@ -34,7 +34,7 @@ def failed_next(run: RunContext) -> Finding | None:
 
 
 def _failed(run: RunContext, home: int, row: np.void) -> Finding:
-    """A `next` that raised: a task's error, or one from outside."""
+    """The finding of a `next` that raised: a task's error, or an error from outside."""
     loader, inside = int(row["loader"]), run.within(row)
     errors = inside[(inside["code"] == ev.YIELD) & (inside["x"] == Outcome.ERROR)]
     of = f"rank {run.trace.processes[home].rank}: " if run.trace.processes[home].rank >= 0 else ""
@@ -56,22 +56,22 @@ def _failed(run: RunContext, home: int, row: np.void) -> Finding:
     when = f", at {run.at(int(told['time'][-1]))}" if len(told) else ""
     what = f"{of}{shortened(text) or 'an exception'}{where}{who}{when}"
     focus = run.focus(step, int(step["begin"]), int(row["end"]), worker)
-    evidence = [f"handed out in the batch's turn at {run.at(int(row['end']))}"]
+    evidence = [f"next() raised it at {run.at(int(row['end']))}, when the batch was due"]
     sample = asked if asked >= 0 else run.sample(focus)
     helps = remedies.in_step(LoaderStep.SAMPLE, sample)
     return run.finding(RunOutcome.ERROR, what, evidence, helps, focus)
 
 
 def _failed_outside(run: RunContext, home: int, row: np.void, of: str) -> Finding:
-    """A `next` that failed for no task: by the sampler, or by an exception from outside."""
+    """The finding of a `next` that failed without a task: an error of the sampler, or one from outside."""
     inside = run.within(row)
     before = inside[(inside["tid"] == row["tid"]) & (inside["code"] != ev.NEXT[1])][-1]
     took = run.unit.of(int(row["end"] - row["begin"]))
     if before["code"] == ev.SAMPLER_NEXT[1] and not before["x"]:
-        what = f"{of}the sampler raised when it was asked for task {before['task']}"
+        what = f"{of}the sampler raised an exception when it drew the indices of task {before['task']}"
         focus = run.focus_of(row, int(row["end"]))
         return run.finding(
-            RunOutcome.ERROR, what, (f"next had lasted {took}",), remedies.in_step(LoaderStep.SAMPLER), focus
+            RunOutcome.ERROR, what, (f"next() had lasted {took}",), remedies.in_step(LoaderStep.SAMPLER), focus
         )
     if line := _uncaught_line(run, [home]):
         raised, gave_up = _raised(run, line, row), _GAVE_UP in str(line.get("error"))
@@ -80,12 +80,12 @@ def _failed_outside(run: RunContext, home: int, row: np.void, of: str) -> Findin
     assert wait is not None
     missing, step, focus = what_is_missing(run, wait, *state_in(run, wait))
     what = f"{of}interrupted (Ctrl-C?) after waiting {took}, since {run.at(wait.begin)}: {missing}"
-    evidence = (f"too short to call it a hang: the longest wait before was {duration(wait.past)}",)
+    evidence = (f"too short for a hang: the longest wait before was {duration(wait.past)}",)
     return run.finding(RunOutcome.CUT, what, (*evidence, *run.steps_around(focus)), step, focus)
 
 
 def _timed_out(run: RunContext, home: int, raised: Finding) -> Finding:
-    """An exception of the loader's that gave up a wait, with what it waited for."""
+    """The finding of a loader's exception that ended a wait, with the step that the wait was for."""
     wait = run.last_wait(home)
     if wait is None or not wait.for_data:
         return raised
@@ -96,23 +96,23 @@ def _timed_out(run: RunContext, home: int, raised: Finding) -> Finding:
 
 
 _GAVE_UP: Final = "timed out after"
-"""In the error of both loaders whose timeout has passed."""
+"""Words in the error of both loaders after a timeout."""
 
 
 def uncaught(run: RunContext) -> Finding | None:
-    """The exception that ended a program that iterates, as it was written down."""
+    """The recorded exception that ended an iterating program."""
     line = _uncaught_line(run, run.homes)
     return _raised(run, line) if line else None
 
 
 def _uncaught_line(run: RunContext, homes: list[int]) -> dict[str, Any]:
-    """What a trace says of the first exception that ended one of these processes; {} = there was none."""
+    """The trace's facts on the first exception that ended one of these processes; {} = none."""
     lines = (line for line in run.trace.described("uncaught") if line["process"] in homes)
     return next((line for line in lines if not str(line.get("error")).startswith(_NO_ERRORS)), {})
 
 
 def _raised(run: RunContext, line: dict[str, Any], row: np.void | None = None) -> Finding:
-    """row: the `next` that the exception came from, None = the program's own code."""
+    """The finding of an uncaught exception. row: the `next` that raised it, None = the program's own code."""
     process, error, at = int(line["process"]), str(line.get("error")), [str(one) for one in line.get("at", [])]
     where = " in next" if row is not None else " in the program's own code"
     what = f"{shortened(error)}{where}" + (f", at {PurePath(at[0]).name}" if at else "")

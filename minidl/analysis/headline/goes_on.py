@@ -1,4 +1,4 @@
-"""Headlines of a recording without the run's end: it was cut, or the run goes on."""
+"""Headlines of recordings without the run's end: the recording was cut, or the run goes on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from minidl.tracefile.words import counted, doing, duration
 
 
 def cut(run: RunContext, waits: list[LastWait]) -> Finding | None:
-    """A recording without the run's end, in which all moved."""
+    """The finding of a recording without the run's end, in which no wait was a hang."""
     unended = [wait for wait in waits if not wait.ended and int(wait.row["process"]) not in run.over]
     if not unended:
         return None
@@ -34,12 +34,12 @@ def cut(run: RunContext, waits: list[LastWait]) -> Finding | None:
         f"still running){whole}; {home.name} was {at_work} since {run.at(wait.begin)}"
     )
     if wait.took <= wait.past:
-        moved = f"all moved: {home.name} has waited longer before, {duration(wait.past)}"
+        moved = f"no sign of a hang: {home.name} had a longer wait before ({duration(wait.past)})"
     else:
-        moved = f"too short to call it a hang: the longest before was {duration(wait.past)}"
+        moved = f"too short for a hang: the longest wait before was {duration(wait.past)}"
     judged = what_bounds(run)
     evidence = (moved, f"last events: {run.signs(None, run.last)}", judged.sentence)
-    helps = "if it was killed, nothing here had stopped: find who sent the signal (scheduler, dmesg)"
+    helps = "if the run was killed, it was still making progress: find the sender of the signal (scheduler, dmesg)"
     *_, waited, state = held_up(run, wait)
     told = told_of(run, wait, state, waited, evidence)
     found = diagnose_recorded(run.trace, told) if wait.took >= LONG * 1e9 else None
@@ -49,7 +49,7 @@ def cut(run: RunContext, waits: list[LastWait]) -> Finding | None:
 
 
 def running(run: RunContext, waits: list[LastWait]) -> Finding:
-    """A run that goes on: what it waits for now, if that is longer than before, or else what bounds it so far."""
+    """The finding of a running job: its present wait if that is the longest, or else what bounds it so far."""
     now = [wait for wait in waits if not wait.ended and wait.took >= max(SUDDEN * 1e9, wait.past)]
     judged = what_bounds(run)
     if not now:
@@ -62,7 +62,7 @@ def running(run: RunContext, waits: list[LastWait]) -> Finding:
         )
     wait = max(now, key=lambda wait: wait.for_data)
     what, step, focus, _ = held_up(run, wait)
-    past = f"the longest before: {duration(wait.past)}" if wait.past else "none has ended before"
+    past = f"the longest wait before: {duration(wait.past)}" if wait.past else "no wait has ended before"
     missing = "but no batch" if wait.for_data else "no call of next"
     head = f"running, {missing} for {run.unit.of(wait.took)}, since {run.at(wait.begin)}"
     return run.finding(RunOutcome.RUNNING, what, (past, *run.steps_around(focus)), step, focus, head=head)

@@ -18,7 +18,7 @@ from minidl.tracefile.words import doing, duration, signal_name
 
 
 def hang_with_evidence(run: RunContext, waits: list[LastWait]) -> LastWait | None:
-    """A wait that is not long for this run, but that its processes can't end, as a watchdog saw."""
+    """A wait that is not long for this run, but that no process can end, by a watchdog's evidence."""
     for wait in sorted(waits, key=lambda wait: not wait.for_data):
         if wait.ended or wait.took < LONG * 1e9 or not run.trace.watched.looks:
             continue
@@ -30,23 +30,23 @@ def hang_with_evidence(run: RunContext, waits: list[LastWait]) -> LastWait | Non
 
 
 def hung(run: RunContext, wait: LastWait, others: list[LastWait]) -> Finding:
-    """A wait that did not end: what the doctor says of it, if a watchdog has looked. others: further hangs."""
+    """The finding of a wait that did not end; the doctor's, if a watchdog took evidence. others: further hangs."""
     for_how_long = f"{run.unit.of(wait.took)}, since {run.at(wait.begin)}"
     for_how_long += f", until {wait.ended}" if wait.ended else ""
     home = run.trace.processes[int(wait.row["process"])]
     rank = f" in rank {home.rank}" if home.rank >= 0 else ""
     what, step, focus, state = held_up(run, wait, f" for {for_how_long}")
-    since_when = f"{home.name} waits since {run.at(wait.begin)}"
+    since_when = f"{home.name} has been waiting since {run.at(wait.begin)}"
     past = f"; its longest wait before: {duration(wait.past)}" if wait.past else ""
     evidence = [since_when + past] if wait.for_data else []
     evidence += run.steps_around(focus)
     evidence += [f"finished behind it: {behind}"] if wait.for_data and (behind := finished_behind(state)) else []
     evidence += [f"{_who(run, other)} for {duration(other.took)}: it may wait for the other" for other in others]
-    during = wait.until - (wait.took // 10 if wait.ended else 0)  # what the end of the wait set free is no sign
+    during = wait.until - (wait.took // 10 if wait.ended else 0)  # without events that the end of the wait caused
     evidence.append(f"last events: {run.signs(focus, during)}")
     told = told_of(run, wait, state, focus, tuple(evidence))
     head, found = f"hung for {for_how_long}{rank}", diagnose_recorded(run.trace, told)
-    if found is None and not wait.for_data:  # an evaluation, a checkpoint or a hang: nothing here tells them apart
+    if found is None and not wait.for_data:  # it may be an evaluation, a checkpoint or a hang
         return run.finding(
             RunOutcome.CUT, what, (*_at_work(run, wait), *evidence), step, focus, told, head=f"cut{rank}"
         )
@@ -60,7 +60,7 @@ def hung(run: RunContext, wait: LastWait, others: list[LastWait]) -> Finding:
 
 
 def _stopped(run: RunContext, wait: LastWait, focus: Focus, found: Finding, told: RecordedWait) -> Focus:
-    """The place of a process that the evidence shows as stopped: none of its steps is to blame."""
+    """The focus on a process that the evidence shows as stopped: none of its steps is the cause."""
     if found.cause is not HangCause.STOPPED:
         return focus
     pids = [process.pid for process in run.trace.processes]
@@ -86,9 +86,9 @@ def _who(run: RunContext, wait: LastWait) -> str:
 
 
 def at_exit(run: RunContext) -> Finding | None:
-    """A process that hangs after its program: at Python's exit, or in a loader's shutdown. A watchdog has seen it.
+    """The finding of a process that hangs after its program: at Python's exit, or in a loader's shutdown.
 
-    What the doctor calls a hang is one; another wait is one if it is longer than the watchdog was to allow.
+    The evidence is a watchdog's. A wait is a hang if the doctor says so, or if it exceeds the watchdog's limit.
     """
     for home in run.homes:
         stall = _stall_after(run, home)
@@ -113,8 +113,8 @@ def at_exit(run: RunContext) -> Finding | None:
         if found.outcome is RunOutcome.HUNG:
             return dataclasses.replace(found, head=head, wait=told)
         if found.outcome is RunOutcome.MAYBE_HUNG and home in run.over and took >= allowed:
-            helps = found.fix or "end what the program has started, threads and processes, before the program ends"
-            return dataclasses.replace(  # its reason, and what follows from it, are said of a wait for a batch
+            helps = found.fix or "end all threads and processes that the program has started before the program ends"
+            return dataclasses.replace(  # the doctor's reason is about a wait for a batch
                 found, outcome=RunOutcome.HUNG, head=f"{head}, after the program's end", what=found.waiting, brief="",
                 cause=HangCause.UNKNOWN, sure=Sure.UNKNOWN, also=(), next_step=helps, fix="", wait=told,
             )  # fmt: skip
@@ -122,13 +122,13 @@ def at_exit(run: RunContext) -> Finding | None:
 
 
 def _no_loader_waits(run: RunContext, home: int, moment: int) -> bool:
-    """Whether no thread of a process was inside of a loader's next after a moment."""
+    """Whether no thread of a process was in a loader's `next` after a moment."""
     mine = (run.spans["process"] == home) & (run.spans["code"] == ev.NEXT[0])
     return not np.any(mine & ((run.spans["end"] < 0) | (run.spans["end"] > moment)))
 
 
 def _stall_after(run: RunContext, home: int) -> Stall | None:
-    """What the watchdog saw a process in last, if that came after its program: its exit, or an open shutdown."""
+    """The last stall that the watchdog saw, if it came after the program: Python's exit, or an open shutdown."""
     pid = run.trace.processes[home].pid
     stalls = [one.stall for one in run.trace.watched.looks if one.stall.pid == pid]
     stall = stalls[-1] if stalls else None
@@ -144,7 +144,7 @@ def _stall_after(run: RunContext, home: int) -> Stall | None:
 
 
 def outlived(run: RunContext) -> Finding | None:
-    """A worker that had not ended when the shutdown gave up on it: Python's exit waits for it without a bound."""
+    """The finding of a worker that outlived the shutdown: Python's exit waits for it without a timeout."""
     events, spans = run.events, run.spans
     gone = events["x"][events["code"] == ev.WORKER_GONE]
     in_vain = spans[(spans["code"] == ev.JOIN[0]) & (spans["end"] >= 0) & (spans["ey"] == 0)]
@@ -157,7 +157,7 @@ def outlived(run: RunContext) -> Finding | None:
 
 
 def _did_not_end(run: RunContext, row: np.void, until: int) -> Finding:
-    """A worker that a signal did not end. row: the signal's; until: when the shutdown gave up."""
+    """The finding of a worker that a signal did not end. row: the signal; until: when the shutdown gave up."""
     loader, worker, sent = (int(row[field]) for field in ("loader", "worker", "time"))
     name = signal_name(int(row["y"]))
     process = run.process_of(loader, worker, int(row["x"]))
@@ -165,11 +165,11 @@ def _did_not_end(run: RunContext, row: np.void, until: int) -> Finding:
     focus = run.focus(step, sent, until, worker, loader, process)
     head = f"hung for {run.unit.of(until - sent)}, since {run.at(sent)}"
     evidence = (
-        f"{name} was sent at {run.at(sent)}, and the shutdown gave up at {run.at(until)}",
+        f"the loader sent {name} at {run.at(sent)}, and its shutdown gave up at {run.at(until)}",
         *run.steps_around(focus),
-        "Python's exit waits for its workers without a bound; the trace does not tell whether this one ended",
+        "Python's exit waits for its workers without a timeout; the trace does not show whether this one ended",
     )
-    helps = f"leave {name} alone in workers: their code, or a library's, ignores or blocks it; or it is stopped"
+    helps = f"do not ignore or block {name} in workers: check their code and its libraries; or the worker is stopped"
     home, pid = run.trace.processes[int(row["process"])].pid, run.trace.processes[process].pid
     told = RecordedWait(
         hung=True, since=sent, seconds=(until - sent) / 1e9, pid=home, tid=int(row["tid"]), worker=worker,

@@ -1,4 +1,4 @@
-"""One trace while its headline is looked for: what each process was in last, and where to look."""
+"""One trace while its headline is computed: the last step of each process, and the focus."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from minidl.tracefile.words import doing, listed, unit_of
 
 @dataclass(frozen=True, slots=True)
 class LastWait:
-    """What a process that iterates was in last: a span of its own thread. until: as far as that is known, ns.
+    """The last wait of an iterating process: a span of its own thread. until: as far as known, ns.
 
-    past: the longest of its kind before, ns. ended: how it ended, "" if it did not.
+    past: the longest earlier wait of its kind, ns. ended: how it ended, "" if it did not.
     """
 
     row: np.void
@@ -40,7 +40,7 @@ class LastWait:
         return self.until - self.begin
 
     def is_hang(self, goes_on: bool) -> bool:
-        """Whether it is a hang. goes_on: the run has not ended, so that what is sudden may still end."""
+        """Whether it is a hang. goes_on: the run has not ended, so that a short wait may still end."""
         sudden = 0 < 10 * self.past <= self.took >= SUDDEN * 1e9
         return self.ended == _TIMED_OUT or is_long(self.took / 1e9, self.past / 1e9) or (sudden and not goes_on)
 
@@ -52,10 +52,10 @@ class LastWait:
 _TIMED_OUT, _INTERRUPTED = "its timeout passed", "it was interrupted"
 
 _OUTER: Final = (ev.NEXT[0], ev.CONSUMER[0], ev.SHUTDOWN[0], ev.WORKER_START[0], ev.RESULT_GET[0], ev.READY_GET[0])
-"""What a loader's process may be in as a whole: in the loader, or in the program's own code."""
+"""The outermost spans of a loader's process: in the loader, or in the program's own code."""
 
 
-_NO_EVIDENCE: Final = "what it is blocked in: the trace has no evidence of that (record it with MINIDL_HANG_AFTER=60)"
+_NO_EVIDENCE: Final = "the call that blocks it: the trace has no evidence of it (record with MINIDL_HANG_AFTER=60)"
 
 _CAUSES: Final = {
     RunOutcome.DIED: HangCause.DIED,
@@ -80,14 +80,14 @@ STEPS: Final = {
     ev.SHUTDOWN[0]: LoaderStep.SHUTDOWN,
     ev.WORKER_START[0]: LoaderStep.START,
 }
-"""The steps of the loader that the events of a trace tell."""
+"""The loader's steps by the events of a trace."""
 
 
 class RunContext:
-    """One trace, while its headline is looked for. Times: ns, CLOCK_MONOTONIC; a process: its place in the trace's.
+    """One trace while its headline is computed. Times: ns, CLOCK_MONOTONIC; a process: its index in the trace.
 
-    homes: the processes that iterate; over: those whose end is recorded; until: up to when each was alive; left_alive:
-    the loaders whose iterators were; unit: the one that all of a title's durations have.
+    homes: the processes that iterate; over: those whose end is recorded; until: the last sign of life of each;
+    left_alive: the loaders with an iterator left alive; unit: the unit of all durations in a title.
     """
 
     def __init__(self, trace: Trace, spans: Rows, job: Job | None) -> None:
@@ -95,7 +95,7 @@ class RunContext:
         self.start, self.last = trace.start, trace.last
         self.until = alive_until(trace)
         last = max(self.last, trace.watched.until, *self.until)  # a process may hang long after its last event
-        self.unit = unit_of(last - self.start)  # one unit for all that a title says
+        self.unit = unit_of(last - self.start)  # one unit for all durations in a title
         at_home = (trace.events["loader"] > 0) & np.isin(trace.events["code"], [ev.NEXT[0], ev.EPOCH[0], *_OUTER[2:4]])
         roles = np.array([process.role != "worker" for process in trace.processes], bool)
         found = np.unique(trace.events["process"][at_home])
@@ -107,7 +107,7 @@ class RunContext:
         self, outcome: RunOutcome, what: str, evidence: Iterable[str] = (), next_step: str = "",
         focus: Focus | None = None, wait: RecordedWait | None = None, head: str = "",
     ) -> Finding:  # fmt: skip
-        """What the events alone say."""
+        """A finding from the events alone."""
         hung = outcome is RunOutcome.HUNG
         who, where = ({}, {}) if focus is None else self._place(focus, outcome)
         return Finding(
@@ -117,7 +117,7 @@ class RunContext:
         )  # fmt: skip
 
     def _place(self, focus: Focus, outcome: RunOutcome) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Who and where a finding is about."""
+        """The role and place that a finding is about."""
         process = self.trace.processes[focus.process]
         of_worker = focus.worker >= 0 and outcome in (RunOutcome.ERROR, RunOutcome.DIED)
         number = focus.worker if of_worker else process.worker
@@ -127,7 +127,7 @@ class RunContext:
         return {"role": role, "worker": number, "pid": process.pid, "thread": focus.tid}, where
 
     def last_wait(self, home: int) -> LastWait | None:
-        """The wait that a process was in when it was seen last, or that an interruption ended."""
+        """The wait of a process at its last sign of life, or the wait that an interruption ended."""
         mine = self.spans[(self.spans["process"] == home) & (self.spans["loader"] > 0)]
         return self._open_wait(home, mine) or self._interrupted_wait(home, mine)
 
@@ -138,7 +138,7 @@ class RunContext:
         rows = rows[~np.isin(rows["code"], [ev.RESULT_GET[0], ev.READY_GET[0]]) | (rows["begin"] > returned)]
         if not len(rows) or home in self.over:
             return None
-        latest = rows[rows["loader"] == rows["loader"][-1]]  # in order of their begins: what runs now began last
+        latest = rows[rows["loader"] == rows["loader"][-1]]  # in order of their begins: the open one began last
         row = latest[0]
         begin = since(self.trace, row)
         if row["code"] == ev.CONSUMER[0]:  # the program's code may have gone on, and iterated over another loader
@@ -147,7 +147,7 @@ class RunContext:
         return LastWait(row, begin, max(begin, self.until[home]), self._past(mine, int(row["code"])))
 
     def _interrupted_wait(self, home: int, mine: Rows) -> LastWait | None:
-        """The last `next`, if it gave neither a batch nor a task's error nor the epoch's end; or the consumer's."""
+        """The last `next`, if it gave no batch, no task's error and no epoch's end; or else the consumer's span."""
         nexts = mine[(mine["code"] == ev.NEXT[0]) & (mine["end"] >= 0)]
         if not len(nexts):
             return None
@@ -185,12 +185,12 @@ class RunContext:
         return max(int(durations(rows).max(initial=0)), followed)
 
     def quiet(self, wait: LastWait, process: int) -> int:
-        """For how long a process had recorded nothing when the wait ended, ns; an idle worker polls its queue."""
+        """The time since a process's last event when the wait ended, ns; an idle worker polls its queue."""
         own = self.events["time"][(self.events["process"] == process) & (self.events["time"] <= wait.until)]
         return wait.until - int(own[-1]) if len(own) else wait.took
 
     def focus_in(self, wait: LastWait, process: int, task: int, worker: int) -> Focus:
-        """The place of the step that `process` was in during a wait, of `task` if there is one."""
+        """The focus on the step of `process` during a wait; a step of `task` if there is one."""
         moment = wait.until - (wait.took // 10 if wait.ended else 0)
         row = self.step_at(process, moment, task)
         return self.focus(wait.row if row is None else row, wait.begin, wait.until, worker, int(wait.row["loader"]))
@@ -201,7 +201,7 @@ class RunContext:
     def focus(
         self, row: np.void | None, begin: int, end: int, worker: int = -1, loader: int = -1, process: int = -1
     ) -> Focus:
-        """The place of a step, None = of a process that was in none. begin, end: of the wait for it."""
+        """The focus on a step, None = the process was in none. begin, end: of the wait for it."""
         if row is None:
             loader = max(0, loader)
             return Focus(loader, begin, end, process, -1, 0, begin, -1, worker, self.epoch(loader, begin))
@@ -210,7 +210,7 @@ class RunContext:
         return Focus(loader, begin, end, *where, worker, self.epoch(loader, begin))
 
     def step_at(self, process: int, moment: int, task: int = -1) -> np.void | None:
-        """The span that a process began last and was in at a moment, of `task` if there is one."""
+        """The innermost span of a process at a moment; a span of `task` if there is one."""
         spans = self.spans
         there = (spans["process"] == process) & (spans["begin"] <= moment)
         there &= (spans["end"] < 0) | (spans["end"] > moment)
@@ -235,7 +235,7 @@ class RunContext:
         return [f"{name}: {', '.join(steps)}"] if len(rows) else []
 
     def signs(self, focus: Focus | None, until: int) -> str:
-        """When each process was last heard of up to a time, the one in focus first."""
+        """The last event of each process up to a time, the process in focus first."""
         order = sorted(range(len(self.trace.processes)), key=lambda index: focus is None or index != focus.process)
         out = []
         for index in order:
@@ -254,7 +254,7 @@ class RunContext:
         return int(rows["by"][0]) if len(rows) else -1
 
     def process_of(self, loader: int, worker: int, pid: int = 0) -> int:
-        """The worker's place in the trace's processes; the last process that iterates if it has recorded nothing."""
+        """The worker's index in the trace's processes; the last iterating process's if it has recorded nothing."""
         processes = self.trace.processes
         found = [i for i, p in enumerate(processes) if p.role == "worker" and (p.loader, p.worker) == (loader, worker)]
         found = [i for i in found if not pid or processes[i].pid == pid] or found
@@ -272,6 +272,6 @@ class RunContext:
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether the kernel killed processes of the run's cgroup for memory, as the watchdog saw."""
+        """Whether the out-of-memory killer killed processes of the run's cgroup, as the watchdog saw."""
         samples = self.trace.watched.samples
         return len(samples) > 1 and samples[-1].oom_kills > samples[0].oom_kills

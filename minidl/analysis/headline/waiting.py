@@ -21,12 +21,12 @@ from minidl.tracefile.words import counted, doing, listed
 
 
 def _what_helps(focus: Focus, state: ProtocolState, process: Process, sample: int, silent: bool) -> str:
-    """silent: the process has recorded nothing for most of the wait."""
-    look = f"see where it stands: py-spy dump --pid {process.pid}"
+    """The remedy for a wait. silent: the process has recorded nothing for most of the wait."""
+    look = f"print its stack: py-spy dump --pid {process.pid}"
     if silent:
-        return f"see whether it is stopped (T) or swapped out: ps -o stat,wchan -p {process.pid}"
+        return f"check whether it is stopped (T) or swapped out: ps -o stat,wchan -p {process.pid}"
     if any(one.activity is Activity.STARTING and one.worker == focus.worker for one in state.workers):
-        return f"see whether the worker's process has come up: imports, the dataset's unpickling; {look}"
+        return f"check the start of the worker's process: its imports, the unpickling of the dataset; {look}"
     step = STEPS.get(focus.code)
     known = remedies.SHARED_MEMORY if focus.code == ev.SHM_COPY[0] else remedies.in_step(step, sample)
     forked = remedies.HELD_AT_FORK if step in (LoaderStep.INIT, LoaderStep.OPEN) else ""
@@ -34,7 +34,7 @@ def _what_helps(focus: Focus, state: ProtocolState, process: Process, sample: in
 
 
 def finished_behind(state: ProtocolState) -> str:
-    """The batches that are made and wait behind the missing one."""
+    """The finished batches that wait behind the missing one, in words."""
     there = (MessageStage.WRITTEN, MessageStage.READ, MessageStage.REBUILDING, MessageStage.REBUILT)
     piped: Iterable[int] = (m.task for m in state.result_queue if m.kind is Message.RESULT and m.stage in there)
     ready: Iterable[int] = (m.task for m in state.ready_queue if m.kind is Message.RESULT)
@@ -43,14 +43,14 @@ def finished_behind(state: ProtocolState) -> str:
 
 
 def held_up(run: RunContext, wait: LastWait, how_long: str = "") -> tuple[str, str, Focus, ProtocolState]:
-    """What the wait is for, what helps, where to look, and the loader's state. how_long: said of its own code."""
+    """The reason of a wait, the remedy, the focus and the loader's state. how_long: words for a wait in own code."""
     shot, state = state_in(run, wait)
     found = what_is_missing(run, wait, shot, state) if wait.for_data else _own_code(run, wait, state, how_long)
     return *found, state
 
 
 def state_in(run: RunContext, wait: LastWait) -> tuple[IteratorSnapshot, ProtocolState]:
-    """The loader in the wait; of one that was ended, before all that its end did."""
+    """The loader's state in the wait; for a wait that was ended, before its end."""
     if run.job is not None and not wait.ended:
         return _followed(run, run.job, run.trace, wait)
     moment = wait.until - (wait.took // 10 if wait.ended else 0)
@@ -75,11 +75,11 @@ def _followed(run: RunContext, job: Job, trace: Trace, wait: LastWait) -> tuple[
 def what_is_missing(
     run: RunContext, wait: LastWait, shot: IteratorSnapshot, state: ProtocolState
 ) -> tuple[str, str, Focus]:
-    """What is waited for and not there, what helps, and where to look."""
+    """The missing batch in words, the remedy, and the focus."""
     task, number = state.waiting_for, state.waiting_worker
     task = -1 if task is None else task
     what = shot.waits or shot.doing.words
-    if number < 0:  # whichever comes, or there are no workers: the first that is at work
+    if number < 0:  # out of order, or no workers: the first busy one
         busy = [w.worker for w in state.workers if not w.idle]
         number = busy[0] if busy and not state.alone else -1
     home = int(wait.row["process"])
@@ -93,20 +93,20 @@ def what_is_missing(
     quiet = run.quiet(wait, process) if number >= 0 and (rebuilt or focus.code == ev.INDEX_GET[0]) else 0
     if rebuilt and quiet > wait.took // 2:
         who = run.trace.processes[process]
-        what = f"{who.name} stands still: is it stopped? The loader needs it to hand over the memory of task {task}"
-        step = f"see whether it is stopped (T), or keeps the GIL: ps -o stat,wchan -p {who.pid}"
+        what = f"{who.name} does not react (stopped?); it has to hand over the memory of task {task}"
+        step = f"check whether it is stopped (T), or keeps the GIL: ps -o stat,wchan -p {who.pid}"
         return what, step, still(run, wait, focus, "stopped?", task)
     if run.trace.processes[process].life is ProcessLife.STOPPED:
         focus = still(run, wait, focus, "stopped by a signal:", task)
     elif quiet > wait.took // 2:
-        what = f"{run.trace.processes[process].name} has not taken task {task}: is it stopped?"
+        what = f"{run.trace.processes[process].name} has not taken task {task} (stopped?)"
         focus = still(run, wait, focus, "stopped?", task)
     step = _what_helps(focus, state, run.trace.processes[process], run.sample(focus), quiet > wait.took // 2)
     return what, step, focus
 
 
 def still(run: RunContext, wait: LastWait, focus: Focus, words: str, task: int) -> Focus:
-    """The place of a process that stands still. task: what the loader waits for from it, -1 = unknown."""
+    """The focus on a process that stands still. task: the one that the loader waits for, -1 = unknown."""
     since = wait.until - run.quiet(wait, focus.process)
     needed = f"; the loader waits for its task {task}" if task >= 0 else ""
     words = f"{words} no sign of life since {run.at(since)}{needed}"
@@ -114,14 +114,15 @@ def still(run: RunContext, wait: LastWait, focus: Focus, words: str, task: int) 
 
 
 def _own_code(run: RunContext, wait: LastWait, state: ProtocolState, how_long: str = "") -> tuple[str, str, Focus]:
-    """Of a wait in the program's own code: what to say, what helps, where to look."""
+    """A wait in the program's own code in words, the remedy, and the focus."""
     row, home = wait.row, int(wait.row["process"])
     after = f" after task {int(row['task'])}" if row["task"] >= 0 else ""
     ready = len(state.reorder_buffer) + len(state.ready_queue) + len(state.result_queue)
-    what = f"the training loop's own code{after} has not called next{how_long}; batches that are ready: {ready}"
+    stock = f"{counted(ready, 'batch is', 'batches are')} ready"
+    what = f"the training loop's own code{after} has not called next(){how_long}; {stock}"
     step = (
-        f"see where the loop stands: py-spy dump --pid {run.trace.processes[home].pid}; with several ranks it may "
-        "wait for another rank, whose trace tells more"
+        f"print the loop's stack: py-spy dump --pid {run.trace.processes[home].pid}; with several ranks it may "
+        "wait for another rank: see that rank's trace"
     )
     return what, step, run.focus(row, wait.begin, wait.until)
 
@@ -129,7 +130,7 @@ def _own_code(run: RunContext, wait: LastWait, state: ProtocolState, how_long: s
 def told_of(
     run: RunContext, wait: LastWait, state: ProtocolState, focus: Focus, evidence: tuple[str, ...]
 ) -> RecordedWait:
-    """The wait, as the doctor asks for it."""
+    """The wait in the form that the doctor takes."""
     processes, number = run.trace.processes, focus.worker
     home, made_by = processes[int(wait.row["process"])], run.process_of(focus.loader, number)
     mine = [p for p in processes if p.role == "worker" and (p.loader, p.ppid) == (focus.loader, home.pid)]
