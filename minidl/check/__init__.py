@@ -1,12 +1,12 @@
-"""Does a trace obey the protocol? The same decisions and lifecycles as the live loader's, held against what happened.
+"""The checker: compare a trace with the protocol, by the live loader's own decisions and lifecycles.
 
 `check(trace)` gives the violations; `examine(trace)` a `Report`: the first impossible event with the state before it,
-the rule it breaks and the shortest slice that shows it, all other violations, what was open when the trace ended, and
-what could not be judged and why. `RULES` names every rule and says what it demands. `run(trace)`: `minidl check`.
+the rule it breaks and the shortest slice that shows it, all other violations, the spans open at the trace's end, and
+the parts that could not be judged, with reasons. `RULES` names each rule and its demand. `run(trace)`: `minidl check`.
 
-A trace that is incomplete is judged on what is there: a rule that concludes from a missing event is judged for tasks
-and epochs that lie behind the last loss, and the report says so. What a next() that an exception has interrupted, and
-that is called again, does twice is judged once (`LoaderView`). What a killed or running process still owes is `open`.
+An incomplete trace is judged as far as possible: a rule that relies on missing events is judged only for tasks and
+epochs after the last loss, and the report says so. If an exception interrupts next() and it is called again, its
+repeated steps are judged once (`LoaderView`). Steps that a killed or running process has not done are `open`.
 Rules: `recording`, `tasks` (their way), `dispatch` (decisions), `actors` (starts, deaths),
 `joint` (what one may do depends on the others), `resumption` (a loader's state), `device`, `slabs`, `spans`,
 `replayed`.
@@ -47,12 +47,12 @@ if TYPE_CHECKING:
 __all__ = ["MOST_LISTED", "RULES", "Report", "Violation", "check", "examine", "rules_text", "run"]
 
 MOST_LISTED: Final = 20
-"""Of one rule and loader, so many violations are listed one by one; the rest is counted."""
+"""The most violations of one rule and loader that are listed; the others are counted."""
 
 _PARTS: Final = [
     part.__name__ for part in (recording, tasks, dispatch, resumption, actors, joint, device, slabs, spans, replayed)
 ]
-"""Of two rules that are broken by one event, the one that comes first names the reason."""
+"""If one event breaks two rules, the rule that comes first names the reason."""
 
 TABLE = dict(sorted(TABLE.items(), key=lambda item: _PARTS.index(item[1].check.__module__)))
 RULES: dict[str, str] = {name: rule.demand for name, rule in TABLE.items()}
@@ -93,7 +93,7 @@ def _judge(trace: Trace) -> Report:
     report.violations = found
     report.unjudged += trace.problems
     if trace.manifest.get("explored"):
-        report.unjudged.append("times: this run was made by a model, and never happened")
+        report.unjudged.append("times: a model made this run, so its times have no meaning")
     return report
 
 
@@ -116,21 +116,21 @@ def _limited(found: Iterator[Violation], more: Counter[str]) -> list[Violation]:
 
 # --- What was not judged ----------------------------------------------------------------------------------------------
 def _unjudged(loader: LoaderView) -> Iterator[str]:
-    """Which rules were left out for this loader, for which part of it, and why."""
+    """The rules that were not judged for this loader, the part concerned, and the reason."""
     name, lacks = f"iterator {loader.number}", loader.lacks
     if lacks.partial:
         lacking = ", ".join(loader.unseen) or "some kinds of events"
-        yield f"{name}: observed from outside, which does not show {lacking}: what rules say of these"
+        yield f"{name}: the rules on {lacking}, which an observed loader does not show"
     if lacks.beyond:
         yield f"{name}: {lacks.beyond} events after {_second(loader, len(loader.time))}: {lacks.cut}"
     for worker in sorted(lacks.absent):
-        yield f"{name}: what worker {worker} did: nothing of it is recorded, though its results came"
+        yield f"{name}: the steps of worker {worker}: none is recorded, though its results arrived"
     if not loader.complete:
         who = ", ".join(f"{count} of {process}" for process, count in lacks.overwritten)
         since = _second(loader, lacks.since)
-        yield f"{name}: the oldest events were overwritten ({who}); from {since} on everything is there"
+        yield f"{name}: the oldest events were overwritten ({who}); from {since} on the trace is complete"
         if lacks.start:
-            yield f"{name}: {lacks.start} events of others from before the oldest of the loader's own that is left"
+            yield f"{name}: {lacks.start} events of other processes before the loader's own oldest event"
         tasks_, epochs = loader.pick(ev.TASK_ASSIGNED), loader.begins
         behind = int(loader.whole_task(tasks_).sum()), int(loader.whole_epoch(epochs).sum())
         yield f"{name}: {_names('task')}: judged for the {behind[0]} tasks assigned since"
@@ -150,7 +150,7 @@ def _second(loader: LoaderView, row: int) -> str:
 
 
 def _deaths(loader: LoaderView) -> Iterator[str]:
-    """Workers that were killed or left with an exit code of their own: no breach of the protocol, but worth saying."""
+    """Workers that were killed or left with their own exit code: no breach of the protocol, but worth a line."""
     sent = loader.pick(ev.TERMINATE)
     for row in loader.pick(ev.WORKER_GONE):
         worker, code = int(loader.worker[row]), int(loader.y[row])

@@ -18,7 +18,7 @@ from minidl.tracefile.words import name_of
 @rule(
     "started",
     "a worker is ready only after the loader has begun to start it, in the process that was started, seeded by its id",
-    "A process that the loader did not start works for it, or workers share a seed and augment alike.",
+    "A process that the loader did not start works for it, or workers share a seed and draw equal random numbers.",
     needs="all",
 )
 def started(loader: LoaderView) -> Iterator[Violation]:
@@ -60,8 +60,8 @@ _STEPS: Final = {
 
 @rule(
     "initialised",
-    "a worker calls worker_init_fn first and once, and is ready and fetches only with a fetcher that it has made since",
-    "Samples come from a dataset that is not set up: what worker_init_fn or __iter__ does for a worker is missing.",
+    "a worker calls worker_init_fn first and once, then makes a fetcher, and only then is ready and fetches",
+    "Samples come from a dataset that is not set up: worker_init_fn or __iter__ has not run in the worker.",
     needs="all",
 )
 def initialised(loader: LoaderView) -> Iterator[Violation]:
@@ -82,7 +82,7 @@ def initialised(loader: LoaderView) -> Iterator[Violation]:
 
 @rule(
     "messages",
-    "a new epoch is announced once; it, and a sentinel, is received once for each time that it was sent, and later",
+    "a new epoch is announced once; it and each sentinel are received once per sending, and later",
     "An actor acted on a message that was not sent.",
     needs="all",
 )
@@ -120,8 +120,8 @@ def _answered(loader: LoaderView, before: Positions, after: Positions) -> Iterat
 
 @rule(
     "told-to-leave",
-    "a worker that has been told to leave is sent nothing more, and does nothing more",
-    "Data after the sentinel: no actor waits for it, and its shared memory may be lost.",
+    "after its sentinel, a worker gets no further message and does nothing more",
+    "No actor waits for data after the sentinel, and its shared memory may be lost.",
 )
 def told_to_leave(loader: LoaderView) -> Iterator[Violation]:
     told, heard = (loader.about(code, QueueId.INDEX) for code in (ev.SENTINEL_PUT, ev.SENTINEL_GET))
@@ -142,8 +142,8 @@ def told_to_leave(loader: LoaderView) -> Iterator[Violation]:
 
 @rule(
     "gone",
-    "an actor found dead does nothing more: a worker gone, joined or found dead, the pin thread, an orphan's loader",
-    "A liveness check was wrong, or another process writes under a dead one's name.",
+    "an actor that has ended does nothing more: a worker gone, joined or found dead, the pin thread, the loader",
+    "A liveness check was wrong, or another process writes with the id of a dead one.",
 )
 def gone(loader: LoaderView) -> Iterator[Violation]:
     for row in loader.pick(ev.WORKER_GONE, ev.FOUND_DEAD, ev.JOIN[1]):

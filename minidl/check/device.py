@@ -14,7 +14,7 @@ from minidl.tracefile.words import name_of
 
 @rule(
     "device-depth",
-    "no more batches are enqueued to a device and not handed out than the depth allows",
+    "the number of batches that are enqueued to a device and not handed out stays within the depth",
     "The device's memory is not bounded.",
     needs="all",
 )
@@ -35,7 +35,7 @@ def device_depth(loader: LoaderView) -> Iterator[Violation]:
 @rule(
     "device-order",
     "the consumer's stream goes on with a batch only when its copy and its transform are done",
-    "The training step reads memory that is still being written: its results are wrong, now and then.",
+    "The training step reads memory that is still being written: its results are sometimes wrong.",
     needs="all",
 )
 def device_order(loader: LoaderView) -> Iterator[Violation]:
@@ -54,7 +54,7 @@ def device_order(loader: LoaderView) -> Iterator[Violation]:
 @rule(
     "device-end",
     "when an iteration of the device stage ends, each batch that it enqueued was copied, and was handed out or dropped",
-    "A batch was lost between the loader and the training step, or its memory was let go while it was being copied.",
+    "A batch was lost between the loader and the training step, or its memory was freed during its copy.",
     needs="all",
 )
 def device_end(loader: LoaderView) -> Iterator[Violation]:

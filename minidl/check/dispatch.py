@@ -50,7 +50,7 @@ def capacity(loader: LoaderView) -> Iterator[Violation]:
 @rule(
     "outstanding",
     "the number of outstanding tasks grows when a task is assigned, and falls when a result is received",
-    "The loader believes in more or fewer results to come than there are: it waits forever, or stops too early.",
+    "The loader expects more or fewer results than there are: it waits forever, or stops too early.",
 )
 def outstanding(loader: LoaderView) -> Iterator[Violation]:
     if not loader.multiprocess or not loader.records(ev.RCVD_ADVANCE, loader.received):
@@ -63,7 +63,7 @@ def outstanding(loader: LoaderView) -> Iterator[Violation]:
     expected = said[before] + (loader.code[rows] == ev.TASK_ASSIGNED) - received
     for at in np.flatnonzero(said[rows] != expected):
         between = got[(got > before[at]) & (got < rows[at])].tolist()
-        told = f"{said[rows[at]]} tasks outstanding; by what happened since the count before they are {expected[at]}"
+        told = f"{said[rows[at]]} tasks outstanding; by the events since the last count there are {expected[at]}"
         yield loader.broken(told, rows[at], before[at], *between)
 
 
@@ -89,7 +89,7 @@ def exhausted(loader: LoaderView) -> Iterator[Violation]:
 @rule(
     "turn",
     "with in_order, workers get tasks in turn, from the first or the resumed one, except those that have ended",
-    "Work is shared out unevenly, and the order of the batches depends on it.",
+    "The work is distributed unevenly, and the order of the batches depends on it.",
 )
 def turn(loader: LoaderView) -> Iterator[Violation]:
     if not loader.multiprocess or not loader.in_order or loader.capacity is None:
@@ -116,14 +116,15 @@ def turn(loader: LoaderView) -> Iterator[Violation]:
 
 @rule(
     "reorder",
-    "the reorder buffer holds what came before its turn: in once, out once, its depth counts it; none without in_order",
-    "A batch that was kept is lost or comes twice.",
+    "a batch before its turn enters the reorder buffer once and leaves it once, and the depth counts it; none without "
+    "in_order",
+    "A buffered batch is lost or comes twice.",
 )
 def reorder(loader: LoaderView) -> Iterator[Violation]:
     if not loader.records(ev.REORDER_STORE):
         return
     for row in loader.pick(ev.REORDER_STORE)[: None if not loader.in_order else 0]:
-        yield loader.broken("without in_order nothing waits for its turn", row)
+        yield loader.broken("without in_order no batch waits for its turn", row)
     pops, stores = loader.stage(ev.REORDER_POP), loader.stage(ev.REORDER_STORE)
     stored = loader.match(pops, stores)
     for row in pops[((stored < 0) | (stored > pops)) & loader.whole_epoch(pops)]:
@@ -143,7 +144,7 @@ def reorder(loader: LoaderView) -> Iterator[Violation]:
 
 @rule(
     "rcvd-idx",
-    "rcvd_idx only grows, never past send_idx, and in order by one for each batch, unless a worker has ended",
+    "rcvd_idx only grows, never past send_idx, and with in_order by one per batch, unless a worker has ended",
     "The loader waits for the wrong task: batches are skipped, or it hangs though its batch is there.",
 )
 def rcvd_idx(loader: LoaderView) -> Iterator[Violation]:
@@ -164,4 +165,4 @@ def rcvd_idx(loader: LoaderView) -> Iterator[Violation]:
     yields = loader.stage(ev.YIELD)
     last = loader.last_before(yields, loader.pick(ev.EPOCH[0], ev.RCVD_ADVANCE))
     for at in np.flatnonzero((last >= 0) & loader.in_order & (value[last] != loader.task[yields] + 1)):
-        yield loader.broken(f"rcvd_idx is {value[last[at]]}, as it was told last", yields[at], last[at])
+        yield loader.broken(f"rcvd_idx is {value[last[at]]} by its last event", yields[at], last[at])

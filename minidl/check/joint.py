@@ -1,7 +1,7 @@
-"""Rules that couple the actors: the rows of `JOINT_RULES`, applied to the acts that a trace tells.
+"""Rules that couple the actors: the rows of `JOINT_RULES`, applied to the acts in a trace.
 
-`_breaches` translates events to acts and facts and asks the rows; each rule here is the rows of its name. Three rules
-add what only a trace can show: an actor that ended without an event, a count of workers that are left.
+`_breaches` translates events to acts and facts, and applies the rows; each rule here consists of the rows of its name.
+Three rules add checks that need a trace: an actor that ended without an event, a count of remaining workers.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def resume(loader: LoaderView) -> Iterator[Violation]:
 @rule(
     "pin-first",
     "the pin thread is told to stop, woken and joined before the workers are told to leave",
-    "A worker that leaves in the middle of a message leaves the pin thread reading for ever: the exit hangs.",
+    "If a worker leaves in the middle of a message, the pin thread reads forever and the exit hangs.",
 )
 def pin_first(loader: LoaderView) -> Iterator[Violation]:
     if not loader.pinned or not loader.records(ev.SENTINEL_PUT):
@@ -158,7 +158,7 @@ def pin_first(loader: LoaderView) -> Iterator[Violation]:
     joins = loader.about(ev.JOIN[1], Actor.PIN_THREAD)
     for join in joins[loader.y[joins] == 1]:
         if ran and loader.records(ev.PIN_EXIT) and loader.complete and not np.any(exits < join):
-            yield loader.broken("it has ended, and no event tells its end", join, missing="pin_exit")
+            yield loader.broken("it has ended without an event of its end", join, missing="pin_exit")
 
 
 def _rows_alone(name: str, demand: str, means: str, *codes: int, needs: str = "all") -> None:
@@ -188,13 +188,13 @@ _rows_alone(
 _rows_alone(
     "told-first",
     "in a shutdown a worker is joined only after it was told to leave, was sent a signal, or is known to be dead",
-    "The loader waits for a worker that waits for a task: the exit takes as long as the join's timeout.",
+    "The loader joins a worker that waits for a task: the exit lasts until the join's timeout.",
     ev.SENTINEL_PUT,
 )
 _rows_alone(
     "join-first",
     "a worker is sent SIGTERM only after its join, and SIGKILL only after SIGTERM, unless the shutdown is interrupted",
-    "A worker that could have left by itself is terminated, and what it was writing is lost.",
+    "A worker that could have left by itself is terminated, and its open message is lost.",
 )
 
 
@@ -214,15 +214,15 @@ def leftovers(loader: LoaderView) -> Iterator[Violation]:
     gone = set(loader.worker[seen[seen < end]].tolist())
     there = {worker: row for worker, row in state.started.items() if row < end and worker not in gone}
     if len(there) != loader.x[end]:
-        told = f"{loader.x[end]} still alive, but no event tells how these workers ended: {sorted(there) or 'none'}"
+        told = f"{loader.x[end]} still alive, but these workers have no end event: {sorted(there) or 'none'}"
         yield loader.broken(told, end, *there.values(), missing="worker_gone")
     yield from state.breaches("leftovers")
 
 
 @rule(
     "explained",
-    "every actor's end is explained: told by itself, by the signal that it was sent, or by its exit code",
-    "A worker vanished without a word: its code left the process by itself (os._exit, sys.exit).",
+    "every actor's end has an explanation: its own event, a signal of the loader, or its exit code",
+    "A worker vanished without an event: its code ended the process (os._exit, sys.exit).",
     needs="all",
 )
 def explained(loader: LoaderView) -> Iterator[Violation]:
@@ -234,7 +234,9 @@ def explained(loader: LoaderView) -> Iterator[Violation]:
         worker = int(loader.worker[row])
         said = np.any(loader.of_worker(known, worker) < row)
         if loader.y[row] == 0 and not said and worker not in loader.lacks.absent:
-            yield loader.broken("exit code 0, and no event tells why", row, missing=f"worker_exit of worker {worker}")
+            yield loader.broken(
+                "exit code 0 without an event that explains it", row, missing=f"worker_exit of worker {worker}"
+            )
     for row in exits[loader.x[exits] == Ending.SENTINEL]:
         if not np.any(loader.of_worker(heard, int(loader.worker[row])) < row):
             yield loader.broken("it leaves for a sentinel that it has not received", row, missing="sentinel_get")
@@ -244,7 +246,7 @@ def explained(loader: LoaderView) -> Iterator[Violation]:
 @rule(
     "bounded",
     "every wait of the loader for a result has a timeout, so that a death is found",
-    "A worker that dies while it is waited for would hang the loader for ever.",
+    "A worker that dies while the loader waits for it would block the loader forever.",
 )
 def bounded(loader: LoaderView) -> Iterator[Violation]:
     state = JointState()

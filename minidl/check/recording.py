@@ -22,7 +22,7 @@ TORN_SLOTS: Final = 16
 TABLE["recording"] = Rule(
     "recording",
     "each process numbers its events without gap or repetition, and no thread's clock runs backwards",
-    "The file was changed after it was written, or the recorder has a fault: nothing else here can be relied on.",
+    "The file was changed later, or the recorder has a bug: no other result is reliable.",
     "",
     lambda loader: iter(()),  # judged once for the whole trace: `recording`
 )
@@ -77,12 +77,12 @@ def vocabulary(loader: LoaderView) -> Iterator[Violation]:
                 values = getattr(loader, column)[rows]
                 bad = ~np.isin(values, [int(value) for value in spec.enum])
                 for row, value in zip(rows[bad], values[bad], strict=True):
-                    yield loader.broken(f"{spec.name} is {value}, which stands for nothing", row)
+                    yield loader.broken(f"{spec.name} is {value}, which has no meaning", row)
 
 
 @rule(
     "facts",
-    "what happens agrees with the loader's own facts: worker ids below num_workers, the epoch's number of workers",
+    "the events agree with the loader's facts: worker ids below num_workers, the number of workers in an epoch",
     "Events of another loader are mixed in, or the facts were changed.",
 )
 def facts(loader: LoaderView) -> Iterator[Violation]:

@@ -1,6 +1,6 @@
-"""The rules that know whole states: the live loader's own dispatcher and lifecycles, driven by the trace.
+"""The rules on whole states: the live loader's own dispatcher and lifecycles, driven by the trace.
 
-They come last: what a rule on a few events finds as well is told by that one.
+They come last: a rule on a few events is preferred if it finds the same breach.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from minidl.tracefile.events import DoneEvent
 
 @rule(
     "decisions",
-    "the dispatcher, replayed, decides what the trace says it decided",
+    "the replayed dispatcher makes the decisions that the trace shows",
     "The loader did something that its own dispatcher would not do in this state.",
     needs="epoch",
 )

@@ -1,6 +1,6 @@
-"""What `minidl check` says: the verdict, the first impossible event, the state before it, the slice, what is open.
+"""The report of `minidl check`: the verdict, the first impossible event, the state before it, the slice, open spans.
 
-`Report.text()` is for people, `Report.json()` for machines. What a trace holds is data: it is shown escaped.
+`Report.text()` is for people, `Report.json()` for machines. Texts of a trace are untrusted and shown escaped.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
 
 MOST_SLICE: Final = 40
-"""Lines of a slice that are shown; the JSON has all."""
+"""The most lines of a slice that are shown; the JSON has all."""
 
 
 @dataclass(slots=True)
 class Report:
-    """What `examine` found.
+    """The result of `examine`.
 
     violations: the first impossible event's first, then by time. state: the protocol's state before that event, in
-    words. slice: the shortest slice of events that shows it. open: spans without an end that nothing forbids.
-    alive: iterators that the program left as they were when it ended. unjudged: what could not be judged, and why.
+    words. slice: the shortest slice of events that shows it. open: spans without an end that break no rule.
+    alive: iterators that were open when the program ended. unjudged: the parts that were not judged, with reasons.
     """
 
     trace: Trace
@@ -53,7 +53,7 @@ class Report:
         """The report for a reader."""
         lines = [f"{counted(self.events, 'event')} of {counted(self.loaders, 'iterator')}: {self._verdict()}"]
         if self.violations and self.trace.problems:  # first: rules that seem broken may be broken by that alone
-            lines[:0] = ["the recording is damaged or incomplete, and rules may seem broken for that alone:"]
+            lines[:0] = ["the recording is damaged or incomplete, which may be the only reason for broken rules:"]
             lines[1:1] = [f"  {problem}" for problem in self.trace.problems]
         if self.first is not None:
             lines += self._first(self.first)
@@ -84,7 +84,7 @@ class Report:
             lines += ["", "state before it", *(f"  {line}" for line in self.state)]
         if self.slice is not None:
             rows = list(self.slice.rows)
-            least = "" if self.slice.minimal else "; it may be longer than it need be"
+            least = "" if self.slice.minimal else "; a shorter one may exist"
             lines += ["", f"shortest slice that shows it: {counted(len(rows), 'event')}{least}"]
             shown = rows if len(rows) <= MOST_SLICE else [*rows[: MOST_SLICE // 2], *rows[-MOST_SLICE // 2 :]]
             lines += [f"  {line}" for line in table(self.trace, shown, mark=first.at)]
@@ -92,7 +92,7 @@ class Report:
         return [*lines, ""]
 
     def _others(self, others: list[Violation]) -> list[str]:
-        """Of each rule the first breach, and how many there are: what is wrong once is often wrong ever after."""
+        """The first breach of each rule and the number of breaches: an error often repeats itself."""
         counts = Counter(violation.rule for violation in others) + self.more
         firsts = {violation.rule: violation for violation in reversed(others)}
         shown = sorted(firsts.values(), key=lambda violation: violation.at)

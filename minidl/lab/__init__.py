@@ -1,4 +1,4 @@
-"""The hang lab: failures of the field as programs that run, the doctor's score on them, and our loader without guards.
+"""The hang lab: real-world failures as programs, the doctor's score on them, and minidl's loader without guards.
 
 `run(arguments)` is `minidl lab`. A case is a module of `minidl.lab.cases`; see `lab.case` for what one holds.
 """
@@ -33,12 +33,12 @@ def run(arguments: argparse.Namespace) -> int:
     from minidl.lab.table import cases
 
     if arguments.case not in cases():
-        raise ValueError(f"{arguments.case!r} is no case: `minidl lab` lists them")
+        raise ValueError(f"no case is called {arguments.case!r}: `minidl lab` lists the cases")
     return _show(arguments.case, cases()[arguments.case], arguments)
 
 
 def _ablate(guard: str | None) -> int:
-    """List the guards, or run our loader without one; FOUND if that does not show what the guard is for."""
+    """List the guards, or run minidl's loader without one; FOUND if the run does not show the guard's purpose."""
     from minidl.explore.guards import GUARDS
     from minidl.lab.ablation import listed, show
     from minidl.run import free_directory
@@ -47,7 +47,7 @@ def _ablate(guard: str | None) -> int:
         print("\n".join(listed()))
         return OK
     if guard not in GUARDS:
-        raise ValueError(f"{guard!r} is no guard: `minidl lab --guards` lists them")
+        raise ValueError(f"no guard is called {guard!r}: `minidl lab --guards` lists the guards")
     trace = free_directory(Path("minidl-traces"), f"without-{guard}")
     return OK if show(guard, trace, functools.partial(print, flush=True)) else FOUND
 
@@ -71,7 +71,7 @@ def _mode(name: str) -> Mode:
 
 
 def _show(name: str, case: LabCase, arguments: argparse.Namespace) -> int:
-    """Run a case as its user would, and ask the doctor."""
+    """Run a case as a user would, and run the doctor on it."""
     from minidl.lab.runner import Mode, running
     from minidl.lab.score import doctor_says
 
@@ -93,7 +93,7 @@ def _show(name: str, case: LabCase, arguments: argparse.Namespace) -> int:
         print("\n".join((program.said() + program.errors()).splitlines()[-12:]))
         target = str(program.trace) if program.ended else str(program.process.pid)
         if program.ended and mode is Mode.PLAIN:
-            print("\nit has ended, and nobody recorded it: choose --loader observed")
+            print("\nit has ended without a recording: choose --loader observed")
             return FOUND
         print(f"\n$ minidl doctor {'TRACE' if program.ended else target}", flush=True)
         print(doctor_says(target, program))
@@ -110,7 +110,7 @@ def _score(arguments: argparse.Namespace) -> int:
 
     names = [name for name in cases() if fnmatch.fnmatch(name, arguments.cases)]
     if not names:
-        raise ValueError(f"no case is called {arguments.cases!r}: `minidl lab` lists them")
+        raise ValueError(f"no case matches {arguments.cases!r}: `minidl lab` lists the cases")
     modes = [_mode(arguments.loader)] if arguments.loader else None
     answers = score(names, arguments.runs, arguments.jobs, terminal.say, modes or list(Mode), arguments.keep)
     print(as_json(answers) if arguments.json else "\n".join(report(answers)))

@@ -1,6 +1,6 @@
-"""Each guard of the loader, taken out of the running code: a program that ends well with it, and does not without it.
+"""The ablation of each guard of the loader: a program that ends well with the guard, and fails without it.
 
-`TABLE` names for each guard a program of `guard_programs`, and what happens without the guard. `outcome` runs one in
+`TABLE` names for each guard a program of `guard_programs`, and its result without the guard. `outcome` runs one in
 processes of its own, for a bounded time; `show` also records it, and prints it beside the explorer's counterexample.
 """
 
@@ -121,7 +121,7 @@ def _started(program: str, guard: str, trace: Path | None) -> subprocess.Popen[s
 
 
 def _read(child: subprocess.Popen[str], seconds: float) -> str:
-    """What the program has written, once there is something; its workers may hold the pipe open after its end."""
+    """The program's output, once there is some; its workers may keep the pipe open after its end."""
     assert child.stdout is not None
     pipe = child.stdout.fileno()
     return os.read(pipe, 1 << 16).decode() if select.select([pipe], [], [], seconds)[0] else ""
@@ -165,9 +165,9 @@ def show(name: str, trace: Path, tell: Callable[[str], None]) -> bool:
     for line in (*_recorded(trace), *_explored(name)):
         tell(line)
     if kept.what != WELL:
-        tell(f"\n{program.__name__} did not end well though the guard is there: this run shows nothing of the guard")
+        tell(f"\n{program.__name__} did not end well even with the guard: this run shows nothing")
     elif not lost.what.startswith(expected):
-        tell(f"\nwithout the guard, {program.__name__} did not end as expected: this run does not show what it is for")
+        tell(f"\nwithout the guard, {program.__name__} did not end as expected: the run does not show its purpose")
     return kept.what == WELL and lost.what.startswith(expected)
 
 

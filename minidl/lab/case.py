@@ -1,8 +1,8 @@
-"""What a case of the lab is: a program as users write it, with one fault, and a row that says what is to be found.
+"""A case of the lab: a program as users write it, with one fault, and a row with the expected finding.
 
 A module of `minidl.lab.cases` has a docstring (the story), `CASE` (the row), and a program that `launch(main)` starts.
 The program runs as `train.py` in a folder of its own, with `LabOptions` as its arguments. Its row and docstring are
-blanked in that copy, so that whoever looks at the process finds nothing but the program.
+blanked in that copy, so that the process shows only the user's program.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FORK, ANY_METHOD = ("fork",), ("fork", "fork", "spawn", "forkserver")
 
 @dataclass(frozen=True)
 class LabOptions:
-    """What varies from run to run. at: the sample at which it happens; pause: seconds that a sample takes."""
+    """The options that vary between runs. at: the sample with the fault; pause: the duration of a sample in seconds."""
 
     workers: int = 2
     batch_size: int = 4
@@ -50,10 +50,10 @@ class LabOptions:
 
 @dataclass(frozen=True)
 class Truth:
-    """What is to be found, in the doctor's words.
+    """The expected finding, in the doctor's words.
 
-    role: "worker", "loop" (the process that iterates), "" = any; worker, sample: -1 = any. steps: where, any of which
-    is right, () = any. causes: kinds of cause, the best first; any of them is right.
+    role: "worker", "loop" (the process that iterates), "" = any; worker, sample: -1 = any. steps: the accepted
+    places, () = any. causes: the accepted kinds of cause, the best first.
     """
 
     role: str
@@ -63,7 +63,7 @@ class Truth:
     causes: tuple[str, ...]
 
     def words(self) -> str:
-        """Who, where and what, for a person."""
+        """The process, place and cause, for a person."""
         who = f"worker {self.worker}" if self.worker >= 0 else self.role or "any process"
         where = f"sample {self.sample}" if self.sample >= 0 else " or ".join(self.steps) or "any place"
         return f"{who}, {where}: {' or '.join(self.causes)}"
@@ -76,11 +76,11 @@ def in_sample(*causes: str) -> Callable[[LabOptions], Truth]:
 
 @dataclass(frozen=True)
 class LabCase:
-    """One row. title: one line; users_see: what the user has before them; thread: where users reported it ("" if the
-    lab made it up); fix: what helps.
+    """One row. title: one line; users_see: what the user observes; thread: a report by users ("" = invented for the
+    lab); fix: the remedy.
 
-    truth: what is to be found; None for a healthy program. ours: the same on minidl's loader, where it differs. ends:
-    whether the program ends by itself, by loader. simulated: what stands in for something else.
+    truth: the expected finding; None for a healthy program. ours: the same on minidl's loader, if it differs. ends:
+    whether the program ends by itself, by loader. simulated: a part that stands in for something else.
     """
 
     theme: str
@@ -99,7 +99,7 @@ class LabCase:
     lookalikes: tuple[str, ...] = ()
 
     def expected(self, options: LabOptions, loader: str) -> Truth | None:
-        """What is to be found on "torch" or "ours"; None: it is healthy."""
+        """The expected finding on "torch" or "ours"; None = healthy."""
         made = self.ours if loader == "ours" and self.ours is not None else self.truth
         return None if made is None else made(options)
 
@@ -139,7 +139,7 @@ def launch(main: Callable[[LabOptions], None]) -> None:
 
 
 class Pictures(Dataset[Any]):
-    """Small pictures in memory: what the cases' datasets are before their fault."""
+    """Small pictures in memory: the base of the cases' datasets, without a fault."""
 
     def __init__(self, options: LabOptions, samples: int = SAMPLES) -> None:
         self.options, self.samples = options, samples
@@ -152,5 +152,5 @@ class Pictures(Dataset[Any]):
 
 
 def step(number: int) -> None:
-    """The training step on a batch, as far as a case needs one: it says that it was done."""
+    """A minimal training step on a batch: it prints that it was done."""
     print("batch", number, flush=True)

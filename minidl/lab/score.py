@@ -1,9 +1,9 @@
-"""How well the doctor names the lab's cases: every case, several runs with varied options, the doctor asked blind.
+"""The doctor's score on the lab's cases: several runs of each case with varied options; the doctor gets no hints.
 
 Interface: `score(names, runs, jobs, tell, ..., kept)` -> answers; `report(answers)` -> lines. A score that is kept in a
-file goes on where it was stopped. The doctor is a process of its own,
-which gets a process id while the program stands still (live), and the trace after `kill -9` of all its processes (post
-mortem). It gets neither the case's name nor its options.
+file continues after an interruption. The doctor runs as a separate process. It gets a process id while the program
+stands still (live), and the trace after `kill -9` of all its processes (post mortem). It gets neither the case's name
+nor its options.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WRONG_STATES: Final = ("hung", "died", "error")
 """What the doctor says of a run that does not go on."""
 
 NAMED_STATES: Final = (*WRONG_STATES, "may hang")
-"""States with which a cause is named: a computation that does not end is never sure to be a hang."""
+"""States with a named cause: an endless computation is never a certain hang."""
 
 SURE: Final = ("certain", "likely")
 
@@ -37,7 +37,7 @@ LATER: Final = 10.0
 """Seconds without a word after which a program that starts processes anew stands still."""
 
 ASKING: Final = 60.0
-"""Seconds that the doctor has."""
+"""The doctor's time limit, seconds."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def _known(kept: Kept) -> dict[_Run, list[Answer]]:
             for run in kept.results
         }
     except (KeyError, TypeError) as error:
-        raise ValueError(f"{kept.path}: no score that was kept: {error!r}; name another file") from error
+        raise ValueError(f"{kept.path} does not contain a kept score ({error!r}): give another file") from error
 
 
 def _answer(kept: dict[str, Any]) -> Answer:
@@ -181,7 +181,9 @@ def asked(name: str, seed: int, mode: Mode) -> list[Answer]:
     answers = []
     with running(name, options, mode) as run:
         if not _reached(run, case, options, seed, truth):
-            return [answer("live", {"failed": f"it did not get there: {run.said()[-200:]} {run.errors()[-300:]}"})]
+            return [
+                answer("live", {"failed": f"it did not reach its fault: {run.said()[-200:]} {run.errors()[-300:]}"})
+            ]
         if not run.ended:
             found = ask(str(run.process.pid), run)
             if truth is not None or not run.ended:  # a healthy program may end while the doctor looks at it
@@ -230,7 +232,7 @@ def ask(target: str, run: LabRun) -> dict[str, Any]:
 
 # --- The report -------------------------------------------------------------------------------------------------------
 def report(answers: Sequence[Answer]) -> Iterator[str]:
-    """The matrix of causes, the shares, and what went wrong."""
+    """The matrix of causes, the shares, and the wrong answers."""
     faults = [answer for answer in answers if answer.expected is not None]
     controls = [answer for answer in answers if answer.expected is None]
     yield "expected -> found, by kind of cause:"
@@ -252,7 +254,7 @@ def report(answers: Sequence[Answer]) -> Iterator[str]:
     yield f"all: {_share(list(answers))}"
     if faults:
         who, where, what = (sum(getattr(a, key) for a in faults) / len(faults) for key in ("who", "where", "what"))
-        yield f"of the faults: who {who:.1%}, where {where:.1%}, what {what:.1%}"
+        yield f"of the faults: process {who:.1%}, place {where:.1%}, cause {what:.1%}"
     for kind in ("false alarm", "confident wrong", "failed"):
         yield f"{kind}: {sum(answer.verdict == kind for answer in answers)}"
 

@@ -1,1 +1,1 @@
-"""The state of a recorded run at any of its events."""
+"""Playback: the state of a recorded run at any of its events."""

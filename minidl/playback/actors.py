@@ -120,7 +120,7 @@ class DispatcherReplay:
 
     def _received(self, task: int) -> None:
         if self.stored is not None:
-            raise DispatchError(f"task {self.stored} came before its turn, and the trace does not store it")
+            raise DispatchError(f"task {self.stored} came before its turn, but the trace has no reorder_store of it")
         if not isinstance(step := self.dispatcher.next_step(), Wait):
             raise DispatchError(f"a result is received while the dispatcher decides {step}")
         answer = self.dispatcher.receive(task, None)
@@ -152,7 +152,7 @@ class DispatcherReplay:
 
     def _ended(self) -> None:
         if self.dispatcher.next_step() is not EPOCH_END:
-            raise DispatchError("the epoch ends, and the dispatcher still has something to yield or to wait for")
+            raise DispatchError("the epoch ends, but the dispatcher still has a batch to yield or to wait for")
 
 
 def _same(what: str, decided: int | None, found: int) -> None:

@@ -79,10 +79,8 @@ _WITH_WORKERS: Final = (
 _ALONE: Final = (Activity.FETCHING, Activity.SAMPLE, Activity.COLLATING, Activity.READY)
 """What the loader's own process does if there are no workers."""
 
-_OBSERVED: Final = "observed from outside: what the loader keeps to itself is inferred from what could be seen"
-_CUT: Final = (
-    "earlier events were overwritten: what is shown is inferred from the events since, until the next epoch begins"
-)
+_OBSERVED: Final = "observed from outside: the loader's inner state is inferred from its events"
+_CUT: Final = "earlier events were overwritten: the state is inferred from later events, until the next epoch begins"
 
 _BETWEEN_TASKS: Final = (Activity.READY, Activity.WAITING, Activity.ANSWERED)
 """Activities of an idle worker; a poll of its queue that brings nothing makes it no less idle."""
@@ -229,7 +227,7 @@ class Follower:
 
     def _violated(self, what: str) -> None:
         if not self.partial:
-            lacking = "; but events of this trace were lost" if self.lossy else ""
+            lacking = " (events of this trace were lost)" if self.lossy else ""
             self.violation = f"{self.violation}; {what}" if self.violation else what + lacking
 
     def _live(self, replayed: Any, forced: Mapping[int, Any], event: Row) -> None:
@@ -270,10 +268,10 @@ class Follower:
             try:
                 self.exact.step(event)
                 if code == ev.FOUND_DEAD and event["x"] == Actor.WORKER:
-                    self._part(self.exact, "a worker was found dead: from here on inferred from the events")
+                    self._part(self.exact, "a worker was found dead: inferred from events from here on")
             except DispatchError as error:
                 self._violated(str(error))
-                self._part(self.exact, "the dispatcher decides otherwise: from here on inferred from the events")
+                self._part(self.exact, "the dispatcher decides differently: inferred from events from here on")
         self._infer(event)
 
     def _infer(self, event: Row) -> None:

@@ -120,7 +120,7 @@ class Replay:
         if (codes == ev.SHUTDOWN[1]).any():
             return "shut down"
         if self.loader in left_alive(self.trace):
-            return "it was alive when the program ended"
+            return "alive at the program's end"
         alone = not np.isin(codes, (ev.TASK_ASSIGNED, ev.INDEX_PUT)).any()
         return "the epoch was over" if alone and (codes == ev.EPOCH[1]).any() else ""
 
@@ -205,7 +205,7 @@ class Replay:
         found = np.flatnonzero((self._events["code"] == ev.FETCH[0]) & (self._events["worker"] == worker)) + 1
         if not len(found):
             known = ", ".join(map(str, np.unique(self._events["worker"][self._events["code"] == ev.FETCH[0]]).tolist()))
-            raise IndexError(f"worker {worker} fetched nothing: give one of {known or 'none'}")
+            raise IndexError(f"worker {worker} fetched no batch: give one of {known or 'none'}")
         later = found[found > self.position]
         return self.to(int(later[0] if len(later) else found[0]))
 
@@ -226,7 +226,7 @@ class Replay:
         """Return the position just after the event at `row` in `trace.events`. Raises IndexError as `to_row` does."""
         found = np.flatnonzero(self.rows == row)
         if not len(found):
-            raise IndexError(f"row {row} is no event of iterator {self.loader}")
+            raise IndexError(f"row {row} is not an event of iterator {self.loader}")
         return int(found[0]) + 1
 
     def walk(self, begin: int = 0, end: int | None = None) -> Iterator[ProtocolState]:

@@ -1,1 +1,1 @@
-"""What a trace is: the events, the files, reading them, and what happened before what."""
+"""The trace: its events, its files, reading them, and the causal order of the events."""

@@ -1,4 +1,4 @@
-"""Arrays of a trace: their types, and what several modules ask of their columns."""
+"""Arrays of a trace: their types, and operations on columns that several modules need."""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
 """Attachments: recordings of the same run by other recorders (functions of the workers, operators of the training).
 
-Interface: `Attachment(name, source)` is one such file; `about` describes it, `line` says it in a sentence, `slices` is
-what it holds, `problems` what it lacks. `description`, `chunk` and `closing` make the lines that such a file is written
-of.
+Interface: `Attachment(name, source)` is one such file; `about` describes it, `line` does so in a sentence, `slices` is
+its content, `problems` names missing parts. `description`, `chunk` and `closing` make the lines of such a file.
 
 The file, `<kind>-<number>.attachment.jsonl`, is JSON by the line: first the description (kind, program, version, pid,
 how the times became CLOCK_MONOTONIC ns, with the error), then chunks of slices, each of which stands alone, perhaps
-notes of what was lost, and last a line that says that it is complete. It is read up to the first line that makes no
-sense, and reading executes nothing. It is read when asked for, since it may be longer than the trace itself.
+notes on losses, and finally a line that marks it complete. It is read up to the first invalid line, and reading
+executes nothing. It is read on demand, because it may be longer than the trace itself.
 """
 
 from __future__ import annotations
@@ -131,10 +130,10 @@ class Attachment:
         except (ValueError, RecursionError):
             about = None
         if not isinstance(about, dict) or not isinstance(about.get("attachment"), int):
-            self._first_problem = "has no description in its first line, and was left out"
+            self._first_problem = "has no description in its first line: left out"
             return {}
         if about["attachment"] != FORMAT:
-            self._first_problem = f"is of format {about['attachment']}, and this minidl reads {FORMAT}: left out"
+            self._first_problem = f"has format {about['attachment']}, but this minidl reads {FORMAT}: left out"
             return {}
         return _shallow(about)
 
@@ -221,7 +220,7 @@ class _Reader:
             return self.out, [f"cannot be read: {error.strerror}"]
         for number, text in enumerate(lines, 2):
             if text and not self._take(text):
-                self.notes.append(f"line {number} is damaged or cut short: it was read up to there")
+                self.notes.append(f"line {number} is damaged or cut: the rest was not read")
                 break
         if not self.complete:
             self.notes.append(self._incomplete())
@@ -235,7 +234,7 @@ class _Reader:
         when = f", {(last - since) / 1e9:.3f} s after its begin" if last and isinstance(since, int) else ""
         return (
             f"it ends with its last save{when}: its process was killed, or still runs; later slices, and functions "
-            "that had not returned, are not in it"
+            "that had not returned, are missing"
         )
 
     def _take(self, text: bytes) -> bool:

@@ -285,7 +285,7 @@ INDEX_WRITE = _span(
 # --- A worker: receiving, fetching, collating, answering --------------------------------------------------------------
 INDEX_GET = _span(
     20, "index_get", Track.WORKER, _WAIT, "task worker", ("", "message:Message count:indices"),
-    "the worker waits at its index queue; the end says what came out, and which task",
+    "the worker waits at its index queue; the end has the message and its task",
     "loader.worker:run", "_utils.worker:_worker_loop", "1 §2.4.5", stage="idle",
     words=("worker {worker} waits at its index queue", "worker {worker} takes {got} from its index queue"),
     doing="waiting for a task", letter=".")  # fmt: skip
@@ -298,7 +298,7 @@ FETCH = _span(
     doing="fetching task {task}", letter="F", way=True)  # fmt: skip
 SAMPLE = _span(
     24, "sample", Track.WORKER, "#207528", "task worker", ("position index", "position index cpu:ns?"),
-    "the dataset is asked for one sample; index is -1 if the key is no integer",
+    "the fetcher requests one sample of the dataset; index is -1 if the key is not an integer",
     ("data.fetch:_samples", "data.fetch:fetch, loader.worker:work, loader.iterators:__next__"),
     "_utils.fetch:fetch", "1 §2.3.4", stage="sample", detail=True,
     words=("{who} asks the dataset for {sample} of task {task}", "{who} has {sample} of task {task}"),
@@ -306,7 +306,7 @@ SAMPLE = _span(
 SAMPLE_INDEX = _instant(
     29, "sample_index", Track.WORKER, _GREEN, "task worker", "position index",
     "an index of a task whose samples have no event each: the dataset is asked for all at once, by __getitems__ or by "
-    "an index that is a list, or torch's loader is observed; index is -1 if the key is no integer",
+    "an index that is a list, or torch's loader is observed; index is -1 if the key is not an integer",
     "data.fetch:fetch", "_utils.fetch:fetch", "1 §2.3.4", detail=True,
     words="task {task} has sample {index} at position {position}")  # fmt: skip
 COLLATE = _span(
@@ -362,7 +362,7 @@ RESULT_WRITE = _span(
 # --- The reading side: the pin thread or the loader's thread ----------------------------------------------------------
 RESULT_GET = _span(
     40, "result_get", Track.LOADER, _WAIT, "task worker", ("timeout:ns", "message:Message outcome:Outcome"),
-    "a result is waited for; worker and task of the begin are those that the loader needs next, -1 for the pin thread",
+    "a thread waits for a result; the begin has the worker and task that the loader needs next, -1 for the pin thread",
     "loader.iterators:_try_get_data, loader.pin_memory:_pin_memory_loop", "dataloader:_try_get_data", "1 §2.4.7",
     stage="wait",
     words=("{reader} waits at the result queue", "{reader} takes {got} from the result queue"),
@@ -416,7 +416,7 @@ RCVD_ADVANCE = _instant(
     words="rcvd_idx moves on to {rcvd_idx}")  # fmt: skip
 NEXT = _span(
     56, "next", Track.LOADER, _FRAME, "task", ("rcvd_idx", "yielded:batches outcome:Outcome"),
-    "the time inside the iterator's __next__: what the training loop waits",
+    "the time inside the iterator's __next__, in which the training loop waits",
     "loader.iterators:__next__", "dataloader:__next__", "1 §2.3.2",
     words=("the training loop asks for a batch", "next() returns: {outcome}"),
     letter="N")  # fmt: skip
@@ -485,13 +485,13 @@ WORKER_EXHAUSTED = _instant(
     words="the loader learns that worker {worker}'s dataset has ended")  # fmt: skip
 LIVENESS_CHECK = _instant(
     81, "liveness_check", Track.LOADER, _SLATE, "", "alive:workers",
-    "no message has come, or one that can't be rebuilt: the loader has looked, and found alive the pin thread and all "
-    "workers that have work; it waits on",
+    "no message has come, or it can't be rebuilt: the loader has checked that the pin thread and all workers with work "
+    "are alive, and goes on waiting",
     "loader.liveness:evidence_of", "dataloader:_try_get_data", "4 §shutdown",
-    words="the loader looks whether the others are alive: {alive} workers with work are")  # fmt: skip
+    words="the loader checks the other actors: {alive} workers with work are alive")  # fmt: skip
 FOUND_DEAD = _instant(
     82, "found_dead", Track.LOADER, _RED, "worker", "actor:Actor pid exit_code",
-    "a liveness check found somebody dead: a worker, the pin thread, or (in a worker) the loader's process",
+    "a liveness check found a dead actor: a worker, the pin thread, or (in a worker) the loader's process",
     "loader.liveness:note_death, loader.worker:run", "dataloader:_try_get_data", "4 §shutdown",
     words="{actor} {worker} is found dead: exit code {exit_code}")  # fmt: skip
 TIMED_OUT = _instant(
@@ -533,7 +533,7 @@ SHUTDOWN = _span(
     letter="X")  # fmt: skip
 DONE_EVENT_SET = _instant(
     92, "done_event_set", Track.LOADER, _SLATE, "", "which:DoneEvent",
-    "a done event is about to be set: from here on, what is in flight is skipped",
+    "a done event is about to be set: from here on, actors skip messages in flight",
     "loader.crew:perform", "dataloader:_shutdown_workers", "4 §shutdown",
     words="the done event of the {which} is set")  # fmt: skip
 DONE_EVENT_SEEN = _instant(
@@ -613,7 +613,7 @@ DEVICE_COMPUTE = _span(
     letter="U")  # fmt: skip
 HOST_WAIT = _span(
     122, "host_wait", Track.CONSUMER, _WAIT, "", ("simulated", "simulated"),
-    "the host waits, since the device is too many batches behind: this bounds the device's memory",
+    "the host waits because the device is too many batches behind: this bounds the device's memory",
     "device.loader:_retire", "", "2 §1.4", stage="host wait",
     letter="-")  # fmt: skip
 HAND_OVER = _instant(
@@ -675,9 +675,9 @@ SLAB_SEND = _instant(
     words="worker {worker} has filled {bytes} of slab {slab} for task {task}, and sends it")  # fmt: skip
 SLAB_FALLBACK = _instant(
     152, "slab_fallback", Track.WORKER, _OLIVE, "task worker", "leaves bytes:B",
-    "parts of the batch that travel in no slab, but in a segment each and by descriptor, as torch sends them",
+    "parts of the batch that travel in a segment each and by descriptor, as in torch, instead of in a slab",
     "arena.arena:seal", "", "3 §storage",
-    words="{leaves} parts of task {task} ({bytes}) go in no slab, but in a segment each")  # fmt: skip
+    words="{leaves} parts of task {task} ({bytes}) travel in a segment each instead of a slab")  # fmt: skip
 SLAB_MAP = _instant(
     153, "slab_map", Track.LOADER, _OLIVE, "task worker", "slab bytes:B new",
     "the reader has the memory of a message's slab; new: mapped for this message, else since an earlier one",
@@ -690,13 +690,13 @@ SLAB_RELEASE = _instant(
     words="nothing in the reader's process refers to slab {slab} of worker {worker} any more: {ending}")  # fmt: skip
 SLAB_LOCK = _instant(
     155, "slab_lock", Track.LOADER, _OLIVE, "worker", "bytes:B took:ns simulated",
-    "a new slab was page-locked, so that a device copies from it by itself; bytes: 0 if that could not be done",
+    "a new slab was page-locked, so that a device copies from it by itself; bytes: 0 if that failed",
     "arena.arena:map", "", "3 §storage",
     words="{reader} {locked} a new slab of worker {worker} for a device")  # fmt: skip
 
 # --- Several ranks ----------------------------------------------------------------------------------------------------
 SHARE = _instant(
     130, "share", Track.LOADER, _BLUE, "", "epoch replica replicas",
-    "a sampler that deals out shares is about to be iterated: the epoch that it was told, whose share, of how many",
+    "a sampler that deals out shares is about to be iterated: its epoch, its share, the number of shares",
     "loader.iterators:__init__, loader.iterators:_reset", "dataloader:_reset", "2 §3.2, §3.3",
-    words="the sampler was told epoch {epoch}, and gives rank {replica} of {replicas} its share")  # fmt: skip
+    words="the sampler has epoch {epoch}, and gives rank {replica} of {replicas} its share")  # fmt: skip

@@ -1,11 +1,10 @@
-"""What a manifest and the lines of side files say: JSON, whose types and sizes are checked when it is read.
+"""The facts in a manifest and in the lines of side files: JSON, whose types and sizes are checked when read.
 
 Interface: `read_facts(text)` -> `Facts`, the object and the names of what was left out of it. `loads` parses any JSON
 of a trace, and `is_long` says whether a value of it is a number that no column holds.
 
-A fact that has another type than its name promises, or that is a number beyond all sense, is left out, as if its writer
-had not known it. A reader of facts therefore asks whether a fact is there, and not what it is. Names that no table
-has are kept as they are.
+A fact with the wrong type, or with a number out of range, is left out, as if its writer had not known it. A reader of
+facts therefore only tests whether a fact exists. Unknown names are kept unchanged.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ import math
 from typing import Any, Final, NamedTuple
 
 LATEST: Final = 1 << 62
-"""Nothing of a trace is later, in ns of any clock, or larger, in bytes: sums of two still fit 64 bits."""
+"""The largest time (ns of any clock) and size (bytes) in a trace: sums of two still fit 64 bits."""
 
 MOST_RANKS: Final = 1 << 20
-"""A number of ranks beyond it is a damaged record."""
+"""A larger number of ranks is a damaged record."""
 
 MOST_WORKERS: Final = 1 << 16
 MOST_TASKS: Final = 1 << 31
@@ -53,11 +52,11 @@ _KINDS: Final[dict[str, type | tuple[type, ...]]] = {
     **dict.fromkeys(("timeout_s", "cpu_quota"), (int, float)),
 }
 _NEVER_NONE: Final = frozenset({*(name for name, kind in _KINDS.items() if kind in (list, dict)), *_TIMES})
-"""Facts that are not known if they are None; of others it may be what the program chose."""
+"""Facts for which None means unknown; for others the program may have chosen None."""
 
 
 class Facts(NamedTuple):
-    """A JSON object. unsound: the names of the facts that were left out, since their values make no sense."""
+    """A JSON object. unsound: the names of the facts that were left out because of invalid values."""
 
     said: dict[str, Any]
     unsound: list[str]

@@ -1,7 +1,7 @@
 """A trace's files as bytes: read from a directory, with the packs of workers that have ended, or from a packed file.
 
-Interface: `read_files(path)` -> `Files`. What cannot be read of a trace that is there is left out and said in
-`Files.problems`; TraceError is for a path that holds no trace, or a packed file of too large contents. Names inside a
+Interface: `read_files(path)` -> `Files`. Unreadable parts of a trace are left out and named in
+`Files.problems`; TraceError is for a path without a trace, or a packed file with too large contents. Names inside a
 packed file are never used as paths, and links are not followed. A live file is read twice, and a slot counts if both
 readings agree.
 """
@@ -38,9 +38,9 @@ _MEMBER = re.compile(
 
 @dataclass
 class Files:
-    """A trace's files as bytes, wherever they came from; side and events files by their process's stem.
+    """A trace's files as bytes, from a directory or a packed file; side and events files by their process's stem.
 
-    part: only the newest events were asked for.
+    part: only the newest events were requested.
     """
 
     manifest: bytes | None = None
@@ -62,7 +62,7 @@ def read_files(place: Path) -> Files:
 
 
 TRIES: Final = 5
-"""How often a directory is read at most while files in it are folded."""
+"""The most readings of a directory while files in it are being folded."""
 
 
 def _read_directory(place: Path) -> Files:
@@ -115,7 +115,7 @@ def members_in(place: Path, problems: list[str]) -> list[tuple[str, re.Match[str
             if stat.S_ISREG((place / name).lstat().st_mode):
                 out.append((name, match))
             else:
-                problems.append(f"{name} is a link, a directory or a device, and no file of the trace: left out")
+                problems.append(f"{name} is a link, a directory or a device, not a file of the trace: left out")
     return out
 
 
@@ -148,8 +148,8 @@ def no_trace_in(place: Path, names: list[str]) -> str:
         return f"{place} is not a trace but holds {len(found)}: give one of them: {', '.join(found[:8])}"
     if not names:
         return (
-            f"{place} is an empty directory: no trace was recorded there. Record one with minidl run --trace {place} "
-            f"SCRIPT, or by MINIDL_TRACE={place} in the environment of the job"
+            f"{place} is an empty directory, without a trace: record one with minidl run --trace {place} SCRIPT, or "
+            f"with MINIDL_TRACE={place} in the environment of the job"
         )
     return f"{place} is not a trace: it has no {MANIFEST}, only {', '.join(names[:4])}"
 
@@ -158,7 +158,7 @@ def _take_pack(files: Files, place: Path) -> None:
     """Take in a pack of workers that have ended, as far as it can be read."""
     try:
         if not stat.S_ISREG(place.lstat().st_mode):
-            files.problems.append(f"{place.name} is a link, a directory or a device, and is left out")
+            files.problems.append(f"{place.name} is a link, a directory or a device: left out")
         else:
             _take_packed(files, place)
     except FileNotFoundError:  # it is in a larger one by now
@@ -175,7 +175,7 @@ def _read_packed(place: Path) -> Files:
     files = Files()
     _take_packed(files, place)
     if files.manifest is None and not files.side and not files.events:
-        raise TraceError(f"{place} is compressed by gzip, but holds no minidl trace")
+        raise TraceError(f"{place} is a gzip file without a minidl trace")
     return files
 
 
@@ -187,7 +187,7 @@ def _take_packed(files: Files, place: Path) -> None:
         for name, data in members(plain, files.problems):
             match = _MEMBER.fullmatch(name)
             if match is None or name in seen:
-                what = "is there already" if match else "is no part of a trace"
+                what = "occurs twice" if match else "does not belong to a trace"
                 files.problems.append(f"{place.name}: a member named {name[:80]!r} {what} and was left out")
             else:
                 seen.add(name)
@@ -200,6 +200,6 @@ def _take_packed(files: Files, place: Path) -> None:
 
 def _foreign(place: Path, start: bytes) -> str:
     if start.startswith(MAGIC) or place.name.endswith((EVENTS_SUFFIX, SIDE_SUFFIX)) or place.name == MANIFEST:
-        return f"{place} is one file of a trace: give the directory that it is in: {place.absolute().parent}"
+        return f"{place} is one file of a trace: give its directory, {place.absolute().parent}"
     found = "an empty file" if not start else f"a file that starts with {start[:16]!r}"
     return f"{place} is {found}, not a packed trace: give a file made by minidl pack, or a trace's directory"

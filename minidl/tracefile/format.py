@@ -73,7 +73,7 @@ HEADER_BYTES: Final = 4096
 
 
 class TraceError(Exception):
-    """A trace that cannot be begun or read. The message names the file, what is wrong with it, and the remedy."""
+    """A trace cannot be begun or read. The message names the file, the problem and the remedy."""
 
 
 class Header(NamedTuple):
@@ -107,14 +107,14 @@ class Header(NamedTuple):
 def header_problem(data: bytes | None) -> str:
     """Why the events file with this content cannot be read, as the rest of a sentence; "" if it can be."""
     if data is None:
-        return "is missing: none of its events are here"
+        return "is missing, with all its events"
     if len(data) < HEADER_BYTES or not any(data[:HEADER_BYTES]):
-        return "has no header yet: the process was stopped, or the disk was full, before its first event"
+        return "has no header: the process was stopped, or the disk was full, before its first event"
     magic, version = HEADER.unpack_from(data)[:2]
     if magic != MAGIC:
-        return f"starts with {data[:8]!r}, and is no events file"
+        return f"starts with {data[:8]!r}: it is not an events file"
     if version != FORMAT_VERSION:
-        return f"is of format {version}, and this minidl reads format {FORMAT_VERSION}: read it with a later minidl"
+        return f"has format {version}, but this minidl reads format {FORMAT_VERSION}: read it with a later minidl"
     return ""
 
 

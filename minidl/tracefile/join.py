@@ -158,9 +158,7 @@ def join(paths: Sequence[Path], output: Path) -> tuple[Path, list[str]]:
     """
     members = sorted((_member(path) for path in traces_in(paths)), key=lambda one: one.rank)
     if len(members) < 2:
-        raise TraceError(
-            f"merge: {', '.join(map(str, paths))}: one trace alone cannot be joined: give those of all ranks"
-        )
+        raise TraceError(f"merge: {', '.join(map(str, paths))} is a single trace: give the traces of all ranks")
     _check_distinct(members)
     _set_clocks(members)
     _check_same_run(members)
@@ -176,21 +174,19 @@ def _member(path: Path) -> Member:
     files = read_files(path)
     trace = Trace(path, files)
     if trace.manifest.get("ranks"):
-        raise TraceError(f"merge: {path} holds several ranks already: join the traces that it was made of")
+        raise TraceError(f"merge: {path} contains several ranks already: give its original traces")
     rank = rank_of(trace)
     if rank is None:
-        raise TraceError(
-            f"merge: {path} does not say which rank it is of: name its directory rank0, rank1, ... as the rank was"
-        )
+        raise TraceError(f"merge: {path} does not name its rank: rename its directory to rank0, rank1, ...")
     return Member(path, files, trace, rank)
 
 
 def _check_distinct(members: list[Member]) -> None:
     for one, other in pairwise(members):
         if one.rank == other.rank:
-            raise TraceError(f"merge: rank {one.rank} twice: {one.path} and {other.path}: give those of one run alone")
+            raise TraceError(f"merge: {one.path} and {other.path} are both of rank {one.rank}: give one run's")
         if one.manifest.get("format") != other.manifest.get("format"):
-            raise TraceError(f"merge: {one.path} and {other.path} are of different formats: record with one minidl")
+            raise TraceError(f"merge: {one.path} and {other.path} have different formats: record with one minidl")
 
 
 # --- Clocks
@@ -239,13 +235,13 @@ def _check_same_run(members: list[Member]) -> None:
     sizes = {member.world_size for member in members} - {None}
     if len(sizes) > 1:
         told = ", ".join(f"{m.path} of {m.world_size}" for m in members if m.world_size is not None)
-        raise TraceError(f"merge: the traces are of runs with different numbers of ranks: {told}")
+        raise TraceError(f"merge: the traces come from runs with different numbers of ranks: {told}")
     known = [member for member in members if member.clock.source != "unknown" and len(member.trace.events)]
     gap, early, late = _apart(known)
     if gap > ONE_RUN_NS:
         raise TraceError(
-            f"merge: {early} ends {duration(gap)} before {late} begins: they are of different runs. Give the traces "
-            "that the ranks of one run recorded at the same time"
+            f"merge: {early} ends {duration(gap)} before {late} begins: they come from different runs. Give the "
+            "traces of one run"
         )
 
 
@@ -262,7 +258,7 @@ def _missing(members: list[Member]) -> Iterator[str]:
     size = max([member.world_size or 0 for member in members])
     absent = sorted(set(range(size)) - {member.rank for member in members})
     if absent:
-        yield f"of {size} ranks, these are not here: {listed(absent)}"
+        yield f"missing ranks, of {size}: {listed(absent)}"
     if any(member.rank >= size > 0 for member in members):
         yield f"a rank is beyond the run's number of ranks, {size}: {max(member.rank for member in members)}"
 
@@ -273,18 +269,18 @@ def _doubts(members: list[Member]) -> Iterator[str]:
         where = f"rank {member.rank} ({member.manifest.get('host', 'unknown host')})"
         if member.clock.source == "wall clock":
             yield (
-                f"the clock of {where} was never compared with rank {first.rank}'s: its times are by the time of day, "
-                "and as wrong as the machines' clocks are; call minidl.align_clocks() on every rank"
+                f"the clock of {where} was never compared with rank {first.rank}'s: its times rely on the time of "
+                "day, with the error of the machines' clocks; call minidl.align_clocks() on every rank"
             )
         elif member.clock.source == "unknown":
-            yield f"the clock of {where} cannot be compared with rank {first.rank}'s: its times are its own"
+            yield f"the clock of {where} cannot be compared with rank {first.rank}'s: its times are not aligned"
         elif member.clock.source == "process group" and len(member.clock.at) < 2:
-            yield f"the clock of {where} was compared once only: its drift is unknown"
+            yield f"the clock of {where} was compared only once: its drift is unknown"
     gap, early, late = _apart([m for m in members if m.clock.source != "unknown" and len(m.trace.events)])
     if gap > 0:
-        yield f"{early} ends {duration(gap)} before {late} begins: are they of one run?"
+        yield f"{early} ends {duration(gap)} before {late} begins: they may come from different runs"
     if len({tuple(map(str, member.manifest.get("command") or ())) for member in members}) > 1:
-        yield "the ranks were started by different commands: are they of one run?"
+        yield "the ranks have different commands: they may come from different runs"
 
 
 # --- New numbers, new files
@@ -305,7 +301,7 @@ def _number(members: list[Member]) -> None:
             member.loaders[number] = loaders
     if loaders > MOST_LOADERS:
         raise TraceError(
-            f"merge: the traces have {loaders} loaders together, and one trace holds {MOST_LOADERS} at most"
+            f"merge: the traces have {loaders} loaders together; the limit for one trace is {MOST_LOADERS}"
         )
 
 

@@ -88,7 +88,7 @@ def and_joined(items: Sequence[str], most: int = 4) -> str:
 
 
 def lacking(problems: Iterable[str]) -> list[str]:
-    """Return a line for each thing that a trace lacks (`Trace.problems`), escaped."""
+    """Return a line for each missing part of a trace (`Trace.problems`), escaped."""
     return [plain(f"missing from the trace: {problem}") for problem in problems]
 
 
@@ -126,14 +126,14 @@ def value_of(field: Field, value: int) -> str | int:
 
 
 def sample_asked_for(position: int, index: int) -> str:
-    """What the dataset is asked for, by its event's fields: "sample 4"; by `__getitems__` "the samples"."""
+    """The requested sample in words, by its event's fields: "sample 4"; with `__getitems__` "the samples"."""
     if index >= 0:
         return f"sample {index}"
     return f"the sample at position {position}" if position >= 0 else "the samples"
 
 
 def doing(span: np.void | Mapping[str, int]) -> str:
-    """Say what a thread is doing whose innermost open span this is, a row of `spans.SPAN`: "fetching task 3"."""
+    """What a thread is doing, by its innermost open span (a row of `spans.SPAN`): "fetching task 3"."""
     code, task, worker = int(span["code"]), int(span["task"]), int(span["worker"])
     if code == ev.SAMPLE[0]:
         return f"in {sample_asked_for(int(span['bx']), int(span['by']))} (task {task})"

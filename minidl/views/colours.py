@@ -1,4 +1,4 @@
-"""The look of everything that views draw: labels, colours and patterns. All views take them from here.
+"""Labels, colours and patterns of all views.
 
 Interface: `paint(code)` -> `Paint`, of a kind of step; `legend` lists what is drawn; `BATCHES` are colours for the ways
 of batches, `ACTORS` for ranks and workers; `RED` means that something went wrong, and nothing else is red; `THEMES` are
@@ -98,7 +98,7 @@ def legend(
         signs.append(Sign("waiting", waits[0], "wait"))
     signs += [Sign("simulated", "", "simulated")] * simulated
     signs += [Sign("no end recorded", "", "open")] * unended
-    signs += [Sign("what is waited for", "", "cause")] * cause
+    signs += [Sign("cause of the wait", "", "cause")] * cause
     signs += [Sign("failure", RED, "failed")] * failed
     signs += [Sign(paint(code).label, paint(code).colour, "state", STATES[code]) for code in states]
     return signs + [Sign(f"numbers: {letters}", "", "")] * bool(letters)

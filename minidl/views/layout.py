@@ -62,9 +62,9 @@ class Lane:
         return self.top + sum(self.heights)
 
     def actor(self, slots: int) -> int:
-        """Return the number of whom the lane's colour stands for: its slot, if there are several, or its worker.
+        """Return the number that the lane's colour stands for: of its slot, if there are several, or of its worker.
 
-        -1 = nobody.
+        -1 = none.
         """
         return self.slot if slots > 1 else self.worker
 
@@ -103,7 +103,7 @@ _IN_WORKER = table_of(
 _FEEDS, _PINS, _CONSUMES = _on(Track.FEEDER), _on(Track.PIN), _on(Track.CONSUMER)
 _PUTS = table_of([ev.INDEX_PUT, ev.RESULT_PUT])
 _INSTANT = table_of(code for code, event in EVENTS.items() if event.phase is Phase.INSTANT and not event.detail)
-"""Those that are drawn: an instant for each sample would hide all others."""
+"""The instants that are drawn: an instant for each sample would hide all others."""
 
 
 # --- Who emitted ------------------------------------------------------------------------------------------------------

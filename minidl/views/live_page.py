@@ -1,4 +1,4 @@
-"""The page of a run that goes on: the page of `page`, and what it asks for again and again to stay up to date.
+"""The page of a running job: the page of `page`, and the answers to its repeated requests for updates.
 
 Interface: `LivePage(directory)`: `html()` is the page, `look()` the answer to its request. `whole` is the trace once
 the run is over, if it is small.
@@ -28,10 +28,10 @@ from minidl.views.page import Page, columns, describe, filled, packed
 from minidl.views.scene import scene_of, title_of
 
 EVERY: Final = 1.0
-"""Seconds between two requests of a page, at least; more if an answer takes long, to use a fifth of a CPU at most."""
+"""The shortest time between two requests of a page, s; longer after a slow answer, for at most a fifth of a CPU."""
 
 SELDOM: Final = 5.0
-"""Seconds between two requests of a page, at most."""
+"""The longest time between two requests of a page, s."""
 
 REQUEST: Final = "live"
 """The address of the answers, beside the page's own."""
@@ -127,7 +127,7 @@ class LivePage:
 
 
 def _now(one: IteratorSnapshot) -> dict[str, Any]:
-    """What an iterator and its workers do now, as the page shows it beside the timeline."""
+    """The present steps of an iterator and its workers, for the page beside the timeline."""
     rows = [["loader", one.doing.words, _time(one.doing)]]
     for worker in one.workers:
         words = worker.doing.words

@@ -1,4 +1,4 @@
-"""A trace as one HTML page that needs nothing else: no network, no server, no other file.
+"""A trace as one self-contained HTML page: it needs no network, no server and no other file.
 
 Interface: `html(trace)` -> `Page`, a str that a notebook displays as the page itself, also in a saved notebook;
 `html(trace, path)` writes it. `page.html` beside this file draws the Scene, within `frame.html`, which it shares with
@@ -188,7 +188,7 @@ def _dataloaders(scene: Scene) -> list[tuple[str, list[int]]]:
 
 
 def _headline(scene: Scene) -> dict[str, Any]:
-    """Return the title of the page, what it is said from, and where the page opens: a bar (-1 = none), a window."""
+    """Return the title of the page, its evidence, and where the page opens: a bar (-1 = none), a window."""
     found, (begin, end) = scene.headline, scene.opening
     return {
         "kind": found.outcome.value, "wrong": found.outcome.wrong, "sentence": found.title, "evidence": found.notes(),
@@ -214,7 +214,7 @@ def _plain(value: object) -> str:
 
 
 def _kind(code: int) -> dict[str, Any]:
-    """Return what the page says about an event, and how it draws it."""
+    """Return an event's words on the page, and its look."""
     event = EVENTS[code]
     span = event.phase is Phase.BEGIN
     look = paint(code) if span else None

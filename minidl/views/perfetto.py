@@ -1,4 +1,4 @@
-"""A trace in Perfetto's own format: what `chrome` draws, on tracks that say where they stand.
+"""A trace in Perfetto's own format: the content of `chrome`, on explicitly ordered tracks.
 
 Interface: `write_perfetto(trace, path)` writes the file; `GROUPS` are the tracks to unfold at first.
 

@@ -81,7 +81,7 @@ from own join life using (rank, process) group by own.rank, own.process, own.thr
 order by own.rank, own.process, sum(took) desc""",
     ),
     "blocked": Query(
-        "batches that came before their turn: how long each was in the reorder buffer, and which task it waited for",
+        "batches before their turn: the time of each in the reorder buffer, and the task that it waited for",
         f"""{_SLICES},
 seen as (
   select id, ts, name, {_ITERATOR} as iterator, {_arg("task")} as task, {_arg("worker")} as worker,

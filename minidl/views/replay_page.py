@@ -1,4 +1,4 @@
-"""A replay as one HTML page that needs nothing else: a slider, the actors and queues, and the batches between them.
+"""A replay as one self-contained HTML page: a slider, the actors and queues, and the batches between them.
 
 Interface: `replay(trace)` -> `NotebookReplay`, a Replay that a notebook shows as a page, also in a saved notebook and
 without a network; `html(at)` -> `ReplayPage`, the page as a str. This module computes the states; `replay.html` beside

@@ -1,8 +1,8 @@
-"""Everything that can be drawn of a trace: bars, marks, the paths of batches, counters. Nothing is drawn here.
+"""The scene: everything that views draw of a trace (bars, marks, the paths of batches, counters), as data.
 
-Interface: `scene_of(trace)` -> `Scene`, arrays and small dataclasses; `Scene.pick` and `Scene.arrows` for the batches
-that are asked for; `caption` and `alarm` say in words what a bar and a mark are; `per_pixel` sums up what is narrower
-than a pixel. Every view draws from a Scene, so that no two of them can differ.
+Interface: `scene_of(trace)` -> `Scene`, arrays and small dataclasses; `Scene.pick` and `Scene.arrows` for chosen
+batches; `caption` and `alarm` describe a bar and a mark in words; `per_pixel` sums up bars that are narrower than a
+pixel. All views draw from a Scene, so that they agree.
 
 Times are ns since the trace's first event. `layout` says which lane and row a bar lies in.
 """
@@ -179,7 +179,7 @@ IDLE: Final = (ev.INDEX_GET[0],)
 FATES: Final = {
     Fate.OPEN: "did not end",
     Fate.LOST: "its end is not in the trace",
-    Fate.UNSEEN: "still under way when the recording was ended",
+    Fate.UNSEEN: "still open when the recording ended",
     Fate.ALIVE: "alive at the program's end",
 }
 """Words for a bar whose end was not recorded."""
@@ -502,7 +502,7 @@ class Scene:
             else:
                 found = known["task"] == name
             if not found.any():
-                have = f"tasks 0 to {known['task'].max()}" if len(known) else "no batch that was sent to a worker"
+                have = f"tasks 0 to {known['task'].max()}" if len(known) else "no batches of workers"
                 raise ValueError(f"batches: the trace has no batch {name}: it has {have}")
             out.append(np.flatnonzero(found))
         return np.unique(np.concatenate(out)) if out else np.empty(0, np.int64)
@@ -554,7 +554,7 @@ def window_of(edge: int, since: float | None, until: float | None) -> tuple[int,
         if begin < end and begin < max(edge, 1) and end > 0:
             return begin, end
     asked = ", ".join(f"{name}={s} s" for name, s in (("since", since), ("until", until)) if s is not None)
-    raise ValueError(f"{asked}: no part of the trace lies there; the trace goes from 0 to {edge / 1e9:.6g} s")
+    raise ValueError(f"{asked}: no part of the trace is in this window; the trace goes from 0 to {edge / 1e9:.6g} s")
 
 
 def _clipped(counter: Counter, begin: int, end: int) -> Counter:

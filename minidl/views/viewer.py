@@ -205,7 +205,7 @@ def serve(
     try:
         with Viewer(trace, port, perfetto=perfetto, queries=queries, progress=progress) as viewer:
             if not len(trace.events):
-                print("The trace has no events: the page will be empty.")
+                print("The trace has no events, so the page is empty.")
             _say_where(viewer, f"The trace is at {viewer.url}", open_browser, sys.stdout)
             print("Press Ctrl-C to end.", flush=True)
             while True:  # short sleeps: a Ctrl-C just before a sleep is handled only after it
@@ -221,7 +221,7 @@ def serve_live(target: str | os.PathLike[str], open_browser: bool = True, port: 
     """
     place = find_trace(target)
     if place.is_file():
-        raise ViewerError(f"{place} is a packed trace, to which nothing is added: open it without --live")
+        raise ViewerError(f"{place} is a packed trace, which gets no new events: open it without --live")
     try:
         with Viewer(LivePage(place, perfetto=PERFETTO), port) as viewer:
             _say_where(viewer, f"The run is at {viewer.url}", open_browser, sys.stdout)
@@ -257,7 +257,7 @@ def _say_where(viewer: Viewer, where: str, open_browser: bool, out: TextIO) -> N
     """Print the address, and open the browser if there is one."""
     print(where, file=out)
     if not has_display():
-        print(f"From another machine, first: {tunnel(viewer.url)}", file=out)
+        print(f"From another machine, first run: {tunnel(viewer.url)}", file=out)
     out.flush()
     if open_browser and has_display():
         webbrowser.open(viewer.door().as_uri())
@@ -450,7 +450,7 @@ def _listen(port: int) -> _Server:
         return _Server(port)
     except (OSError, OverflowError) as error:
         raise ViewerError(
-            f"the viewer cannot listen on {HOST}:{port} ({error}): use another port, or 0, which is any free one"
+            f"the viewer cannot listen on {HOST}:{port} ({error}): use another port, or 0 for any free one"
         ) from error
 
 
@@ -508,7 +508,7 @@ def _place(query: str) -> Opening | None:
         given = {name: int(value) for name, value in parse_qsl(query, strict_parsing=True)}
         begin, end, step = given.pop("begin"), given.pop("end"), given.pop("ts", None)
     except (ValueError, KeyError) as error:
-        raise ValueError(f"{query!r} is no place in a trace: open the address that minidl printed") from error
+        raise ValueError(f"{query!r} is not a place in a trace: open the address that minidl printed") from error
     return Opening(begin, max(begin + 1, end), None if step is None else (step, given.get("dur", -1)), ())
 
 
@@ -548,7 +548,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif name == f"/{PERFETTO}" and document is not None:
             self._send_perfetto(document, query)
         else:
-            self._refuse(HTTPStatus.NOT_FOUND, "nothing is here: open the address that minidl printed")
+            self._refuse(HTTPStatus.NOT_FOUND, "there is no such page: open the address that minidl printed")
 
     def _send_perfetto(self, document: _Document, query: str) -> None:
         """Lead the browser to Perfetto, on the place that the query names; until the trace is written, let it wait."""

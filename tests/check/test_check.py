@@ -429,7 +429,7 @@ def test_a_worker_of_which_nothing_is_recorded_is_said_and_excuses_nobody_else()
     silent = spoiled(trace, lambda e: e[e["process"] != worker])
     report = examine(silent)
     assert report.violations == []
-    assert any("what worker 1 did: nothing of it is recorded" in text for text in report.unjudged)
+    assert any("the steps of worker 1: none is recorded" in text for text in report.unjudged)
     assert check(spoiled(silent, lambda e: drop(e, find(e, ev.INDEX_PUT, 2)))) != []
 
 
@@ -652,7 +652,7 @@ def test_damage_is_said_before_what_it_may_have_broken(tmp_path: Path) -> None:
     events.write_bytes(data)
     report = examine(read_trace(path))
     first, second, third, *rest = report.text().splitlines()
-    assert first == "the recording is damaged or incomplete, and rules may seem broken for that alone:"
+    assert first == "the recording is damaged or incomplete, which may be the only reason for broken rules:"
     assert second.startswith("  loader (pid 1000): 48 events missing")
     assert "NOT a behaviour of the protocol" in third
     assert not [line for line in rest if second.strip() in line], "it is said once"

@@ -33,7 +33,7 @@ def test_a_run_without_its_guard_is_shown_beside_the_counterexample(tmp_path: Pa
     [
         ("well", "hangs", 0, "expected: hangs"),
         ("well", "well", 1, "without the guard, closes_while_a_worker_is_stuck did not end as expected"),
-        ("hangs", "hangs", 1, "did not end well though the guard is there"),
+        ("hangs", "hangs", 1, "did not end well even with the guard"),
     ],
 )
 def test_a_run_that_does_not_show_its_guard_says_so_and_returns_1(

@@ -334,7 +334,7 @@ def test_positions_events_moments_and_rows(tmp_path: Path) -> None:
     assert at.back(10**6) == at.to(0)
     with pytest.raises(IndexError, match=rf"event 999999: give 0 \(before the first\) to {len(at)} "):
         at.to(999999)
-    with pytest.raises(IndexError, match="row 999999 is no event of iterator 1"):
+    with pytest.raises(IndexError, match="row 999999 is not an event of iterator 1"):
         at.to_row(999999)
     assert re.fullmatch(r"<Replay of iterator 1 of .*: at 0 of \d+ events; shut down>", repr(at))
 
@@ -439,7 +439,7 @@ def test_an_event_says_how_many_and_which(tmp_path: Path) -> None:
         "worker 1 begins to fetch task 3: 1 sample",
         "worker 1 begins to fetch task 3: 4 samples",
         "the program takes the loader's state: 1 batch",
-        "the sampler was told epoch 7, and gives rank 1 of 4 its share",
+        "the sampler has epoch 7, and gives rank 1 of 4 its share",
         "the loader has page-locked the 1.0 MiB of a new slab of worker 1 for a device (simulated)",
         "the loader could not page-lock a new slab of worker 1 for a device",
     ]
@@ -634,7 +634,7 @@ def test_what_the_protocol_does_not_allow_is_said_and_stepping_goes_on(tmp_path:
     assert said == [
         ("task 9 is handed to the training loop: data", "task to be yielded: the dispatcher has 4, the trace 9")
     ]
-    assert "the dispatcher decides otherwise" in at.state.note
+    assert "the dispatcher decides differently" in at.state.note
     assert (at.state.send_idx, at.state.rcvd_idx, at.state.loader) == (12, 12, LoaderState.CLOSED)
 
 
@@ -689,7 +689,7 @@ def test_waits_fetches_and_the_focus_are_found(tmp_path: Path) -> None:
     at.to(0)
     fetched = [at.to_fetch(1) and int(at.event["task"]) for _ in range(6)]  # type: ignore[index]
     assert fetched == [1, 3, 5, 7, 9, 1]
-    with pytest.raises(IndexError, match="worker 7 fetched nothing: give one of 0, 1"):
+    with pytest.raises(IndexError, match="worker 7 fetched no batch: give one of 0, 1"):
         at.to_fetch(7)
 
 
@@ -837,7 +837,7 @@ def test_keys_step_through_a_run(terminal: Terminal) -> None:
         ("F", r"in sample 38 \(task 9\)"),
         ("gw", r"the training loop asks for a batch"),
         ("v1\r", r"worker 1"),
-        ("v7\r", r"worker 7 fetched nothing: give one of 0, 1"),
+        ("v7\r", r"worker 7 fetched no batch: give one of 0, 1"),
         ("?", r"the next long wait for a batch"),
         ("?+", r"20 events a second"),
         ("g ", r"20 events a second  space stop"),

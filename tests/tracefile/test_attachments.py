@@ -114,10 +114,7 @@ def test_a_line_that_makes_no_sense_ends_the_reading(line: bytes) -> None:
     good = chunk(TRACKS, NAMES, ROWS)
     one = Attachment(NAME, FIRST + good + line + b"\n" + good + closing())
     assert len(one.slices.rows) == 3
-    assert (
-        f"functions of worker 2 (pid 71) ({NAME}): line 3 is damaged or cut short: it was read up to there"
-        in one.problems
-    )
+    assert f"functions of worker 2 (pid 71) ({NAME}): line 3 is damaged or cut: the rest was not read" in one.problems
 
 
 @pytest.mark.parametrize(
@@ -127,7 +124,7 @@ def test_a_line_that_makes_no_sense_ends_the_reading(line: bytes) -> None:
         (b"x" * 100_000, "has no description in its first line"),
         (b"[]\n", "has no description in its first line"),
         (b'{"attachment": "1"}\n', "has no description in its first line"),
-        (b'{"attachment": 2}\n', "is of format 2, and this minidl reads 1"),
+        (b'{"attachment": 2}\n', "has format 2, but this minidl reads 1"),
     ],
 )
 def test_what_has_no_description_is_left_out(first: bytes, problem: str) -> None:

@@ -55,7 +55,7 @@ def test_of_two_members_with_one_name_the_first_counts(tmp_path: Path) -> None:
     side = [json.dumps({"kind": "thread", "tid": 5, "name": name}).encode() for name in ("first", "second")]
     trace = read_trace(packed(tmp_path / "t", *(("5-1.meta.jsonl", line) for line in side)))
     assert trace.threads == {(5, 5): "first"}
-    assert "t: a member named '5-1.meta.jsonl' is there already and was left out" in trace.problems
+    assert "t: a member named '5-1.meta.jsonl' occurs twice and was left out" in trace.problems
 
 
 # --- Contents beyond a limit ------------------------------------------------------------------------------------------

@@ -62,11 +62,11 @@ def test_a_ring_starts_again_at_its_first_slot() -> None:
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        (None, "is missing: none of its events are here"),
-        (b"", "has no header yet: the process was stopped, or the disk was full, before its first event"),
-        (bytes(2 * HEADER_BYTES), "has no header yet"),
-        (b"GARBAGE!" + bytes(HEADER_BYTES), "starts with b'GARBAGE!', and is no events file"),
-        (Header(1, 2, version=9).page(), "is of format 9, and this minidl reads format 1: read it with a later minidl"),
+        (None, "is missing, with all its events"),
+        (b"", "has no header: the process was stopped, or the disk was full, before its first event"),
+        (bytes(2 * HEADER_BYTES), "has no header"),
+        (b"GARBAGE!" + bytes(HEADER_BYTES), "starts with b'GARBAGE!': it is not an events file"),
+        (Header(1, 2, version=9).page(), "has format 9, but this minidl reads format 1: read it with a later minidl"),
     ],
 )
 def test_what_is_no_events_file_is_told_why(data: bytes | None, problem: str) -> None:

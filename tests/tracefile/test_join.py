@@ -224,7 +224,7 @@ def test_rank_0_may_be_missing(made: Maker, tmp_path: Path) -> None:
         paths.append(made(rank, ahead=ahead, world_size=3, lines=lines))
     path, lacks = join(paths, tmp_path / "joined")
     trace = read_trace(path)
-    assert lacks == trace.problems == ["of 3 ranks, these are not here: 0"]
+    assert lacks == trace.problems == ["missing ranks, of 3: 0"]
     assert times(trace, 1) == times(trace, 2)
     assert trace.manifest["ranks"][1]["error_ns"] == 2_000
 
@@ -237,16 +237,16 @@ def test_an_unaligned_clock_is_said(made: Maker, tmp_path: Path) -> None:
 
     one = made(0, clock=wall(0))
     (said,) = join([one, made(1, ahead=HOUR, clock=wall(HOUR))], tmp_path / "a")[1]
-    assert "the clock of rank 1 (host1) was never compared with rank 0's: its times are by the time of day" in said
+    assert "the clock of rank 1 (host1) was never compared with rank 0's: its times rely on the time of day" in said
     trace = read_trace(tmp_path / "a")
     assert trace.problems == [said]
     assert times(trace, 0) == times(trace, 1)
     assert trace.manifest["ranks"][1]["error_ns"] is None
     (said,) = join([one, made(1, ahead=HOUR, name="rank1-b")], tmp_path / "b")[1]
-    assert said == "the clock of rank 1 (host1) cannot be compared with rank 0's: its times are its own"
+    assert said == "the clock of rank 1 (host1) cannot be compared with rank 0's: its times are not aligned"
     once = made(1, ahead=HOUR, name="rank1-c", lines=(read(made_trace.START, -HOUR),))
     assert join([one, once], tmp_path / "c")[1] == [
-        "the clock of rank 1 (host1) was compared once only: its drift is unknown"
+        "the clock of rank 1 (host1) was compared only once: its drift is unknown"
     ]
 
 
@@ -288,7 +288,7 @@ def test_a_damaged_line_or_file_is_taken_along(made: Maker, tmp_path: Path) -> N
     trace = read_trace(join([one, other], tmp_path / "joined")[0])
     said = " ".join(trace.problems)
     assert "1 line of" in said
-    assert "is no events file" in said
+    assert "is not an events file" in said
 
 
 # --- What cannot be joined --------------------------------------------------------------------------------------------
@@ -296,11 +296,11 @@ def test_what_does_not_go_together_is_refused(made: Maker, tmp_path: Path) -> No
     one, other = made(0, boot_id="b"), made(1, boot_id="b")
     out = tmp_path / "joined"
     cases = {
-        "merge: rank 1 twice: ": [one, other, made(1, name="rank1.2", boot_id="b")],
-        "one trace alone cannot be joined: give those of all ranks": [one],
-        "are of runs with different numbers of ranks: ": [one, made(1, name="four", boot_id="b", world_size=4)],
-        "min before .*later begins: they are of different runs": [one, made(1, name="later", boot_id="b", ahead=HOUR)],
-        "does not say which rank it is of": [one, made(1, name="nameless", boot_id="b", rank=None)],
+        "are both of rank 1": [one, other, made(1, name="rank1.2", boot_id="b")],
+        "is a single trace: give the traces of all ranks": [one],
+        "come from runs with different numbers of ranks: ": [one, made(1, name="four", boot_id="b", world_size=4)],
+        "min before .*later begins: they come from diff": [one, made(1, name="later", boot_id="b", ahead=HOUR)],
+        "does not name its rank": [one, made(1, name="nameless", boot_id="b", rank=None)],
     }
     for message, paths in cases.items():
         with pytest.raises(TraceError, match=message):
@@ -309,7 +309,7 @@ def test_what_does_not_go_together_is_refused(made: Maker, tmp_path: Path) -> No
     join([one, other], out)
     with pytest.raises(TraceError, match="is there already: give another place with -o"):
         join([one, other], out)
-    with pytest.raises(TraceError, match="holds several ranks already"):
+    with pytest.raises(TraceError, match="contains several ranks already"):
         join([out, one], tmp_path / "more")
     with pytest.raises(TraceError, match="nowhere: No such file or directory"):
         join([one, tmp_path / "nowhere"], tmp_path / "more")
@@ -319,13 +319,13 @@ def test_what_does_not_go_together_is_refused(made: Maker, tmp_path: Path) -> No
 def test_traces_of_different_formats_are_refused(made: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is one format so far; a later reader reads two."""
     monkeypatch.setattr(reader, "FORMAT_VERSION", 2)
-    with pytest.raises(TraceError, match="of different formats: record with one minidl"):
+    with pytest.raises(TraceError, match="have different formats: record with one minidl"):
         join([made(0), made(1, format=2)], tmp_path / "joined")
 
 
 def test_a_rank_that_began_when_another_had_ended_is_said(made: Maker, tmp_path: Path) -> None:
     _, (said,) = join([made(0, boot_id="b"), made(1, boot_id="b", ahead=10**9)], tmp_path / "joined")
-    assert re.search(r"rank0 ends 996 ms before .*rank1 begins: are they of one run\?", said)
+    assert re.search(r"rank0 ends 996 ms before .*rank1 begins: they may come from different runs", said)
 
 
 def test_a_rank_may_be_told_by_the_directory_or_the_process_group(made: Maker, tmp_path: Path) -> None:
@@ -338,7 +338,7 @@ def test_a_rank_may_be_told_by_the_directory_or_the_process_group(made: Maker, t
 
 def test_different_commands_are_said(made: Maker, tmp_path: Path) -> None:
     _, lacks = join([made(0, boot_id="b"), made(1, boot_id="b", command=["another.py"])], tmp_path / "joined")
-    assert lacks == ["the ranks were started by different commands: are they of one run?"]
+    assert lacks == ["the ranks have different commands: they may come from different runs"]
 
 
 @pytest.mark.live
@@ -352,7 +352,7 @@ def test_the_command(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
         )
         == 0
     )
-    assert "of 4 ranks, these are not here: 1, 3" in capsys.readouterr().err
+    assert "missing ranks, of 4: 1, 3" in capsys.readouterr().err
     assert cli.main(["merge", str(place / "correct")]) == 2
     assert "say with -o where the joined trace of the ranks should go" in capsys.readouterr().err
     for command in ("summary", "ledger", "check", "timeline"):

@@ -86,7 +86,7 @@ def test_what_a_program_leaves_is_alive_at_its_end(tmp_path: Path, how: str) -> 
     assert (told.text().count("alive at the program's end\n") >= 1) == bool(left)
     assert "did not end:" not in render(trace)
     assert ("alive at the program's end: " in render(trace)) == bool(left)
-    assert all(Replay(trace, number).ending == "it was alive when the program ended" for number in alive)
+    assert all(Replay(trace, number).ending == "alive at the program's end" for number in alive)
 
 
 HANGS = """

@@ -462,7 +462,7 @@ def test_a_worker_that_could_not_be_started_is_not_missed(tmp_path: Path) -> Non
     ("missing", "problem"),
     [
         (MANIFEST, "there is no manifest.json: the run's versions, machine and command are unknown"),
-        ("5-1.events", "pid 5: 5-1.events is missing: none of its events are here"),
+        ("5-1.events", "pid 5: 5-1.events is missing, with all its events"),
         ("5-1.meta.jsonl", "pid 5: 5-1.meta.jsonl is missing: role, thread names and texts are unknown"),
     ],
 )
@@ -499,12 +499,10 @@ def test_one_file_of_a_later_format_is_left_out(small: Path) -> None:
     content[:HEADER_BYTES] = Header(5, 1, 1, version=2).page()
     path.write_bytes(content)
     trace = read_trace(small)
-    assert (
-        words(trace) == "pid 5: 5-1.events is of format 2, and this minidl reads format 1: read it with a later minidl"
-    )
+    assert words(trace) == "pid 5: 5-1.events has format 2, but this minidl reads format 1: read it with a later minidl"
     assert trace.events["pid"].tolist() == [7, 7]
     path.write_bytes(b"GARBAGE!" + bytes(HEADER_BYTES))
-    assert "starts with b'GARBAGE!', and is no events file" in words(read_trace(small))
+    assert "starts with b'GARBAGE!': it is not an events file" in words(read_trace(small))
 
 
 def test_lost_events_and_their_reason(small: Path) -> None:
@@ -546,7 +544,9 @@ def test_a_path_that_is_not_there(tmp_path: Path) -> None:
 
 def test_directories_that_are_no_trace(tmp_path: Path, small: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(TraceError, match=r"empty is an empty directory: .*Record one with minidl run --trace .*empty"):
+    with pytest.raises(
+        TraceError, match=r"empty is an empty directory, without a trace: record one with minidl run --trace .*empty"
+    ):
         read_trace(tmp_path / "empty")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "photo.jpg").touch()
@@ -569,10 +569,10 @@ def test_directories_that_are_no_trace(tmp_path: Path, small: Path) -> None:
         (b"PK\x03\x04", "a file that starts with b'PK"),
         (b"\x80\x04\x95", "a file that starts with b'"),
         (b"\x1f", "a file that starts with"),
-        (b"\x1f\x8b", "compressed by gzip, but holds no minidl trace"),
-        (gzip.compress(b"hello" * 1000, mtime=0), "compressed by gzip, but holds no minidl trace"),
-        (gzip.compress(b"\0" * 5000, mtime=0), "compressed by gzip, but holds no minidl trace"),
-        (b"\x1f\x8bgarbage that is no gzip", "compressed by gzip, but holds no minidl trace"),
+        (b"\x1f\x8b", "is a gzip file without a minidl trace"),
+        (gzip.compress(b"hello" * 1000, mtime=0), "is a gzip file without a minidl trace"),
+        (gzip.compress(b"\0" * 5000, mtime=0), "is a gzip file without a minidl trace"),
+        (b"\x1f\x8bgarbage that is no gzip", "is a gzip file without a minidl trace"),
     ],
 )
 def test_foreign_files(tmp_path: Path, content: bytes, found: str) -> None:
@@ -584,7 +584,7 @@ def test_foreign_files(tmp_path: Path, content: bytes, found: str) -> None:
 
 @pytest.mark.parametrize("name", ["5-1.events", "5-1.meta.jsonl", MANIFEST])
 def test_one_file_of_a_trace_points_to_its_directory(small: Path, name: str) -> None:
-    with pytest.raises(TraceError, match=f"{name} is one file of a trace: give the directory that it is in: {small}$"):
+    with pytest.raises(TraceError, match=f"{name} is one file of a trace: give its directory, {small}$"):
         read_trace(small / name)
 
 

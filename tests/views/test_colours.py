@@ -124,7 +124,7 @@ def test_a_legend_names_work_once_and_then_the_patterns() -> None:
         ("no end recorded", "open"), ("numbers: t task", ""),
     ]  # fmt: skip
     marks = [(sign.label, sign.pattern) for sign in legend([], cause=True, failed=True, states=[ev.RESUMED])]
-    assert marks == [("what is waited for", "cause"), ("failure", "failed"), ("resumed", "state")]
+    assert marks == [("cause of the wait", "cause"), ("failure", "failed"), ("resumed", "state")]
 
 
 # --- In the Perfetto UI -----------------------------------------------------------------------------------------------

@@ -112,7 +112,7 @@ def test_a_file_that_is_cut_is_said_and_the_view_goes_on(run: Run) -> None:
         with path.open("r+b") as file:
             file.truncate(5000)
     words = answer(page)
-    assert "was truncated while it was followed" in str(words["problems"])
+    assert "was truncated while it was read" in str(words["problems"])
     assert not words["live"]["over"]
 
 

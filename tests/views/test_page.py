@@ -234,7 +234,7 @@ def test_windows_and_workers_narrow_it_down(healthy: Trace) -> None:
     page, drawn = Read(html(healthy, **options)), scene_of(healthy, **options)
     assert len(page.begin) == len(drawn.bars) > 0
     assert (page.words["begin"], page.words["end"]) == (2_000_000, 4_000_000)
-    with pytest.raises(ValueError, match="no part of the trace lies there"):
+    with pytest.raises(ValueError, match="no part of the trace is in this window"):
         html(healthy, since=1, until=0)
 
 

@@ -468,7 +468,7 @@ def test_a_window_keeps_what_it_touches(healthy: Trace) -> None:
 
 def test_an_empty_window_is_refused(healthy: Trace) -> None:
     with pytest.raises(
-        ValueError, match=r"since=0.2 s, until=0.1 s: no part of the trace lies there; the trace goes from 0"
+        ValueError, match=r"since=0.2 s, until=0.1 s: no part of the trace is in this window; the trace goes from 0"
     ):
         scene_of(healthy, since=0.2, until=0.1)
 
@@ -478,7 +478,7 @@ def test_an_empty_window_is_refused(healthy: Trace) -> None:
     {"until": float("inf")}, {"since": float("-inf")},
 ])  # fmt: skip
 def test_a_window_outside_the_trace_is_refused(healthy: Trace, window: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="no part of the trace lies there; the trace"):
+    with pytest.raises(ValueError, match="no part of the trace is in this window; the trace"):
         scene_of(healthy, **window)
 
 

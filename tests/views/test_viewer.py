@@ -304,7 +304,7 @@ def test_the_link_of_the_page_opens_the_place_that_the_page_shows(running: Viewe
     assert "dur" not in link(deep(running, "?begin=5&end=900&ts=7"))
     for wrong in ("begin=5", "begin=a&end=b", "x"):
         status, _, body = get(running, f"/{secret_of(running)}/perfetto?{wrong}")
-        assert (status, b"is no place in a trace" in body) == (404, True)
+        assert (status, b"is not a place in a trace" in body) == (404, True)
 
 
 def test_the_link_opens_the_trace_on_its_window(running: Viewer, trace: Trace) -> None:
