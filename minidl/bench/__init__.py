@@ -22,23 +22,23 @@ _Benchmark = tuple[str, Callable[[bool], list[Row]]]
 
 _BENCHMARKS: dict[str, _Benchmark] = {
     "events": (
-        "what it costs to record one event, beside other ways to record it",
+        "the cost of recording one event, compared with other recorders",
         lambda quick: events.bench_events(rounds=5 if quick else 15),
     ),
     "loader": (
-        "what a batch costs: torch, minidl, minidl traced",
+        "the cost of a batch: torch, minidl, minidl traced",
         lambda quick: loader.bench_loader(rounds=5 if quick else 15, length=0.25 if quick else 1.0),
     ),
     "transport": (
-        "what a batch costs by its way from the worker: torch, minidl in torch's way, minidl with slabs",
+        "the cost of a batch by its transport: torch, minidl with torch's transport, minidl with slabs",
         lambda quick: transports.bench_transports(rounds=4 if quick else 15),  # a short epoch is all beginning
     ),
     "state": (
-        "what a loader's state costs: nothing unused, sent with every 100th, 10th or each batch",
+        "the cost of a loader's state: unused, sent with every 100th, 10th or each batch",
         lambda quick: states.bench_states(rounds=5 if quick else 15, length=0.5 if quick else 1.0),
     ),
     "files": (
-        "what it costs to read a trace and to analyse it",
+        "the cost of reading and analysing a trace",
         lambda quick: files.bench_files((10_000, 100_000) if quick else (10_000, 100_000, 1_000_000)),
     ),
     "samplers": (

@@ -59,7 +59,7 @@ class Load:
     def text(self) -> str:
         """Return the load as one line."""
         verdict = "busy machine: trust the ratios only" if self.busy else "a quiet machine"
-        others = f"meanwhile others used {self.others:.2f} of {self.cores} cores"
+        others = f"meanwhile other processes used {self.others:.2f} of {self.cores} cores"
         return f"{verdict}: load average {self.before:.2f} before, {self.after:.2f} after; {others}"
 
     def facts(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Memory of a loader and its workers: what each process has for itself, and each piece of shared memory once.
+"""Memory of a loader and its workers: each process's own memory, and each piece of shared memory once.
 
 Interface: `held(pids)`. PSS, which the kernel computes, leaves out what no process has mapped and touched: a segment
 that is on its way is only a descriptor. So shared memory is counted by its files.

@@ -1,4 +1,4 @@
-"""Why a loader hangs: the cause in one sentence, with its evidence, how sure it is, what else fits, and the fix.
+"""Why a loader hangs: the cause in one sentence, with its evidence, its certainty, alternatives, and the fix.
 
 Interface: `diagnose.diagnose(looks, told)` -> `finding.Finding`, from evidence of processes and from a trace. It works
 for torch's loader and for minidl's, also without a trace. `places` says where in a loader a thread is, `chain` follows

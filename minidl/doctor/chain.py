@@ -499,7 +499,7 @@ def _other_rank(case: RunFacts, link: Link) -> _Next:
     if not collective(link.place):
         return []
     others = [one for one in case.loops if one.pid != link.pid and not collective(one.place)]
-    return [(one.pid, one.tid, f"is a rank that has not come to the {collective(link.place)}") for one in others[:1]]
+    return [(one.pid, one.tid, f"is a rank that has not reached the {collective(link.place)}") for one in others[:1]]
 
 
 _DECIDED: Final[tuple[tuple[Callable[[RunFacts, Link], bool], Callable[[RunFacts, Link], tuple[_Next, bool]]], ...]] = (

@@ -184,7 +184,7 @@ class Finding:
 
     what: who waits for whom, and why that does not end; brief: the same for a title, "" = `what` will do; waiting: of
     `brief` the part that says who waits. head: how the sentence begins, "" = by the outcome. chain: who waits for whom,
-    from the loop on; loop_step: the step of its first thread, None = not seen. also: what else fits the evidence;
+    from the loop on; loop_step: the step of its first thread, None = not seen. also: other possible causes;
     not_seen: what could not be looked at. who: role, worker, pid, thread of the chain's end; where: step, sample,
     function, file, line. focus: where in the trace to look; wait: the last one of the trace, None = there was none.
     """

@@ -1,4 +1,4 @@
-"""Events lead to states, one event at a time, also while the trace still grows.
+"""The follower: from events to states, one event at a time, also while the trace still grows.
 
 Interface: `Follower(facts)` follows one iterator; `announce(rows)` prepares it for events, `step(event)` takes one of
 them, `state()` makes a `ProtocolState`, and `copy.copy` of a Follower is independent of it. What the loader decides
@@ -62,7 +62,7 @@ _PIN_FORCED: Final = {
 """Where an actor is after an event that its table did not allow, or that came after events that are lost."""
 
 _AT_HOME: Final = (*ev.EPOCH, *ev.NEXT, *ev.CONSUMER, *ev.WORKER_START, ev.TASK_ASSIGNED, ev.INDEX_PUT, *ev.SHUTDOWN)
-"""What only the loader's own process records."""
+"""Events that only the loader's own process records."""
 
 _WITH_WORKERS: Final = (
     *ev.WORKER_START,
@@ -74,10 +74,10 @@ _WITH_WORKERS: Final = (
     *ev.INDEX_GET,
     *ev.RESULT_GET,
 )
-"""What an iterator without workers never records."""
+"""Events that an iterator without workers never records."""
 
 _ALONE: Final = (Activity.FETCHING, Activity.SAMPLE, Activity.COLLATING, Activity.READY)
-"""What the loader's own process does if there are no workers."""
+"""Activities of the loader's own process without workers."""
 
 _OBSERVED: Final = "observed from outside: the loader's inner state is inferred from its events"
 _CUT: Final = "earlier events were overwritten: the state is inferred from later events, until the next epoch begins"
@@ -184,7 +184,7 @@ class Follower:
             self._lose(missing_until)
 
     def _lose(self, until: int) -> None:
-        """Events are missing: only what those since then tell is known, until an epoch begins."""
+        """Events are missing: until an epoch begins, the state follows from later events alone."""
         self.whole_from = max(self.whole_from, until)
         if self.observed:
             return

@@ -1,4 +1,4 @@
-"""What an iterator, its workers, its pin thread and its queues hold at one moment of a recorded run.
+"""The state of an iterator, its workers, its pin thread and its queues at one moment of a recorded run.
 
 Interface: `ProtocolState`, made of `TaskState`, `WorkerNow`, `PinNow` and `Queued`. `follower.Follower` makes one from
 events, `words.lines` renders one. All are immutable, and equal states compare equal. `since` is in ns of
@@ -18,7 +18,7 @@ from minidl.tracefile.events import Actor, DoneEvent, Message
 from minidl.tracefile.words import doing
 
 MOST_WORKERS: Final = 1 << 14
-"""A number of workers, or a worker's number, beyond it is a damaged record; nothing is allocated for it."""
+"""A larger number of workers, or worker's number, is a damaged record; nothing is allocated for it."""
 
 
 class MessageStage(enum.Enum):
@@ -172,7 +172,7 @@ class PinNow:
 
 @dataclass(frozen=True, repr=False)
 class ProtocolState:
-    """Everything that the protocol's actors have and do at one moment.
+    """The complete state of the protocol's actors at one moment.
 
     send_idx, rcvd_idx, task_info, tasks_outstanding, workers_num_tasks, workers_status: the dispatcher's attributes
     (upstream: the iterator's, with an underscore); None as long as no event has given a number. reorder_buffer: tasks

@@ -1,8 +1,7 @@
 """A recorded run, stepped through: forwards and backwards, by events, by batches, or to a moment.
 
-Interface: `Replay(trace, loader)` follows one iterator. Position p means: its first p events have happened; `state` is
-the `state.ProtocolState` that they led to, `event` the last of them, `words` that event as a sentence, `changed` what
-it changed.
+Interface: `Replay(trace, loader)` follows one iterator. At position p, its first p events have happened; `state` is
+the `state.ProtocolState` after them, `event` the last of them, `words` that event as a sentence, `changed` its effect.
 
 Rules of use: events are in the order of `follower.causal_order`: no message is received before it is sent. A state is
 worked out from a copy of the follower kept every `EVERY` events, so a step back costs no more than `EVERY` forward; a
@@ -34,7 +33,7 @@ MOST_KEPT: Final = 512
 """Copies that are kept of a long run: one takes some 5 KB, and 1 KB for each worker."""
 
 LONG: Final = 250_000
-"""Events that take about half a second to follow: a longer way calls `progress`."""
+"""Following this many events takes about half a second; a longer way calls `progress`."""
 
 
 class Replay:

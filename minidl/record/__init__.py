@@ -1,1 +1,1 @@
-"""What runs inside a traced process."""
+"""The part of tracing that runs inside a traced process."""

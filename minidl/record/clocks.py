@@ -1,10 +1,10 @@
-"""How far the clocks of several ranks lie apart, measured while they run.
+"""The offsets between the clocks of several ranks, measured while they run.
 
 Interface: `align_clocks()` is called by the training script, on every rank, once the process group is up and again
 before it is destroyed, or by `minidl run --align-clocks` in its place (`aligning`).
 
 Ranks of one machine share CLOCK_MONOTONIC and need no alignment. Between machines, each rank asks rank 0 for its time
-over a gloo group of its own: the offset is known to half of the shortest round trip. No collective is ever started
+over a gloo group of its own: the offset is known to half of the shortest round trip. It never starts a collective
 unasked. One that fails costs its timeout and a line on stderr, and the training goes on. `tracefile.join` uses what is
 recorded here.
 """
@@ -56,7 +56,7 @@ def align_clocks(timeout: float = 10.0) -> Reading | None:
     try:
         reading = _read(time.monotonic_ns, timeout)
     except Exception as error:  # whatever a backend raises: the training goes on
-        print(f"minidl: the clocks of the ranks could not be aligned: {_first_line(error)}", file=sys.stderr)
+        print(f"minidl: could not align the clocks of the ranks: {_first_line(error)}", file=sys.stderr)
         return None
     writer = current_recorder()
     if writer is not None:

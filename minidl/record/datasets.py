@@ -1,8 +1,8 @@
-"""What tells one dataset from another: a fingerprint of what it holds, by which the audit compares the ranks' datasets.
+"""The fingerprint of a dataset's content, by which the audit compares the ranks' datasets.
 
-Subsets of one dataset, and the parts of the data that each rank has made for itself, are asked for equal indices that
-are other samples. The fingerprint is of the begin and the end of what the dataset's attributes hold, so it costs the
-same for any size. Equal ones do not prove that two datasets are one. Different ones say that they hold other things.
+In subsets of a dataset, or in parts that each rank has made itself, equal indices are different samples. The
+fingerprint covers the begin and the end of the dataset's attributes, so it costs the same for any size. Equal
+fingerprints do not prove equal datasets; different ones prove different content.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 _ENDS: Final = 8
-"""So many elements from each end of a sequence are looked at."""
+"""The number of elements that it reads from each end of a sequence."""
 
 _DEEP: Final = 5
 _MOST: Final = 2000
-"""Values that are looked at, in all."""
+"""The largest number of values that it reads."""
 
 
 def fingerprint(dataset: Any) -> str:

@@ -1,7 +1,7 @@
-"""Whether a worker's samples are made with random numbers: only then does it matter that two workers have one seed.
+"""Whether a worker draws random numbers for its samples: only then equal seeds of two workers matter.
 
 The states of the global generators (torch's, random's, NumPy's) are compared with those after worker_init_fn, behind
-each of the worker's first tasks. A generator that the dataset has made for itself is not seen.
+each of the worker's first tasks. It does not see a generator that the dataset has made itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 _TASKS: Final = 8
-"""Behind so many tasks it is looked: a look costs 30 µs."""
+"""The number of tasks after which it checks: a check costs 30 µs."""
 
 
 class Draws:

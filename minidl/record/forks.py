@@ -1,9 +1,9 @@
-"""What a process is like when it starts a worker: its threads, and what a fork of it would break.
+"""The state of a process when it starts a worker: its threads, and the hazards of a fork.
 
 Interface: `about(method)` describes this process for the side file, kind "start".
 
-A forked child has only the thread that forked. A lock that another thread held stays locked in it for ever, and a pool
-whose threads are gone serves nobody. So the trace has the other threads with the line that each is at.
+A forked child has only the thread that forked. In it, a lock that another thread held stays locked forever, and a pool
+without its threads does nothing. So the trace has the other threads with the line of each.
 """
 
 from __future__ import annotations

@@ -44,9 +44,9 @@ class Settings:
         config = TraceConfig(**given["config"])
         remedy = "start each rank under `minidl run` (torchrun ... -m minidl run SCRIPT), and join the traces"
         if given["boot_id"] != boot_id():
-            raise TraceError(f"the run that started it is on another machine, which has another clock: {remedy}")
+            raise TraceError(f"the run that started this process is on another machine, with another clock: {remedy}")
         if not (Path(config.directory) / MANIFEST).is_file():
-            raise TraceError(f"the run's trace {config.directory} is not there: {remedy}")
+            raise TraceError(f"the run's trace {config.directory} does not exist: {remedy}")
         return cls(config, given["observe"], given["align_clocks"])
 
 

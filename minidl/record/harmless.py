@@ -1,4 +1,4 @@
-"""What records a program never ends it: an error of the recording is said once, and the program goes on without it.
+"""Recording never ends a program: an error of the recording is reported once, and the program goes on without it.
 
 Interface: `@harmless(instead)` around a function that only looks; `say_once(text)`.
 """
@@ -16,9 +16,9 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def harmless(instead: Any) -> Callable[[_F], _F]:
-    """Let a function return `instead` where it would raise: what it looks at is the program's, and may raise anything.
+    """Let a function return `instead` of raising: it reads the program's objects, which may raise anything.
 
-    What a signal handler raises while the function runs passes through: it belongs to the program.
+    An exception of a signal handler that runs meanwhile passes through: it belongs to the program.
     """
 
     def decorate(look: _F) -> _F:

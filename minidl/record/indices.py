@@ -1,4 +1,4 @@
-"""What a trace holds of a task's indices: their number, and each that is an integer of any type."""
+"""A task's indices in a trace: their number, and each index that is an integer of any type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of torch's loading internals a program has patched: those that minidl's loader has in a form of its own.
+"""Find torch's loading internals that a program has patched, if minidl's loader has its own form of them.
 
 Interface: `patched()` names the first one; None if all are torch's own. minidl's loader calls none of these functions,
 so a program that has replaced one gets other data from it than from torch's loader.

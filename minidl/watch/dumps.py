@@ -33,10 +33,10 @@ from minidl.process_stat import signal_if, status_of
 from minidl.tracefile.format import SIDE_SUFFIX, parts_of
 
 ANSWER_SECONDS: Final = 3.0
-"""How long processes may take to answer: one that is stopped, or in an uninterruptible sleep, does not."""
+"""The time limit for answers: a process that is stopped, or in an uninterruptible sleep, gives none."""
 
 QUIET_SECONDS: Final = 0.2
-"""For so long the main thread of a process that is asked has been in one call, or has computed."""
+"""A process is asked only if its main thread has been in one call, or has computed, for this long."""
 
 _HEAD: Final = re.compile(r"(Current thread|Thread) 0x([0-9a-f]{1,16})(?: \[(.*)\])? \(most recent call first\):")
 _FRAME: Final = re.compile(r'  File "(.*)", line (\d{1,9}) in (.*)')
@@ -121,7 +121,7 @@ class Asked:
 
 
 def interrupts(how: Answering, before: ThreadLook | None) -> bool:
-    """Whether the signal might end a call of the process. before: what its main thread did QUIET_SECONDS ago."""
+    """Whether the signal might end a call of the process. before: its main thread QUIET_SECONDS ago."""
     now = _main_thread(how.pid)
     if before is None or now is None or before.call is None or now.call is None:
         return True

@@ -39,14 +39,14 @@ def _is_worker(side: Path) -> bool:
 
 
 def fold_gently(directory: Path, stems: list[str], most_bytes: int | None) -> None:
-    """Fold, behind the run where CPUs are short. If that fails, the files stay as they are."""
+    """Fold with a lower priority than the run. If that fails, the files stay as they are."""
     os.nice(5)
     with contextlib.suppress(OSError):  # another process folds, or the disk is full
         fold(directory, stems, most_bytes)
 
 
 def main(directory: str, most_bytes: int | None) -> None:
-    """Fold what is due in a trace."""
+    """Fold the due files of a trace."""
     place = Path(directory)
     names = os.listdir(place)
     running = sum(name.endswith(SIDE_SUFFIX) and runs(name.removesuffix(SIDE_SUFFIX)) for name in names)

@@ -19,7 +19,7 @@ _TICK_MS: Final = 1000 / os.sysconf("SC_CLK_TCK")
 
 
 def sample(pids: Iterable[int]) -> Sample:
-    """Sample the processes that are there, and what all of them share."""
+    """Sample the existing processes and the machine that they share."""
     machine = read_machine(_read("/proc/self/cgroup").splitlines())
     kills = max((group.oom_kills for group in machine.cgroups), default=-1)
     processes = {pid: one for pid in pids if (one := vitals(pid)) is not None}
@@ -53,7 +53,7 @@ def exit_code(pid: int) -> int | None:
 
 
 def started(pid: int) -> int:
-    """Return when a process began, in the kernel's ticks: with its id, it tells processes apart. 0 = it is gone."""
+    """Return the start of a process in the kernel's ticks, which with its id identifies it. 0 = it is gone."""
     fields = _stat(pid)
     return 0 if fields is None else int(fields[19])
 

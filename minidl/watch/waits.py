@@ -2,7 +2,7 @@
 
 Interface: `Waits.take(rows)` the new events of one process, in its order; `open()` what waits now. Pure.
 
-Where no iterator waits, the program's own code runs, until it comes back to one.
+If no iterator waits, the program's own code runs until it returns to one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _AFTER: Final[dict[int, str]] = {
     ev.SHUTDOWN[0]: SHUTDOWN,
     ev.SHUTDOWN[1]: OWN,
 }
-"""What an iterator does after an event: it waits for one of these, or it is the turn of the program's own code."""
+"""The state of an iterator after an event: it waits for one of these, or the program's own code runs."""
 
 _CODES: Final = np.array(sorted(_AFTER), np.uint16)
 
@@ -42,14 +42,14 @@ class OpenWait(NamedTuple):
 
 
 class Waits:
-    """The waits of one process's iterators. longest: ns of the longest wait of each kind that has ended."""
+    """The waits of one process's iterators. longest: ns of the longest ended wait of each kind."""
 
     def __init__(self) -> None:
         self.longest: dict[str, int] = {NEXT: 0, OWN: 0}
         self._now: dict[int, OpenWait] = {}
 
     def take(self, rows: Rows, *, gap: bool = False) -> None:
-        """Follow events. gap: some before these were not read, so that an older wait may have ended."""
+        """Follow events. gap: earlier ones were not read, so an older wait may have ended."""
         if gap:
             self._now.clear()
         for row in rows[np.isin(rows["code"], _CODES)]:
@@ -62,7 +62,7 @@ class Waits:
         self._now[loader] = OpenWait(loader, what, time)
 
     def open(self) -> list[OpenWait]:
-        """What waits now; of the program's own code one entry, from the last event on."""
+        """The open waits; one entry for the program's own code, from the last event on."""
         own = [wait for wait in self._now.values() if wait.what == OWN]
         waits = [wait for wait in self._now.values() if wait.what != OWN]
         return waits or sorted(own, key=lambda wait: wait.since)[-1:]

@@ -2,16 +2,15 @@
 
 Interface: `main(...)`, which `record.watchdog` starts in a process of its own.
 
-Every second it looks whether the run's processes are there, samples them now and then, and reads the new events of
-those that iterate over a loader (`waits`). When one has waited for too long, a forked child takes a look: evidence of
-all processes, and at the time of the alarm what `minidl doctor` says of it. Another one folds the files of workers that
-have ended (`tracefile.folded`). So the watchdog itself never waits for anything but the next second, the end of a
-process, or a word of the run, and ends within milliseconds of the run.
+Every second it checks that the run's processes exist, samples them from time to time, and reads the new events of the
+processes that iterate over a loader (`waits`). After a long wait, a forked child takes a look: evidence of all
+processes and, for the alarm, the finding of `minidl doctor`. Another child folds the files of ended workers
+(`tracefile.folded`). So the watchdog itself waits only for the next second, the end of a process, or a message of the
+run, and ends within milliseconds of the run.
 
 A look may never end: a source file or a process that it reads may be on a file system that does not answer. After
-LOOK_SECONDS it is given up. The alarm, and what is to be done then, come without a look's words where no look is
-possible, or the one that runs has not ended LOOK_SECONDS after the alarm's time. While a look that was given up can't
-be killed, no other is begun.
+LOOK_SECONDS it is given up. The alarm does not wait longer than LOOK_SECONDS for a look: then, or if no look is
+possible, it comes without a finding. While a look that was given up can't be killed, no other look begins.
 """
 
 from __future__ import annotations
@@ -46,19 +45,19 @@ from minidl.watch.waits import OpenWait, Waits
 
 TICK: Final = 1.0
 EARLY_SECONDS: Final = 10.0
-"""A wait as long as this is looked at, without a word: a run that is killed before the alarm has its evidence."""
+"""A wait of this length is looked at silently: then a run that is killed before the alarm has evidence."""
 
 LONGER: Final = 3
-"""A wait is looked at early if it is also so many times as long as the longest one before: what is slow is no hang."""
+"""An early look also needs a wait this many times as long as the longest one before: slow work is no hang."""
 
 SAMPLE_SECONDS: Final = 10.0
-"""The longest pause between two samples; they begin at one a second, and come as often as a hundredth of the run."""
+"""The longest pause between two samples; it begins at one second, and grows to a hundredth of the run."""
 
 EARLY_LOOKS: Final = 4
 MOST_LOOKS: Final = 8
 MOST_LOOKS_OF_A_RUN: Final = 64
 MOST_OWN_LOOKS: Final = 16
-"""Of them, at the program's own code, which may take as long as it likes: a loader's hang has to have its looks."""
+"""The part of them at the program's own code, which may be slow: the rest is kept for a loader's hang."""
 
 MOST_BYTES: Final = 32 << 20
 MOST_EVENTS: Final = 8192
@@ -153,7 +152,7 @@ class Watcher:
         return False
 
     def _remove_segments(self) -> None:
-        """Remove what processes have left that were killed together: no other process of the run is there to do it."""
+        """Remove leftovers of processes that were killed together: no other process of the run is left to do it."""
         self._find_processes()
         end = time.monotonic() + TICK
         while self.processes and time.monotonic() < end and not self._wait_for_next():
@@ -168,7 +167,7 @@ class Watcher:
             self._end_trace()
 
     def _stay(self) -> None:
-        """End the trace, and stay until the process ends: what it does at exit may hang, and is looked at then."""
+        """End the trace, and watch the process until it ends, because it may hang at exit."""
         self._end_trace()
         self.poll.unregister(self.channel)
         self.channel.close()
@@ -286,7 +285,7 @@ class Watcher:
         self.own_looks += known.stall.what == OWN
 
     def _forked(self, act: Callable[[], object]) -> int:
-        """Do something in a child, which may hang; return its id, 0 = it could not be made."""
+        """Run `act` in a child, which may hang; return its id, 0 = no child could be made."""
         try:
             child = os.fork()
         except OSError as error:
@@ -323,7 +322,7 @@ class Watcher:
         self.lost += [] if gone else [child]
 
     def _alarm(self, known: _StallRecord, text: str) -> None:
-        """Say that a stall is a hang, and do what was asked for. text: the words of a look, "" = it had none."""
+        """Report a stall as a hang, and act as configured. text: the words of a look, "" = none."""
         stall, known.said = known.stall, True
         if not text and stall.what != OWN:
             who = f"iterator {stall.loader} of pid {stall.pid}"
@@ -335,10 +334,10 @@ class Watcher:
             self._act(stall)
 
     def _say(self, text: str) -> None:
-        """Say something to the run's user, and to the run."""
+        """Send a message to the run's user and to the run."""
         self.write(watched.said(text))
         line = f"minidl: {text}\n".encode("utf-8", "backslashreplace")
-        child = self._forked(lambda: os.write(self.stderr, line))  # stderr may be a pipe that nobody reads
+        child = self._forked(lambda: os.write(self.stderr, line))  # stderr may be a pipe without a reader
         until = time.monotonic() + TICK
         while child and not (gone := _reaped(child)) and time.monotonic() < until:
             time.sleep(0.002)
@@ -348,7 +347,7 @@ class Watcher:
                 self.channel.send(text.encode("utf-8", "replace")[:MOST_TEXT], socket.MSG_DONTWAIT)
 
     def _act(self, stall: Stall) -> None:
-        """Do what was asked for when the loader hangs."""
+        """Act on a hang of the loader as configured."""
         if self.on_hang == "raise" and self.raises and stall.pid == self.main_pid and stall.what != SHUTDOWN:
             self._kill(self.raises, self.main_pid)
         elif self.on_hang == "kill":
@@ -493,10 +492,10 @@ class _HangSnapshot:
         return with_stacks(found, Asked(self.watcher.directory).stacks(unseen)) if unseen else found
 
     def _sentence(self, found: RunEvidence) -> str:
-        """What is wrong; "" if nothing says that it is more than a long step of the program's own code."""
+        """The alarm's sentence; "" if the wait may only be a long step of the program's own code."""
         waited = (time.monotonic_ns() - self.stall.since) / 1e9
         cause = ""
-        with contextlib.suppress(Exception):  # whatever the rules do, the hang is to be named
+        with contextlib.suppress(Exception):  # an error in a rule must not hide the hang
             cause = _cause(self.watcher.directory, self.stall, waited, found)
         if cause or self.stall.what == OWN:
             return cause

@@ -12,7 +12,7 @@ from minidl.lab.case import LabCase, LabOptions, Pictures, Truth, launch, step
 CASE = LabCase(
     theme="a process that dies",
     title="the whole job gets SIGTERM",
-    users_see="Killed by signal: Terminated, in several workers at once. Somebody suspects the data.",
+    users_see="Killed by signal: Terminated, in several workers at once. The data is suspected.",
     thread="https://github.com/KempnerInstitute/KempnerForge/issues/177",
     fix="No fault of the data: see the scheduler's log for the time limit or the preemption.",
     truth=lambda o: Truth("", -1, -1, (), ("died",)),

@@ -1,4 +1,4 @@
-"""A thread holds a lock while the workers are forked. In them the lock is held for ever: its holder was not copied."""
+"""A thread holds a lock while the workers are forked. In them the lock stays held: its holder was not copied."""
 
 from __future__ import annotations
 

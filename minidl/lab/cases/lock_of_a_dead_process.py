@@ -1,4 +1,4 @@
-"""A process was killed while it held a multiprocessing.Lock. The lock has no owner, so no process gets it any more."""
+"""A process was killed while it held a multiprocessing.Lock. The lock has no owner, so no process can get it now."""
 
 from __future__ import annotations
 

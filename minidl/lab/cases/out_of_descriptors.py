@@ -1,4 +1,4 @@
-"""The loop keeps its batches. Each tensor in them holds a descriptor, and the limit comes."""
+"""The loop keeps its batches. Each tensor in them holds a descriptor, up to the limit."""
 
 from __future__ import annotations
 

@@ -10,10 +10,10 @@ from minidl.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, in_sample
 
 CASE = LabCase(
     theme="a sample that never comes",
-    title="a damaged sample is tried again for ever",
+    title="a damaged sample is retried forever",
     users_see="The progress bar stops, and one worker has 100 % CPU.",
     thread="https://github.com/ScrollPrize/villa/issues/1482",
-    fix="Bound the number of tries; then raise an error that names the sample, or give another one.",
+    fix="Limit the number of tries; then raise an error that names the sample, or return another sample.",
     truth=in_sample("computing"),
     methods=ANY_METHOD,
     lookalikes=("regular_expression", "heavy_augmentation"),

@@ -12,7 +12,7 @@ from minidl.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, in_sample
 CASE = LabCase(
     theme="an error that ends the run",
     title="a sample raises an exception",
-    users_see="KeyError: Caught KeyError in DataLoader worker process 1. Which sample it was, it does not say.",
+    users_see="KeyError: Caught KeyError in DataLoader worker process 1. It does not name the sample.",
     thread="https://github.com/pytorch/pytorch/issues/7238",
     fix="Handle the sample that the verdict names, or leave it out.",
     truth=in_sample("error"),

@@ -11,8 +11,8 @@ from minidl.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, launch, s
 CASE = LabCase(
     theme="healthy but slow",
     title="a training step of three seconds",
-    users_see="The workers idle, and somebody sets num_workers=32.",
-    fix="Nothing in the loader.",
+    users_see="The workers idle, and num_workers=32 does not help.",
+    fix="None in the loader: make the step faster.",
     truth=None,
     methods=ANY_METHOD,
     lookalikes=("queue_of_the_loop", "sampler_stuck"),

@@ -11,7 +11,7 @@ from minidl.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, Truth, la
 
 CASE = LabCase(
     theme="a worker that does not begin",
-    title="worker_init_fn polls for the end of a download that nobody does",
+    title="worker_init_fn polls for the end of a download that no process does",
     users_see="After a crash, no run of this job gets its first batch any more, until a .lock file is deleted.",
     fix="Use a lock that ends with its process (flock), or write a pid into the file and check it; bound the wait.",
     truth=lambda o: Truth("worker", 0, -1, ("init",), ("sleep",)),

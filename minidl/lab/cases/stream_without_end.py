@@ -13,7 +13,7 @@ from minidl.lab.case import LabCase, LabOptions, Truth, launch, step
 
 CASE = LabCase(
     theme="a sample that never comes",
-    title="a stream waits for samples that nobody produces any more",
+    title="a stream waits for samples that no process produces any more",
     users_see="Every epoch hangs at its last batch.",
     fix="One sentinel for each worker; or get(timeout=...) and a look at the producer.",
     truth=lambda o: Truth("worker", -1, -1, ("iterate", "sample"), ("nobody-answers", "empty-queue")),
