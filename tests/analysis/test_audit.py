@@ -441,7 +441,7 @@ def test_a_loader_that_is_gone_and_the_next_one_are_two(tmp_path: Path) -> None:
 def test_a_rank_that_is_missing_is_said(place: Path) -> None:
     report = audit(traces(place, "four ranks")[:3])
     assert rules(report, UNKNOWN) == ["ranks"]
-    assert "no trace is here of 3" in report.findings[0].text
+    assert "the traces of 3 are missing" in report.findings[0].text
     assert report.mistakes == 0
 
 

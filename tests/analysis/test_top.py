@@ -530,15 +530,15 @@ def test_a_trace_is_found_by_the_process_that_started_it(tmp_path: Path) -> None
 @pytest.mark.live
 def test_processes_without_a_trace_to_show(tmp_path: Path) -> None:
     with python(WAITS) as child:
-        assert refused(child.pid).startswith(f"process {child.pid} records no trace, nor does a child of it")
+        assert refused(child.pid).startswith(f"neither process {child.pid} nor a child of it records a trace")
     assert refused(child.pid).startswith(f"there is no process {child.pid}")
     with python(WAITS, MINIDL_TRACE=str(tmp_path / "x")) as child:
-        assert f"has MINIDL_TRACE={tmp_path}/x, and records nothing" in refused(child.pid)
+        assert f"has MINIDL_TRACE={tmp_path}/x but records nothing" in refused(child.pid)
     with python(RECORDS + WAITS, str(tmp_path / "one"), str(tmp_path / "two")) as child:
         assert refused(child.pid).endswith(f"2 traces: give one of them: {tmp_path}/one, {tmp_path}/two")
     with python(RECORDS + WAITS, str(tmp_path / "gone")) as child:
         shutil.rmtree(tmp_path / "gone")
-        assert f"records to {tmp_path}/gone, which is not there: deleted" in refused(child.pid)
+        assert f"records to {tmp_path}/gone, which does not exist here: it was deleted" in refused(child.pid)
     assert refused("nonsense").startswith("nonsense: no such file or directory")
 
 
@@ -706,7 +706,7 @@ def test_a_run_that_died_before_it_recorded_anything_is_over(tmp_path: Path) -> 
 
 @pytest.mark.live
 def test_no_trace(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r"is an empty directory: .*Record one with minidl run --trace"):
+    with pytest.raises(TraceError, match=r"is an empty directory, without a trace: record one with minidl run --trace"):
         follow(tmp_path, out=io.StringIO())
     with pytest.raises(TraceError, match=r"No such file.*give the directory of a trace"):
         LiveTrace(tmp_path / "none").read()
