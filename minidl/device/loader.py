@@ -319,23 +319,29 @@ class _DeviceIter(LiveRepr):
         """End the stream's work. Copies that are running are awaited, with a timeout: they still read host memory.
 
         A device that has failed reads nothing any more; its error comes with its next use. What one that hangs may
-        still read is kept, also if the wait is interrupted.
+        still read is kept until the next use of a DeviceLoader. If the wait is interrupted, it begins again, once.
         """
         self._closed = True
         self._inner = None
-        sources = [flight.source for flight in self._in_flight if isinstance(flight, _Flight)]
         try:
-            if self._latest is not None:
-                _unread[self._latest] = [*sources, *self._in_use, self._yielded]
-                with contextlib.suppress(RuntimeError):
-                    is_reached(self._latest, MP_STATUS_CHECK_INTERVAL)
+            self._await_copies()
+        except BaseException:
+            self._await_copies()
+            raise
         finally:
             self._in_flight.clear()
             self._taken.clear()
             self._stream.close()
             self._in_use.clear()
             self._yielded = None
-        _let_go()
+            _let_go()
+
+    def _await_copies(self) -> None:
+        if self._latest is not None:
+            sources = [flight.source for flight in self._in_flight if isinstance(flight, _Flight)]
+            _unread[self._latest] = [*sources, *self._in_use, self._yielded]
+            with contextlib.suppress(RuntimeError):
+                is_reached(self._latest, MP_STATUS_CHECK_INTERVAL)
 
     def close(self) -> None:
         """Drop what is in flight, and close the loader's iterator if it can be. Calling next() raises StopIteration."""

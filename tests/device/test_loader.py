@@ -705,6 +705,21 @@ def test_ctrl_c_while_close_waits_keeps_what_the_device_reads_and_closes_the_loa
     assert_kept_until_the_device_has_read(source)
 
 
+def test_a_wait_that_ctrl_c_has_interrupted_is_done_again_and_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    iterator = iter(DeviceLoader(batches(1), "sim", 1))
+    iterator._fill()
+    really, asked = loader_module.is_reached, list[Any]()
+
+    def once_interrupted(*arguments: Any) -> bool:
+        asked.append(arguments)
+        return really(*arguments) if len(asked) > 1 else interrupt()
+
+    monkeypatch.setattr(loader_module, "is_reached", once_interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        iterator.close()
+    assert (len(asked), loader_module._unread) == (2, {})
+
+
 def test_an_iteration_that_ends_while_another_lets_go_keeps_what_the_device_reads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
