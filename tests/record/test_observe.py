@@ -520,6 +520,7 @@ def warned_at(make: Callable[[], Any], capfd: pytest.CaptureFixture[str]) -> tup
     """The files and lines of the warnings that making an iterator gives; and its error, with no word of minidl's."""
     with warnings.catch_warnings(record=True) as given:
         warnings.simplefilter("always")
+        warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
         try:
             make()
         except Exception as error:

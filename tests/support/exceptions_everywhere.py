@@ -95,6 +95,8 @@ class Interrupting:
         self.handed = False
         self._process: int | None = os.getpid()
         self._told = mmap.mmap(-1, mmap.PAGESIZE)
+        # Python 3.12 tells instructions only to a trace function that is set after a first frame has asked for them.
+        sys._getframe().f_trace_opcodes = steps == "opcode"
 
     @property
     def where(self) -> str:
@@ -102,6 +104,7 @@ class Interrupting:
 
     def __enter__(self) -> Interrupting:
         self._before = sys.gettrace()
+        self._stream = sim.current_stream() if sim.is_loaded() else None
         sys.settrace(self.call)
         return self
 
@@ -109,6 +112,8 @@ class Interrupting:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         sys.settrace(self._before)
+        if self._stream is not None:  # a line's exception may come before a block's __exit__, as no signal's does
+            torch.accelerator.set_stream(self._stream)
 
     def from_here(self) -> None:
         """Begin in this thread for good, also in the functions that have called this one."""
