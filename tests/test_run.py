@@ -443,9 +443,13 @@ if sys.version_info < (3, 11):
     del ALIKE["a group of errors"]
 
 
+OF_THE_INTERPRETER = ("Exception ignored on threading shutdown:", "OverflowError: Python int too large to convert")
+"""From 3.12 on Python does not clear the error of an exit code that fits no C long, and some later step prints it."""
+
+
 def alike(text: str) -> str:
-    """What a program has said, without our own lines and without addresses."""
-    lines = [line for line in text.splitlines() if not line.startswith("minidl: ")]
+    """What a program has said, without our own lines, without the interpreter's slip and without addresses."""
+    lines = [line for line in text.splitlines() if not line.startswith(("minidl: ", *OF_THE_INTERPRETER))]
     return re.sub(r"0x[0-9a-f]+", "0x", "\n".join(lines))
 
 
