@@ -128,6 +128,7 @@ class Interrupting:
         if frame.f_globals.get("__name__") not in self.modules or frame.f_code.co_name in NOT_OURS:
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = self.steps == "opcode", self.steps == "line"
+        frame.f_trace = self._step  # Python 3.13 tells no opcode of a first call, if it is only returned
         return self._step
 
     def _step(self, frame: FrameType, event: str, arg: Any) -> Callable[..., Any] | None:
