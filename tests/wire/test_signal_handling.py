@@ -105,6 +105,8 @@ def test_a_step_of_the_loader_is_not_interrupted(
     assert [*batches, *loaded.iterator] == [4, 6, *range(8, 20)]
 
 
+@pytest.mark.usefixtures("handler")
+@pytest.mark.parametrize("handler", ["alone"], indirect=True)
 def test_a_second_death_does_not_break_the_words_about_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
