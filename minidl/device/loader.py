@@ -351,7 +351,10 @@ class _DeviceIter(LiveRepr):
         try:
             self._end()
         finally:
-            _close(inner)
+            try:
+                _let_go()  # again: an exception may have come before it
+            finally:
+                _close(inner)
 
     def __enter__(self) -> Self:
         return self
