@@ -101,7 +101,13 @@ def cleaning_up() -> Iterator[None]:
 
 def columns(fallback: int = 100) -> int:
     """Return the terminal's width in characters; `fallback` if there is no terminal."""
-    return shutil.get_terminal_size((fallback, 24)).columns
+    return size(fallback)[0]
+
+
+def size(columns: int = 80, rows: int = 24) -> tuple[int, int]:
+    """Return the terminal's width and height in characters; `columns` and `rows` if there is no terminal."""
+    given = shutil.get_terminal_size((columns, rows))
+    return given.columns or columns, given.lines or rows  # Python 3.10 gives the zeros of a terminal that tells none
 
 
 def escape_unencodable() -> None:

@@ -69,6 +69,7 @@ def test_the_width_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setattr("shutil.os.get_terminal_size", lambda fd: os.terminal_size((0, 0)))
     assert terminal.columns(77) == 77
+    assert terminal.size(77, 7) == (77, 7)
     monkeypatch.setenv("COLUMNS", "44")
     assert terminal.columns() == 44
 

@@ -11,7 +11,6 @@ import contextlib
 import os
 import re
 import select
-import shutil
 import signal
 import sys
 import termios
@@ -223,7 +222,7 @@ class _Screen:
 
     def draw(self) -> str:
         """Return the terminal's new content, from its upper left corner on."""
-        columns, rows = shutil.get_terminal_size()
+        columns, rows = terminal.size()
         lines = render(self.at, max(columns, 20), colour=self.colour)
         if self.lists_keys:
             lines = [f"{keys:<11}{what}" for keys, what in ALL_KEYS]
