@@ -105,6 +105,8 @@ def test_functions_are_recorded_when_asked_for(tmp_path: Path, plain: str) -> No
     assert check(trace) == []
     assert sorted(one.about["loader"] for one in trace.attachments) == [0, 1, 1, 2, 2]
     own = {0: {"RandomSampler.__iter__"}, 1: {"Squares.__getitem__", "doubled"}, 2: {"Shards.__iter__"}}
+    if sys.version_info < (3, 11):  # code knows no class
+        own = {loader: {name.rpartition(".")[2] for name in names} for loader, names in own.items()}
     for one in trace.attachments:
         assert own[one.about["loader"]] <= {name.name for name in one.slices.names}
         assert {track.pid for track in one.slices.tracks} == {one.about["pid"]}

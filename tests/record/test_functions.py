@@ -58,9 +58,19 @@ def record(path: Path, dataset: Any = None, *, workers: int = 2, method: str = "
         return list(loader)
 
 
-def slices(one: Attachment, name: str) -> list[tuple[int, int]]:
-    """Begin and end of each slice of that name, in time order."""
-    which = [n for n, known in enumerate(one.slices.names) if known.name == name]
+def place_of(function: Any) -> str:
+    return f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+
+
+def slices(one: Attachment, function: Any) -> list[tuple[int, int]]:
+    """Begin and end of each slice of a function, in time order.
+
+    function: one in Python is found by its place, since before Python 3.11 its name is without its class; one in C by
+    its name.
+    """
+    names = [name.name if isinstance(function, str) else name.about for name in one.slices.names]
+    wanted = function if isinstance(function, str) else place_of(function)
+    which = [n for n, name in enumerate(names) if name == wanted]
     rows = one.slices.rows
     return sorted((int(r["begin"]), int(r["end"])) for r in rows if r["name"] in which)
 
@@ -86,14 +96,14 @@ def test_functions_lie_within_the_samples_that_called_them(tmp_path: Path, metho
     assert sorted(one.about["worker"] for one in trace.attachments) == list(range(workers))
     for one in trace.attachments:
         assert one.problems == []
-        fetched = slices(one, "Samples.__getitem__")
+        fetched = slices(one, Samples.__getitem__)
         assert len(fetched) == 12 // workers
         assert within(fetched, sample_spans(trace, one.about["worker"]))
-        assert within(slices(one, "read"), fetched)
-        assert within(slices(one, "time.sleep")[:1], slices(one, "read"))
+        assert within(slices(one, read), fetched)
+        assert within(slices(one, "time.sleep")[:1], slices(one, read))
         assert one.slices.tracks[0][:3] == (one.about["pid"], one.about["pid"], "MainThread")
         assert len(one.slices.tracks) >= 2, "also the feeder thread"
-        assert Name("read", f"{__file__}:{read.__code__.co_firstlineno}") in one.slices.names
+        assert Name("read", place_of(read)) in one.slices.names
 
 
 @pytest.mark.live
@@ -101,7 +111,7 @@ def test_a_clock_of_another_scale_would_be_seen(tmp_path: Path) -> None:
     """The check above can fail: it does where the times are off by less than a sample's length."""
     record(tmp_path / "trace", workers=1)
     trace = read_trace(tmp_path / "trace")
-    late = [(begin + 500_000, end + 500_000) for begin, end in slices(trace.attachments[0], "Samples.__getitem__")]
+    late = [(begin + 500_000, end + 500_000) for begin, end in slices(trace.attachments[0], Samples.__getitem__)]
     assert not within(late, sample_spans(trace, 0))
 
 
@@ -160,9 +170,9 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 @pytest.mark.live
 def test_a_killed_worker_keeps_what_returned_before_the_last_save(killed: Trace) -> None:
     (one,) = killed.attachments
-    assert len(slices(one, "Samples.__getitem__")) == 7
-    assert len(slices(one, "returned")) == 1, "saved while its caller, which never returned, was still in the sample"
-    assert slices(one, "Dies.__getitem__")[7:] == []
+    assert len(slices(one, Samples.__getitem__)) == 7
+    assert len(slices(one, returned)) == 1, "saved while its caller, which never returned, was still in the sample"
+    assert slices(one, Dies.__getitem__)[7:] == []
     (problem,) = one.problems
     assert problem.startswith("functions of worker 0 (pid ")
     assert "it ends with its last save" in problem
@@ -322,11 +332,11 @@ def test_the_main_process_too(tmp_path: Path) -> None:
     main, worker = sorted(trace.attachments, key=lambda one: one.about["worker"])
     spans = trace.spans()
     steps = spans[(spans["code"] == ev.CONSUMER[0]) & (spans["bx"] > 0)]
-    mine = slices(main, "read")
+    mine = slices(main, read)
     assert len(mine) == 12
     assert within(mine, [(int(s["begin"]), int(s["end"])) for s in steps])
-    assert slices(main, "Samples.__getitem__") == []
-    assert len(slices(worker, "Samples.__getitem__")) == 12
+    assert slices(main, Samples.__getitem__) == []
+    assert len(slices(worker, Samples.__getitem__)) == 12
     assert {track.pid for track in worker.slices.tracks} == {worker.about["pid"]}
 
 
