@@ -40,10 +40,11 @@ STARTED = pytest.StashKey[list[str]]()
 GRACE = 10.0
 """Seconds that something may take to end after its test; an ending worker is not a leak."""
 
-hypothesis.settings.register_profile(
-    "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)  # how long one example takes is the machine's affair: it may be busy
-hypothesis.settings.load_profile("untimed")
+for name, examples in (("few", 30), ("many", 1000)):  # `--hypothesis-profile=many` tries more than a usual run
+    hypothesis.settings.register_profile(
+        name, max_examples=examples, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )  # how long one example takes is the machine's affair: it may be busy
+hypothesis.settings.load_profile("few")
 
 
 def of_the_core(test: Path) -> bool:
@@ -69,17 +70,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Keep what is here before the first test out of the collector's sight: the check below collects after each.
+    """Compile the simulated accelerator, once for all processes: a test that is not `live` starts no compiler.
 
-    Compile the simulated accelerator, once for all processes: a test that is not `live` starts no compiler. torch has
-    room for one accelerator in a process: with MINIDL_TEST_GPU=1 it is the GPU, and a test that loads `sim` is skipped.
+    torch has room for one accelerator in a process: with MINIDL_TEST_GPU=1 it is the GPU, and a test that loads `sim`
+    is skipped.
     """
     if os.environ.get("MINIDL_TEST_GPU") == "1":
         sim.load = functools.partial(pytest.skip, "MINIDL_TEST_GPU=1: the GPU is tested")
     with contextlib.suppress(sim.NoCompilerError):
         sim.built()
-    gc.collect()
-    gc.freeze()
 
 
 def pytest_sessionfinish() -> None:
@@ -120,6 +119,13 @@ def pytest_runtest_call() -> Generator[None, object, object]:
         return (yield)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def what_earlier_files_have_imported_is_not_collected() -> None:
+    """A collection would look at all of it, for half a second after each test, once matplotlib is loaded."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def starts_no_process_unless_live(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that has caught and passed over the error of `no_process`."""
@@ -132,10 +138,10 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves a process, a thread, a shared-memory file or descriptors behind."""
     before = Holdings.now()
     yield
-    # An iterator that only the collector can reach shuts its workers down when it is collected. Without processes, the
-    # collection (half a second once matplotlib is loaded) is only made if something is left.
-    if request.node.get_closest_marker("live") is not None or Holdings.now().beyond(before):
-        gc.collect()
+    # An iterator that only the collector can reach shuts its workers down when it is collected.
+    if request.node.get_closest_marker("live") is None and not Holdings.now().beyond(before):
+        return
+    gc.collect()
     deadline = time.monotonic() + GRACE
     while (grown := Holdings.now().beyond(before)) and time.monotonic() < deadline:
         if not joins_the_terminated():  # torch 2.11 leaves its terminated workers to whoever asks next

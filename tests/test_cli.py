@@ -14,6 +14,7 @@ from pathlib import Path
 import made_trace
 import numpy as np
 import pytest
+from sizes import slow
 
 import minidl
 from minidl import cli, commands, demo, terminal
@@ -566,7 +567,7 @@ def test_view_serves_until_ctrl_c(trace: Path) -> None:
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, *slow(signal.SIGHUP)])
 def test_view_leaves_nothing_when_it_is_terminated(trace: Path, tmp_path: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-u", "-m", "minidl", "view", "--no-browser", str(trace)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import damages
 import pytest
+from sizes import slow
 
 from minidl.analysis.headline import headline
 from minidl.explore.follow import MOST_FOLLOWED, follow
@@ -17,7 +18,7 @@ from minidl.views.scene import window_of
 pytest.importorskip("matplotlib")
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, 3, 5, 19, 45, 52])
+@pytest.mark.parametrize("seed", [0, 1, 45, *slow(2, 3, 5, 19, 52)])
 def test_a_damaged_trace_stops_no_command_without_words(tmp_path: Path, seed: int) -> None:
     path = damages.write(damages.damaged(seed), tmp_path, seed)
     commands = damages.commands(path, tmp_path, seed)

@@ -9,6 +9,7 @@ import pytest
 import torch
 import workloads as wl
 from PIL import Image
+from sizes import slow
 
 from minidl import demo
 from minidl.check import check
@@ -74,7 +75,7 @@ def test_decoding_gives_the_files_pixels(tmp_path: Path) -> None:
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [*slow(0), 2])
 def test_it_trains_and_what_it_recorded_is_sound(few: Path, tmp_path: Path, workers: int) -> None:
     options = demo.Options(workers=workers, epochs=2, batch_size=20, work_dir=tmp_path, images=few)
     threads = torch.get_num_threads()

@@ -44,5 +44,5 @@ def test_a_running_fork_server_is_refused_too() -> None:
     first = context.Process(target=nothing)
     first.start()
     first.join()
-    with no_process("a test"), pytest.raises(ProcessStartedError, match="forkserver"):
+    with no_process("a test"), pytest.raises(ProcessStartedError, match=r"Popen\._launch"):
         context.Process(target=nothing).start()

@@ -19,10 +19,11 @@ import structure
 import torch
 import torch.utils.data
 import workloads as wl
-from differential import GRID, OPTIONS, TORCH, allowed, epochs, observe, steps
-from hypothesis import given, settings
+from differential import OPTIONS, TORCH, allowed, epochs, grid, observe, steps
+from hypothesis import given
 from hypothesis import strategies as st
 from oracle_twice import different
+from sizes import slow
 
 from minidl import mini
 
@@ -52,14 +53,13 @@ def test_its_parts_are_in_the_order_of_the_article() -> None:
 
 # --- Batches ----------------------------------------------------------------------------------------------------------
 @pytest.mark.live
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(2))
 def test_worker_processes(part: int) -> None:
-    """Every pair of options' values at least once, and a sample of what covers every three."""
-    for case in GRID[part::4]:
+    """Every pair of options' values at least once."""
+    for case in grid(2)[part::2]:
         agree(lambda lib, case=case: epochs(lib, case), what=case)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.fixed_dictionaries({name: st.sampled_from(values) for name, values in OPTIONS.items()}).filter(allowed))
 def test_one_process(case: dict[str, Any]) -> None:
     case |= {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
@@ -116,7 +116,7 @@ def test_a_worker_collates_into_shared_memory() -> None:
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", [*slow("spawn"), "forkserver"])
 def test_start_methods(method: str) -> None:
     def program(lib: Any) -> Any:
         used = method if lib is mini else "fork"
@@ -318,8 +318,10 @@ if sys.argv[2] == "raise":
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("persistent", ["persistent", "not"])
-@pytest.mark.parametrize("end", ["end", "raise"])
+@pytest.mark.parametrize(
+    ("end", "persistent"),
+    [("end", "not"), ("raise", "persistent"), *slow(("end", "persistent"))],
+)
 def test_python_ends(end: str, persistent: str) -> None:
     done = wl.run(LEFT, persistent, end)
     assert (done.returncode, "the program's own" in done.stderr) == ((0, False) if end == "end" else (1, True))
@@ -329,7 +331,7 @@ def test_python_ends(end: str, persistent: str) -> None:
 
 @pytest.mark.live
 @pytest.mark.parametrize(
-    ("number", "does"), [(signal.SIGKILL, "full"), (signal.SIGINT, "wait"), (signal.SIGTERM, "wait")]
+    ("number", "does"), [(signal.SIGKILL, "full"), *slow((signal.SIGINT, "wait"), (signal.SIGTERM, "wait"))]
 )
 def test_the_loaders_process_is_ended(number: int, does: str) -> None:
     """Also while the pipe of the result queue is full, which nobody reads any more."""

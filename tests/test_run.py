@@ -16,7 +16,7 @@ import pytest
 import torch.utils.data
 import torch.utils.data.dataloader
 from programs import ROOT, python, write
-from torch.distributed.checkpoint.stateful import Stateful
+from sizes import slow
 from workloads import kill_group
 from workloads import run as run_python
 
@@ -70,7 +70,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", *slow("spawn", "forkserver")])
 def test_a_script_does_what_it_does_under_plain_python(tmp_path: Path, plain: str, method: str) -> None:
     write(tmp_path / "train.py", TRAIN)
     ours = python("-m", "minidl", "run", "--trace", "trace", "train.py", method, cwd=tmp_path)
@@ -82,7 +82,7 @@ def test_a_script_does_what_it_does_under_plain_python(tmp_path: Path, plain: st
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("observe", [[], ["--observe"]])
+@pytest.mark.parametrize("observe", [[], *slow(["--observe"])])
 def test_a_run_may_choose_the_transport(tmp_path: Path, plain: str, observe: list[str]) -> None:
     write(tmp_path / "train.py", TRAIN)
     options = "run", "--transport", "arena", *observe, "--trace", "trace", "train.py", "fork"
@@ -206,6 +206,8 @@ def test_everything_is_put_back(tmp_path: Path) -> None:
 
 
 def test_both_names_of_torchs_loader_are_replaced_and_put_back() -> None:
+    from torch.distributed.checkpoint.stateful import Stateful  # takes seconds
+
     torchs = torch.utils.data.DataLoader
     with run.replaced():
         ours = torch.utils.data.DataLoader
@@ -480,8 +482,17 @@ def both(forks: subprocess.Popen[str], place: Path, *script: str) -> list[tuple[
     ]
 
 
+USUAL = {
+    "its own BaseException", "KeyboardInterrupt", "SIGINT", "SIGTERM", "no Python", "a hook that fails",
+    "stdout closed", "descriptor closed", "stdout replaced", "exit 3", "exit 'why'", "threads and exit handlers",
+    "a spawned process",
+}  # fmt: skip
+
+
 @pytest.mark.live
-@pytest.mark.parametrize("about", ALIKE)
+@pytest.mark.parametrize(
+    "about", [pytest.param(about, marks=() if about in USUAL else pytest.mark.slow) for about in ALIKE]
+)
 def test_a_script_ends_as_under_python(tmp_path: Path, forks: subprocess.Popen[str], about: str) -> None:
     write(tmp_path / "program.py", ALIKE[about])
     write(tmp_path / "wrong.py", "def f(:\n")
@@ -490,7 +501,14 @@ def test_a_script_ends_as_under_python(tmp_path: Path, forks: subprocess.Popen[s
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("kind", ["a directory", "a zip file", "a link", "a module", "a package"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "a zip file",
+        "a package",
+        *slow("a directory", "a link", "a module"),
+    ],
+)
 def test_a_program_of_another_kind_is_run_as_by_python(tmp_path: Path, forks: subprocess.Popen[str], kind: str) -> None:
     text = "import sys\nprint(__name__, __package__, __file__, __spec__, sys.argv, sys.path[0])\nsys.exit(4)"
     write(tmp_path / "job" / "__main__.py", text)

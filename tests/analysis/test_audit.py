@@ -40,8 +40,8 @@ pytestmark = pytest.mark.timeout(240)  # the first test runs all of rank_runs
 
 
 @pytest.fixture(scope="module")
-def place() -> Path:
-    return rank_runs.recorded()
+def place(rank_traces: Path) -> Path:
+    return rank_traces
 
 
 def traces(place: Path, name: str) -> list[Trace]:

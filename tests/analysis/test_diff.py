@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from made_trace import LOADER_PID, NEVER, Run, write
 from oracle_trace import write_process
@@ -210,7 +210,6 @@ def test_sentences() -> None:
 
 
 # --- The figures ------------------------------------------------------------------------------------------------------
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 10**12), min_size=1) | st.lists(st.integers(0, 10**12), min_size=FEWEST, max_size=99))
 def test_figures(durations: list[int]) -> None:
     figures = Figures.of(np.array(durations, np.int64))
@@ -229,7 +228,6 @@ def test_figures(durations: list[int]) -> None:
     assert [figures.low, figures.high] == pytest.approx([sorted(parts)[1], sorted(parts)[-2]])
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.integers(1, 1000), min_size=FEWEST, max_size=90),
     st.lists(st.integers(1, 1000), min_size=FEWEST, max_size=90),

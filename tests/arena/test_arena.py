@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from sizes import slow
 
 import minidl
 from minidl.arena import arena as module
@@ -894,7 +895,7 @@ def _seen(alias: Any) -> Any:
     return np.asarray(alias)
 
 
-@pytest.mark.parametrize("where", ["slab", "message", "worker"])
+@pytest.mark.parametrize("where", ["slab", *slow("message", "worker")])
 @pytest.mark.parametrize("call", CALLS)
 def test_whatever_moves_or_replaces_a_storage_the_slab_is_kept_for_all_that_refer_to_it(
     pair: Pair, call: str, where: str
@@ -996,7 +997,6 @@ operations = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
 @given(operations, st.integers(1, 4), st.sampled_from([1 << 16, 1 << 19, BUDGET]))
 def test_what_is_visible_never_changes(program: list[tuple[str, Any, Any]], slabs: int, budget: int) -> None:
     """Random batches are sent, kept whole or in part, mutated and dropped, on both sides, in any order."""

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 import client_runs
 import pytest
@@ -27,35 +24,19 @@ LAUNCHERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "trainer": ("transformers", TORCHRUN),
     "lightning": ("lightning", ()),
 }
-LEAN = ("plain", "run"), ("accelerate", "run")
-
-
-@pytest.fixture(scope="module")
-def programs() -> Any:
-    """The programs' questions, by their group and name."""
-    sys.path.insert(0, str(client_runs.PROGRAMS))
-    try:
-        spec = importlib.util.spec_from_file_location("correct", client_runs.PROGRAMS / "correct.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return {group: {name: each.questions for name, each in of.items()} for group, of in module.GROUPS.items()}
-    finally:
-        sys.path.remove(str(client_runs.PROGRAMS))
 
 
 @pytest.mark.parametrize(
     ("group", "mode"),
     [
-        pytest.param(group, mode, id=f"{group}-{mode}", marks=[] if (group, mode) in LEAN else pytest.mark.slow)
+        pytest.param(
+            group, mode, id=f"{group}-{mode}", marks=[] if (group, mode) == ("plain", "run") else pytest.mark.slow
+        )
         for group in LAUNCHERS
         for mode in ("run", "observe")
     ],
 )
-def test_no_mistake_is_found_and_what_can_not_be_known_is_asked(
-    programs: Any, group: str, mode: str, tmp_path: Path
-) -> None:
+def test_no_mistake_is_found_and_what_can_not_be_known_is_asked(group: str, mode: str, tmp_path: Path) -> None:
     module, launcher = LAUNCHERS[group]
     client = Client(group, module, module, "correct.py", (group,), ranks=2, launcher=launcher)
     client_runs.require(client)
@@ -73,4 +54,5 @@ def test_no_mistake_is_found_and_what_can_not_be_known_is_asked(
             if finding.level in found:
                 found[finding.level][name].add(finding.rule)
     assert dict(found[MISTAKE]) == {}
-    assert dict(found[QUESTION]) == {name: asked for name, asked in programs[group].items() if asked}
+    programs = client_runs.module_of("correct.py").GROUPS[group]
+    assert dict(found[QUESTION]) == {name: each.questions for name, each in programs.items() if each.questions}

@@ -6,6 +6,7 @@ import client_checks
 import pytest
 from client_checks import Ran, cases, each
 from client_runs import ONE_PROCESS, Client
+from sizes import slow
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(420)]  # two programs, each bounded by client_runs.BOUND
 
@@ -20,7 +21,7 @@ def test_a_clients_run_is_recorded_and_keeps_the_protocol(client: Client, mode: 
     client_checks.is_recorded(client, mode, ran)
 
 
-@pytest.mark.parametrize(("name", "mode"), [("webdataset", "run arena"), ("torchdata", "observe arena")])
+@pytest.mark.parametrize(("name", "mode"), [("webdataset", "run arena"), *slow(("torchdata", "observe arena"))])
 def test_a_client_sees_the_same_samples_with_slabs(name: str, mode: str, ran: Ran) -> None:
     """By minidl's loader, and by a loader of torch's kind; `client_runs` has these modes for all of them."""
     client = next(client for client in ONE_PROCESS if client.name == name)
@@ -28,6 +29,7 @@ def test_a_client_sees_the_same_samples_with_slabs(name: str, mode: str, ran: Ra
     client_checks.is_recorded(client, mode, ran)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client", each(tuple(client for client in ONE_PROCESS if "direct" in client.modes)))
 def test_a_client_sees_the_same_samples_on_the_one_page(client: Client, ran: Ran) -> None:
     client_checks.sees_torchs_samples(client, "mini", ran)

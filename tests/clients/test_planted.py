@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
-from typing import Any
 
 import client_runs
 import pytest
@@ -29,28 +26,19 @@ LAUNCHERS = (
     launched("accelerate launch", "env", *client_runs.ACCELERATE, module="accelerate"),
     launched("Fabric", "ddp", module="lightning"),
 )
-
-
-@pytest.fixture(scope="module")
-def planted() -> Any:
-    """The program, as a module: what is planted in which loader."""
-    sys.path.insert(0, str(client_runs.PROGRAMS))
-    try:
-        spec = importlib.util.spec_from_file_location("planted", client_runs.PROGRAMS / "planted.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-    finally:
-        sys.path.remove(str(client_runs.PROGRAMS))
+USUAL = ("fork", "accelerate launch")
 
 
 @pytest.mark.parametrize(
-    ("launcher", "mode"), [pytest.param(each, mode, id=f"{each}-{mode}") for each in LAUNCHERS for mode in each.modes]
+    ("launcher", "mode"),
+    [
+        pytest.param(each, mode, id=f"{each}-{mode}", marks=[] if each.name in USUAL else pytest.mark.slow)
+        for each in LAUNCHERS
+        for mode in each.modes
+    ],
 )
 def test_what_was_planted_is_found_and_nothing_else(
-    planted: Any, launcher: Client, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    launcher: Client, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client_runs.require(launcher)
     monkeypatch.setenv("MEETING", str(tmp_path / "meeting"))
@@ -65,4 +53,4 @@ def test_what_was_planted_is_found_and_nothing_else(
         subject.name.removeprefix("DataLoader of "): sorted(f.rule for f in subject.findings if f.level == MISTAKE)
         for subject in report.subjects
     }
-    assert found == {kind.__name__: sorted(kind.mistakes) for kind in planted.ALL}
+    assert found == {kind.__name__: sorted(kind.mistakes) for kind in client_runs.module_of("planted.py").ALL}

@@ -20,6 +20,7 @@ def test_a_clients_run_is_recorded_and_keeps_the_protocol(client: Client, mode: 
     client_checks.is_recorded(client, mode, ran)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client", each(tuple(client for client in SEVERAL_RANKS if "direct" in client.modes)))
 def test_a_client_sees_the_same_samples_on_the_one_page(client: Client, ran: Ran) -> None:
     client_checks.sees_torchs_samples(client, "mini", ran)

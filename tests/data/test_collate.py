@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.utils.data
 import workloads as wl
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracle_twice import MINIDL, TORCH, agree, different, outcome
 from torch.utils.data._utils import collate as torch_collate
@@ -207,7 +207,6 @@ class TestAgainstTorch:
         ),
         st.integers(1, 3),
     )
-    @settings(max_examples=300, deadline=None)
     def test_any_nesting(self, sample: Any, batch_size: int) -> None:
         agree(lambda lib: lib.default_collate([sample] * batch_size))
         agree(lambda lib: lib.default_convert(sample))

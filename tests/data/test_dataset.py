@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.data
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from oracle_twice import MINIDL, TORCH, agree
 
@@ -144,7 +144,6 @@ class TestConcatDataset:
     @given(sizes=st.lists(st.integers(0, 4), min_size=1, max_size=5), index=st.integers(-25, 25))
     @example(sizes=[2, 3], index=-1)
     @example(sizes=[2, 3], index=-6)
-    @settings(deadline=None)
     def test_every_index_falls_where_torch_lets_it_fall(self, sizes: list[int], index: int) -> None:
         agree(lambda lib: lib.ConcatDataset([Squares(size) for size in sizes])[index])
         agree(lambda lib: lib.ConcatDataset([Squares(size) for size in sizes]).cumulative_sizes)
@@ -213,7 +212,6 @@ class TestRandomSplit:
         complete=st.booleans(),
         seed=st.none() | st.integers(0, 5),
     )
-    @settings(max_examples=500, deadline=None)
     def test_same_parts_same_warnings_same_state(self, n: int, lengths: list[Any], complete: bool, seed: int) -> None:
         if complete and lengths:  # otherwise few examples would add up
             lengths = lengths + [(1 if isinstance(lengths[0], float) else n) - sum(lengths)]

@@ -13,9 +13,10 @@ import oracle_cpp_samplers as cpp
 import pytest
 import torch
 import torch.distributed
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracle_twice import agree
+from sizes import slow
 
 from minidl._libstdcxx import Mt19937, shuffle, uniform_below
 from minidl.data import distributed
@@ -33,7 +34,6 @@ class TestDistributedSampler:
         seed=st.integers(0, 2**33),
         epochs=st.lists(st.integers(0, 100), max_size=2),
     )
-    @settings(max_examples=500, deadline=None)
     def test_shares(self, n: int, num_replicas: int, rank: int, epochs: list[int], **options: Any) -> None:
         def program(lib: Any) -> Any:
             sampler = lib.DistributedSampler(range(n), num_replicas, rank % num_replicas, **options)
@@ -46,7 +46,6 @@ class TestDistributedSampler:
         agree(program)
 
     @given(sizes=st.tuples(st.integers(0, 20), st.integers(0, 20)), shuffle=st.booleans(), drop_last=st.booleans())
-    @settings(deadline=None)
     def test_a_dataset_whose_length_changes(self, sizes: tuple[int, int], **options: Any) -> None:
         def program(lib: Any) -> Any:
             source = [0] * sizes[0]
@@ -160,14 +159,17 @@ class TestLibstdcxx:
 
 
 class TestCppSamplers:
-    def test_recorded_answers_of_libtorch(self) -> None:
+    @pytest.mark.parametrize("largest", [70_000, *slow(1_000_003)])
+    def test_recorded_answers_of_libtorch(self, largest: int) -> None:
         assert list(cpp.RECORDED) == list(cpp.scripts())
         for script, answers in cpp.RECORDED.items():
-            assert cpp.ours(script) == answers, script
+            if int(script.split()[1]) <= largest:
+                assert cpp.ours(script) == answers, script
 
     @pytest.mark.skipif(cpp.why_not_compiled() is not None, reason=str(cpp.why_not_compiled()))
     @pytest.mark.timeout(300)
     @pytest.mark.live
+    @pytest.mark.slow
     def test_libtorch_itself(self, tmp_path: Path) -> None:
         program = cpp.compiled(tmp_path)
         assert cpp.libtorch(program, cpp.RECORDED) == list(cpp.RECORDED.values())

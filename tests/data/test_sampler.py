@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.data
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracle_twice import agree
+from sizes import slow
 
 from minidl.data.sampler import (
     BatchSampler,
@@ -53,14 +54,13 @@ class TestRandomSampler:
         seed=SEEDS,
         taken=st.none() | st.integers(0, 300),
     )
-    @settings(max_examples=300, deadline=None)
     def test_numbers_and_states(self, n: int, num_samples: Any, replacement: bool, seed: Any, taken: Any) -> None:
         agree(
             lambda lib: drawn(lib, lambda lib, g: lib.RandomSampler(range(n), replacement, num_samples, g), seed, taken)
         )
 
     @pytest.mark.parametrize("replacement", [False, True])
-    @pytest.mark.parametrize("n", [4095, 4096, 4097, 70_000])
+    @pytest.mark.parametrize("n", [4095, 4096, 4097, *slow(70_000)])
     def test_sizes_around_a_block(self, n: int, replacement: bool) -> None:
         seed = (True, 7)
         agree(lambda lib: drawn(lib, lambda lib, g: lib.RandomSampler(range(n), replacement, 2 * n + 1, g), seed))
@@ -99,12 +99,10 @@ class TestOtherSamplers:
         assert issubclass(Sampler, torch.utils.data.Sampler)
 
     @given(n=st.integers(0, 50))
-    @settings(deadline=None)
     def test_sequential(self, n: int) -> None:
         agree(lambda lib: [list(lib.SequentialSampler(range(n))), len(lib.SequentialSampler(range(n)))])
 
     @given(indices=st.lists(st.integers()) | st.text(), seed=SEEDS, taken=st.none() | st.integers(0, 5))
-    @settings(deadline=None)
     def test_subset_random(self, indices: Any, seed: Any, taken: Any) -> None:
         agree(lambda lib: drawn(lib, lambda lib, g: lib.SubsetRandomSampler(indices, g), seed, taken))
 
@@ -117,7 +115,6 @@ class TestOtherSamplers:
         replacement=st.booleans(),
         seed=SEEDS,
     )
-    @settings(max_examples=200, deadline=None)
     def test_weighted(self, weights: list[float], num_samples: int, replacement: bool, seed: Any) -> None:
         agree(
             lambda lib: drawn(lib, lambda lib, g: lib.WeightedRandomSampler(weights, num_samples, replacement, g), seed)
@@ -141,7 +138,6 @@ class TestOtherSamplers:
 
 class TestBatchSampler:
     @given(n=st.integers(0, 30), batch_size=st.integers(1, 12), drop_last=st.booleans())
-    @settings(deadline=None)
     def test_batches(self, n: int, batch_size: int, drop_last: bool) -> None:
         agree(lambda lib: list(lib.BatchSampler(range(n), batch_size, drop_last)))
         agree(lambda lib: list(lib.BatchSampler(lib.RandomSampler(range(n + 1)), batch_size, drop_last)))

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data
+from sizes import slow
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import minidl
@@ -171,7 +172,7 @@ def values(batches: Any) -> list[list[float]]:
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+@pytest.mark.parametrize("start_method", ["fork", *slow("spawn")])
 def test_slabs_are_page_locked_once_and_no_thread_pins(start_method: str) -> None:
     """A worker gets a slab again only after the copy: the device is slow, and there are more batches than slabs."""
     gc.collect()

@@ -527,13 +527,13 @@ def test_values_and_order_are_the_loaders_whatever_takes_how_long() -> None:
     compared = collections.Counter[str]()
     gc.disable()
     try:
-        for seed in range(200):
+        for seed in range(60):
             compared.update(comparison(seed))
     finally:
         gc.enable()
     print(dict(compared))
-    assert compared["batches"] > 4000
-    assert compared["errors"] > 100
+    assert compared["batches"] > 1200
+    assert compared["errors"] > 30
 
 
 def comparison(seed: int) -> dict[str, int]:

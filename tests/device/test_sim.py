@@ -21,8 +21,9 @@ from typing import Any
 import pytest
 import torch
 import workloads as wl
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from sizes import slow
 
 from minidl.device import sim
 from minidl.device.sim import SimError
@@ -365,7 +366,6 @@ def test_pinned_memory_is_counted() -> None:
 TYPES = [torch.float32, torch.uint8, torch.int64, torch.float16]
 
 
-@settings(max_examples=60)
 @given(data=st.data())
 def test_any_copy_there_and_back_keeps_the_values(data: st.DataObject) -> None:
     def laid_out(tensor: torch.Tensor) -> torch.Tensor:
@@ -396,7 +396,7 @@ def laid_out_like(one: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
 
 # --- Kernels ----------------------------------------------------------------------------------------------------------
 @pytest.mark.live
-@pytest.mark.parametrize("optimiser", ["SGD", "Adam"])
+@pytest.mark.parametrize("optimiser", [*slow("SGD"), "Adam"])
 def test_a_training_gives_the_cpus_losses(optimiser: str) -> None:
     """In a process of its own: autograd knows the devices that there were at its first backward, and no later ones."""
     here = str(Path(__file__).parent)

@@ -11,24 +11,21 @@ import pytest
 
 from minidl.explore.ablations import without
 from minidl.explore.guards import GUARDS
-from minidl.lab.ablation import HANGS, ORPHANS, TABLE, outcome
+from minidl.lab.ablation import TABLE, outcome
 from minidl.loader import iterators, ports, worker
 from minidl.wire.queues import BoundedQueue
 
 with_all_guards = functools.cache(outcome)
 
 
-QUICK = {"daemon", "liveness-check", "watchdog"}
-"""Guards of which it takes seconds to see that they are lacking, and which are tried each time all the same."""
+USUAL = {"sentinel", "done-event", "liveness-check"}
+"""Guards that are tried each time."""
 
 
 @pytest.mark.live
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if wrong in (HANGS, ORPHANS) and name not in QUICK else ())
-        for name, (_, wrong) in sorted(TABLE.items())
-    ],
+    [pytest.param(name, marks=() if name in USUAL else pytest.mark.slow) for name in sorted(TABLE)],
 )
 def test_a_program_ends_well_with_the_guard_and_not_without_it(name: str, tmp_path: Path) -> None:
     program, wrong = TABLE[name]

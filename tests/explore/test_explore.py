@@ -253,7 +253,18 @@ def test_a_table_that_allows_otherwise_is_found_out(monkeypatch: pytest.MonkeyPa
 
 
 # --- What is found ----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("configuration", [c for c in CONFIGURATIONS if c.name in QUICK], ids=lambda c: c.name)
+LARGE = {"pinned", "streams", "persistent", "Ctrl-C"}
+"""Of the quick configurations, those that take seconds. Some guards have them, too, with fewer crashes."""
+
+
+@pytest.mark.parametrize(
+    "configuration",
+    [
+        pytest.param(c, id=c.name, marks=pytest.mark.slow if c.name in LARGE else ())
+        for c in CONFIGURATIONS
+        if c.name in QUICK
+    ],
+)
 def test_no_run_of_ours_goes_wrong(configuration: Configuration) -> None:
     found = explore(Model(configuration, OURS, reduced=True))
     assert found.bad == []
@@ -310,7 +321,13 @@ def goes_well(configuration: Configuration) -> bool:
     return not explore(Model(configuration, OURS, reduced=True)).bad
 
 
-@guards
+@pytest.mark.parametrize(
+    "guard",
+    [
+        pytest.param(guard, id=name, marks=pytest.mark.slow if name in ("pin-told-at-last", "get-timeout-pin") else ())
+        for name, guard in GUARDS.items()
+    ],
+)
 def test_each_guard_is_for_something(guard: Guard) -> None:
     """With it, no run of the same configuration goes wrong; without it, one does, and how."""
     bad = []

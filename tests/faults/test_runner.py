@@ -26,12 +26,17 @@ def runner() -> Iterator[Runner]:
 
 
 def parameters() -> Iterator[object]:
-    """All cells. The first by fork of each fault is quick, unless time has to pass in it; and two imports are."""
+    """All cells. The first by fork of each fault is quick, unless time has to pass in it; and two imports are.
+
+    Of the ways in which a process ends by itself or by a signal, one each is quick in any step.
+    """
     seen = set()
+    alike = {"sys.exit", "SIGSEGV", "SIGBUS", "SIGABRT", "SIGTERM", "SIGSEGV of both", "os._exit of both"}
     for cell in cells():
         first, waits = (cell.step, cell.fault) not in seen, cell.name == "SIGSTOP" or cell.fault == "maps"
         imports = cell.step == "import" and cell.fault in ("exception", "SIGKILL")
-        quick = first and ((cell.method == "fork" and not waits) or imports)
+        elsewhere = cell.fault in alike and cell.step != "sample"
+        quick = first and ((cell.method == "fork" and not waits and not elsewhere) or imports)
         seen.add((cell.step, cell.fault))
         yield pytest.param(cell, id=str(cell), marks=() if quick else pytest.mark.slow)
 

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 
 import pytest
+from sizes import slow
 
 from minidl.lab import runner
 from minidl.lab.runner import SHM, Mode, running, session
@@ -27,7 +28,7 @@ def test_a_hanging_case_starts_and_is_cleaned_up(name: str) -> None:
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("name", ["sample_raises", "torn_message"])
+@pytest.mark.parametrize("name", ["sample_raises", *slow("torn_message")])
 def test_a_fixed_case_ends_well(name: str) -> None:
     options = dataclasses.replace(cases()[name].draw(0), fixed=True)
     with running(name, options, Mode.PLAIN) as run:

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 from dispatcher_scripts import Script, play, scripts
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from minidl.loader.dispatcher import (
@@ -25,14 +25,12 @@ from minidl.loader.dispatcher import (
 
 
 # --- Properties -------------------------------------------------------------------------------------------------------
-@settings(max_examples=400, deadline=None)
 @given(scripts())
 def test_every_step_is_what_the_model_says(script: Script) -> None:
     yielded = play(Dispatcher, script)
     event("all tasks yielded" if tuple(map(len, yielded)) == script.tasks else "some given up")
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.permutations(range(8)), st.booleans())
 def test_yields_in_order_or_on_arrival(arrivals: list[int], in_order: bool) -> None:
     """All eight tasks are in flight at once, and come in any order."""

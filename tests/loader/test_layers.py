@@ -23,13 +23,15 @@ def two_epochs(library: Any, dataset: Any, **options: Any) -> list[Any]:
     torch.manual_seed(1)
     seen: list[Any] = []
     loader = library.DataLoader(dataset, batch_size=2, **options)
+    iterators = []
     for _ in range(2):
+        iterators.append(iter(loader))
         try:
-            seen.append([batch.tolist() for batch in loader])
+            seen.append([batch.tolist() for batch in iterators[-1]])
         except Exception as error:
             seen.append((type(error), "sample 3 is broken" in str(error)))
-    if loader._iterator is not None:
-        loader._iterator._shutdown_workers()
+    for iterator in iterators if "num_workers" in options else ():
+        iterator._shutdown_workers()  # left to the collector, torch's would wait for its workers for ten seconds
     return seen
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch.multiprocessing
 import workloads as wl
+from sizes import slow
 from torch._C import _error_if_any_worker_fails
 
 import minidl
@@ -480,7 +481,7 @@ def signalled(method: str, send: Callable[[int], None], said: Path, *, stays: bo
     return code, said.read_text()
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", *slow("forkserver")])
 def test_the_program_is_killed(method: str, tmp_path: Path) -> None:
     """An idle worker notices that its parent is gone; one that is stuck in a sample can't."""
     code, _ = signalled(method, lambda pid: os.kill(pid, signal.SIGKILL), tmp_path / "said", stays=True)
@@ -519,6 +520,7 @@ def test_a_signal_handler_may_close_the_iterator_that_is_waited_for(
     pin_memory: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
+    wl.impatient(monkeypatch)
     let_go = torch.multiprocessing.get_context("fork").Event()
     loader: minidl.DataLoader[int] = minidl.DataLoader(
         Calls(let_go), batch_size=None, num_workers=1, pin_memory=pin_memory, multiprocessing_context="fork"

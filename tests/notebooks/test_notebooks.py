@@ -205,8 +205,8 @@ def answered(notebook: Any, place: int) -> Any:
     return notebook
 
 
-def executed(path: Path, folder: Path) -> list[Any]:
-    """The notebook as it is, then with right answers, then its questions with wrong ones: all in one kernel."""
+def executed(path: Path, folder: Path, *, unanswered: bool) -> list[Any]:
+    """The notebook, if asked for as it is, with right answers, and its questions with wrong ones: in one kernel."""
     here = copied(folder)
     (here / "matplotlibrc").write_text("savefig.dpi: 30\n")  # the same pictures, faster
 
@@ -217,20 +217,42 @@ def executed(path: Path, folder: Path) -> list[Any]:
 
     questions = answered(read(), 1)
     questions.cells = [cell for cell in questions.cells if re.search(r"^ask\..*answer=", cell.source, re.MULTILINE)]
-    return together([read(), answered(read(), 0), questions], here)
+    return together([*([read()] if unanswered else []), answered(read(), 0), questions], here)
+
+
+LONG = {"11_transport", "12_checkpointing"}
+"""They take twice as long as the others."""
 
 
 @pytest.mark.live
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, id=path.stem, marks=pytest.mark.slow if path.stem in LONG else ()) for path in NOTEBOOKS],
+)
+def test_it_grades_right_and_wrong_answers(path: Path, tmp_path: Path) -> None:
+    right, wrong = executed(path, tmp_path, unanswered=False)
+    grades(path, right, wrong)
+
+
+@pytest.mark.live
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 @by_name
-def test_it_runs_twice_and_grades_right_and_wrong_answers(path: Path, tmp_path: Path) -> None:
-    first, right, wrong = executed(path, tmp_path)
-    for notebook in (first, right, wrong):
-        assert not unwanted(notebook)
-    assert pictures(first) == pictures(right) == pictures(nbformat.read(path, as_version=4))
+def test_it_runs_twice_as_what_is_committed_has_run(path: Path, tmp_path: Path) -> None:
+    first, right, wrong = executed(path, tmp_path, unanswered=True)
+    assert not unwanted(first)
+    assert pictures(first) == pictures(right)
     for cell in code(first):
         if ASKED.search(cell.source):
             assert said(cell).endswith(UNANSWERED)
+    grades(path, right, wrong)
+
+
+def grades(path: Path, right: Any, wrong: Any) -> None:
+    assert not unwanted(right)
+    assert not unwanted(wrong)
+    assert pictures(right) == pictures(nbformat.read(path, as_version=4))
     for cell in code(right):
         if re.search(r"^ask\..*answer=", cell.source, re.MULTILINE):
             assert "\nRight: " in said(cell), said(cell)

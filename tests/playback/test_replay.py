@@ -841,7 +841,7 @@ def test_keys_step_through_a_run(terminal: Terminal) -> None:
         ("?", r"the next long wait for a batch"),
         ("?+", r"20 events a second"),
         ("g ", r"20 events a second  space stop"),
-        ("i", r"the trace has no other iterator"),
+        (" i", r"the trace has no other iterator"),
         ("g", r"event 0 of "),
     ):
         terminal.type(keys)

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import rank_runs
 import torch.distributed as dist
 
 import minidl
@@ -18,8 +17,8 @@ pytestmark = pytest.mark.timeout(240)  # the first test runs all of rank_runs
 
 
 @pytest.fixture(scope="module")
-def place() -> Path:
-    return rank_runs.recorded()
+def place(rank_traces: Path) -> Path:
+    return rank_traces
 
 
 @pytest.mark.live

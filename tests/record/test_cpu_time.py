@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.utils.data
 import workloads as wl
+from sizes import slow
 
 import minidl
 from minidl import cli
@@ -130,7 +131,7 @@ def test_the_clock_is_not_read_at_short_samples(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("said", ["on", "off", "perhaps"])
+@pytest.mark.parametrize("said", [*slow("on"), "off", "perhaps"])
 def test_the_environment_forces_it(said: str, tmp_path: Path) -> None:
     program = "import minidl; list(minidl.DataLoader(range(3)))"
     done = wl.run(program, MINIDL_TRACE=str(tmp_path / "trace"), MINIDL_TRACE_CPU=said)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from programs import python, write
+from sizes import slow
 
 from minidl.record import forks
 from minidl.tracefile.reader import read_trace
@@ -55,7 +56,7 @@ def test_it_keeps_nothing_of_its_callers_alive() -> None:
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("options", [(), ("--observe",)], ids=["ours", "torch's"])
+@pytest.mark.parametrize("options", [(), *slow((("--observe",),))], ids=["ours", "torch's"])
 def test_it_is_described_once_and_again_when_it_has_changed(tmp_path: Path, options: tuple[str, ...]) -> None:
     write(tmp_path / "train.py", """
         import threading

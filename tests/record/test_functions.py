@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sizes import slow
 
 import minidl
 from minidl.check import check
@@ -87,7 +88,13 @@ def sample_spans(trace: Trace, worker: int) -> list[tuple[int, int]]:
 
 
 @pytest.mark.live
-@pytest.mark.parametrize(("method", "workers"), [("fork", 2), ("spawn", 1), ("forkserver", 1)])
+@pytest.mark.parametrize(
+    ("method", "workers"),
+    [
+        ("fork", 2),
+        *slow(("spawn", 1), ("forkserver", 1)),
+    ],
+)
 def test_functions_lie_within_the_samples_that_called_them(tmp_path: Path, method: str, workers: int) -> None:
     batches = record(tmp_path / "trace", workers=workers, method=method)
     trace = read_trace(tmp_path / "trace")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from programs import python, write
+from sizes import slow
 
 from minidl import cli
 from minidl.analysis.audit import audit
@@ -66,7 +67,15 @@ def yields(trace: Trace) -> dict[int, int]:
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("how", ["relaunch", "spawn", "fork", "forkserver"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "relaunch",
+        *slow("spawn"),
+        "fork",
+        *slow("forkserver"),
+    ],
+)
 def test_all_ranks_are_in_one_trace(tmp_path: Path, how: str) -> None:
     write(tmp_path / "train.py", RANKS)
     done, trace = run(tmp_path, "train.py", how, tmp_path)

@@ -26,6 +26,7 @@ import pytest
 import torch
 import torch.utils.data
 import workloads as wl
+from sizes import slow
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
@@ -495,7 +496,16 @@ SCRIPT = """
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("how", ["to the end", "interrupted", "exit", "error", "killed"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        *slow("to the end"),
+        "interrupted",
+        *slow("exit"),
+        "error",
+        *slow("killed"),
+    ],
+)
 def test_programs_end_as_without_it(tmp_path: Path, how: str) -> None:
     script = textwrap.dedent(SCRIPT)
     plain = wl.run(script, how) if how != "killed" else subprocess.CompletedProcess([], -9, "killed\n", "")
@@ -778,7 +788,7 @@ BROKEN = """
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("workers", ["persistent", "not persistent"])
+@pytest.mark.parametrize("workers", ["persistent", *slow("not persistent")])
 def test_run_ends_the_workers_after_an_exception_in_the_loop(tmp_path: Path, workers: str) -> None:
     """They get their sentinels: nobody waits for them in vain, and terminates them."""
     (tmp_path / "train.py").write_text(textwrap.dedent(BROKEN))

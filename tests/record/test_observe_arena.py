@@ -11,6 +11,7 @@ import own_iterators
 import pytest
 import torch
 import workloads as wl
+from sizes import slow
 from torch.utils.data import DataLoader
 
 import minidl
@@ -33,7 +34,10 @@ def served(context: Any, **options: Any) -> list[Any]:
 
 
 @pytest.mark.live
-@pytest.mark.parametrize(("method", "options"), [("fork", {}), ("fork", {"in_order": False}), ("spawn", {})])
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("fork", {}), ("fork", {"in_order": False}), *slow(("spawn", {}))],
+)
 def test_the_same_batches(method: str, options: Any) -> None:
     found = served(minidl.observe(method, transport="arena"), **options)
     assert sorted(found, key=lambda batch: batch[1]) == served("fork")

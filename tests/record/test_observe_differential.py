@@ -26,6 +26,7 @@ import pytest
 import torch
 import torch.utils.data
 import workloads as wl
+from sizes import slow
 from torch.utils.data import DistributedSampler
 
 import minidl
@@ -462,7 +463,10 @@ def special_cases() -> Iterator[Case]:
     yield Case("two loaders of one context", two_loaders, ordered=True)
 
 
-CASES: Final = (*grid_cases(), *special_cases())
+_CASES: Final = (*grid_cases(), *special_cases())
+SPAWNED: Final = [case for case in _CASES if case.method == "spawn"][1:]
+"""Each takes seconds."""
+CASES: Final = [case for case in _CASES if case not in SPAWNED]
 
 
 # --- Comparison -------------------------------------------------------------------------------------------------------
@@ -573,7 +577,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "-"))
+@pytest.mark.parametrize("case", [*CASES, *slow(*SPAWNED)], ids=lambda case: case.name.replace(" ", "-"))
 def test_both_loaders_do_the_same(case: Case, tmp_path: Path) -> None:
     result = compare(case, tmp_path)
     _results.append(result)
@@ -674,7 +678,7 @@ def test_the_tables_of_observe_hold() -> None:
 
 if __name__ == "__main__":
     found = []
-    for each in CASES:
+    for each in (*CASES, *SPAWNED):
         if len(sys.argv) > 1 and sys.argv[1] not in each.name:
             continue
         place = Path(tempfile.mkdtemp())

@@ -12,6 +12,7 @@ import patched_internals
 import pytest
 import torch
 from programs import python, write
+from sizes import slow
 from torch.utils.data import _utils, dataloader
 
 from minidl.record.observe import observed_iterators
@@ -86,8 +87,10 @@ def test_what_minidl_puts_there_is_no_patch(monkeypatch: pytest.MonkeyPatch) -> 
     ("patch", "name"),
     [
         ("collate.default_collate = lambda batch: 7", "collate.default_collate"),
-        ("collate.collate = functools.wraps(collate.collate)(lambda *a, **k: 7)", "collate.collate"),
-        ("fetch._MapDatasetFetcher.fetch = functools.partialmethod(int)", "fetch._MapDatasetFetcher.fetch"),
+        *slow(
+            ("collate.collate = functools.wraps(collate.collate)(lambda *a, **k: 7)", "collate.collate"),
+            ("fetch._MapDatasetFetcher.fetch = functools.partialmethod(int)", "fetch._MapDatasetFetcher.fetch"),
+        ),
         ("worker.random = 7; worker._worker_loop = functools.partial(print)", "worker._worker_loop"),
     ],
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import workloads as wl
+from sizes import slow
 
 import minidl
 from minidl import cli
@@ -86,7 +87,15 @@ def test_run_keeps_every_event_when_asked_to(full: list[str], ring_bytes: int | 
 
 @pytest.mark.live
 @pytest.mark.parametrize(
-    ("said", "slots"), [("", 1_048_576), ("full", 0), ("1", 16384), ("none", -1), ("0", -1), ("-3", -1)]
+    ("said", "slots"),
+    [
+        *slow(("", 1_048_576)),
+        ("full", 0),
+        ("1", 16384),
+        *slow(("none", -1)),
+        ("0", -1),
+        *slow(("-3", -1)),
+    ],
 )
 def test_the_environment_sizes_the_ring(said: str, slots: int, tmp_path: Path) -> None:
     program = "import minidl; list(minidl.DataLoader(range(3)))"

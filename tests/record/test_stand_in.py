@@ -14,6 +14,7 @@ import patched_internals
 import pytest
 import torch.utils.data
 from programs import ROOT, python
+from sizes import slow
 from torch.utils.data import dataloader
 
 from minidl.check import check
@@ -70,7 +71,7 @@ WAYS = {
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["run", *slow(*list(WAYS)[1:])])
 def test_what_a_program_may_do_to_a_loader_is_honoured(tmp_path: Path, way: str) -> None:
     plain, ours, said = (text for text in both(tmp_path, honoured, options=WAYS[way]))
     found = json.loads(ours)

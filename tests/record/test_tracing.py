@@ -24,9 +24,10 @@ import pytest
 import torch
 import torch.utils.data
 import workloads as wl
-from differential import GRID, epochs, observe
+from differential import epochs, grid, observe
 from oracle_twice import different
 from recorded import reordered, resumed, skipped, until_recorded
+from sizes import slow
 
 import minidl
 from minidl.arena.packets import TaskQueue
@@ -544,7 +545,7 @@ with minidl.trace(directory):
 
 
 @pytest.mark.live
-@pytest.mark.parametrize(("victim", "seed"), [("program", 1), ("program", 2), ("worker", 3)])
+@pytest.mark.parametrize(("victim", "seed"), [("program", 1), *slow(("program", 2)), ("worker", 3)])
 def test_what_was_emitted_before_a_kill_is_in_the_trace(victim: str, seed: int, tmp_path: Path) -> None:
     """Each worker keeps a journal of its own beside the trace: a line for each sample, written when it is served."""
     journal = tmp_path / "journal"
@@ -654,7 +655,7 @@ list(minidl.DataLoader(wl.Tensors(8), num_workers=1))
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("case", random.Random(5).sample(GRID, 10), ids=range(10))
+@pytest.mark.parametrize("case", random.Random(5).sample(grid(2), 6), ids=range(6))
 def test_batches_are_the_same_with_and_without_a_trace(case: dict[str, Any], tmp_path: Path) -> None:
     """Also seeds, generators and warnings."""
     without = observe(lambda lib: epochs(lib, case), minidl)
@@ -750,7 +751,10 @@ def test_the_environment_traces_a_program_and_keeps_each_run(tmp_path: Path) -> 
 
 
 @pytest.mark.live
-@pytest.mark.parametrize(("name", "words"), [("MINIDL_TRACE", "file"), ("MINIDL_TRACE_DETAIL", "everything")])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("MINIDL_TRACE", "file"), *slow(("MINIDL_TRACE_DETAIL", "everything"))],
+)
 def test_an_environment_that_cannot_be_followed_is_said_and_the_program_runs(
     name: str, words: str, tmp_path: Path
 ) -> None:

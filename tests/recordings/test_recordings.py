@@ -43,16 +43,16 @@ def make(directory: Path, *arguments: str) -> int:
 @pytest.mark.live
 @pytest.mark.timeout(240)
 def test_two_scenes_from_end_to_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert make(tmp_path, "--only", "shutdown-closed", "torn-message-pin-thread") == 0, capfd.readouterr().err
+    assert make(tmp_path, "--only", "shutdown-closed", "shutdown-exhausted") == 0, capfd.readouterr().err
     said = capfd.readouterr()
     assert [line.split(":")[0] for line in said.err.splitlines()] == [
         "1 of 2  shutdown-closed",
-        "2 of 2  torn-message-pin-thread",
+        "2 of 2  shutdown-exhausted",
     ]
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "README.md",
         "shutdown-closed.minidl",
-        "torn-message-pin-thread.minidl",
+        "shutdown-exhausted.minidl",
     ]
     trace = minidl.read_trace(tmp_path / "shutdown-closed.minidl")
     (told,) = trace.described("recording")

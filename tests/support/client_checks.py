@@ -19,7 +19,7 @@ Ran = Callable[[Client, str], Run]
 def cases(clients: tuple[Client, ...], *modes: str) -> list[object]:
     """Each client in each of these modes that it has."""
     return [
-        pytest.param(client, mode, id=f"{client}-{mode}", marks=marks(client))
+        pytest.param(client, mode, id=f"{client}-{mode}", marks=marks(client, mode))
         for client in clients
         for mode in client.modes
         if mode in modes
@@ -27,13 +27,16 @@ def cases(clients: tuple[Client, ...], *modes: str) -> list[object]:
 
 
 def each(clients: tuple[Client, ...]) -> list[object]:
-    """Each client."""
-    return [pytest.param(client, id=str(client), marks=marks(client)) for client in clients]
+    """Each client, in all of its modes."""
+    return [pytest.param(client, id=str(client), marks=marks(client, *client.modes)) for client in clients]
 
 
-def marks(client: Client) -> tuple[pytest.MarkDecorator, ...]:
-    """A few of the clients are tried each time, the others by `-m slow`."""
-    return () if client.name in ("Lightning ddp", "Accelerate", "Transformers", "torchdata") else (pytest.mark.slow,)
+USUAL = {"Lightning ddp": "run", "Accelerate": "direct", "Transformers": "run", "torchdata": "run"}
+"""Clients that are tried each time, each in one mode; everything else by `-m slow`."""
+
+
+def marks(client: Client, *modes: str) -> tuple[pytest.MarkDecorator, ...]:
+    return () if modes == (USUAL.get(client.name),) else (pytest.mark.slow,)
 
 
 def sees_torchs_samples(client: Client, mode: str, ran: Ran) -> None:

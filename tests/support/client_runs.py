@@ -89,6 +89,20 @@ class Client:
         return next((client for client in CLIENTS if client.name == self.like), self)
 
 
+def module_of(program: str) -> Any:
+    """A program as a module: what is planted in it, or asked."""
+    spec = importlib.util.spec_from_file_location(program.removesuffix(".py"), PROGRAMS / program)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(PROGRAMS))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(PROGRAMS))
+    return module
+
+
 def require(client: Client) -> None:
     """Skip the test if the client's package is not there."""
     if not client.installed:

@@ -8,6 +8,7 @@ each generator.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 import warnings
@@ -145,4 +146,8 @@ def indices_of(batch: Any) -> list[int]:
     return torch.as_tensor(batch[0]).flatten().tolist()  # type: ignore[no-any-return]
 
 
-GRID = covering(OPTIONS, 2) + random.Random(1).sample(covering(OPTIONS, 3), 24)
+@functools.cache
+def grid(together: int) -> list[dict[str, Any]]:
+    """Every pair of options' values at least once; of what covers every three, a sample."""
+    cases = covering(OPTIONS, together)
+    return cases if together == 2 else random.Random(1).sample(cases, 24)

@@ -51,15 +51,22 @@ class Holdings:
 
 def _descriptors() -> int:
     """How many are open, but for the fonts that matplotlib keeps: two for each style of letters it has drawn."""
-    links = (os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd"))
-    return sum(not link.endswith(".ttf") for link in links)
+    return sum(not _link(f"/proc/self/fd/{number}").endswith(".ttf") for number in os.listdir("/proc/self/fd"))
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except FileNotFoundError:  # the descriptor that has listed them
+        return ""
 
 
 def _children() -> Iterator[int]:
     """Yield the pids of all children, of whichever thread, zombies included."""
-    for task in Path("/proc/self/task").iterdir():
+    for task in os.listdir("/proc/self/task"):
         try:
-            yield from map(int, (task / "children").read_text().split())
+            with open(f"/proc/self/task/{task}/children") as file:
+                yield from map(int, file.read().split())
         except FileNotFoundError:  # the thread has ended meanwhile
             continue
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pkgutil
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 STARTERS = (
     "os.fork",
@@ -47,13 +47,22 @@ def no_process(test: str) -> Iterator[list[str]]:
         return refuse
 
     own = os.getpid()
-    with contextlib.ExitStack() as patches:
-        for name in STARTERS:
-            home, _, function = name.rpartition(".")
-            module = pkgutil.resolve_name(home)
-            if (start := getattr(module, function, None)) is not None:
-                patches.enter_context(mock.patch.object(module, function, guard(name, start)))
+    before = [(module, function, getattr(module, function)) for module, function in _starters()]
+    for module, function, start in before:
+        setattr(module, function, guard(f"{module.__name__}.{function}", start))
+    try:
         yield called
+    finally:
+        for module, function, start in before:
+            setattr(module, function, start)
+
+
+@functools.cache
+def _starters() -> list[tuple[Any, str]]:
+    """STARTERS that this Python has: their modules, or classes, and names."""
+    parts = [name.rpartition(".") for name in STARTERS]
+    found = [(pkgutil.resolve_name(home), function) for home, _, function in parts]
+    return [(home, function) for home, function in found if hasattr(home, function)]
 
 
 def _words(arguments: tuple[Any, ...]) -> Iterator[bytes]:

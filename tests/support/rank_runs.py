@@ -1,4 +1,4 @@
-"""Real runs of several gloo ranks, each traced: `recorded()` runs all of `SCENES` once and gives the place of each.
+"""Real runs of several gloo ranks, each traced: `record(place)` runs all of `SCENES`.
 
 The ranks are forked by a program of their own (this file), which has imported torch and run nothing: a process that
 has run autograd can't be forked, and one interpreter that starts is enough for all. No port is opened: the ranks meet
@@ -7,17 +7,13 @@ in a file, and talk through the loopback.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import functools
 import itertools
 import json
 import multiprocessing
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -312,11 +308,9 @@ def _run(name: str, place: Path) -> None:
         raise SystemExit(f"{name}: the ranks ended with {codes}")
 
 
-@functools.cache
-def recorded() -> Path:
-    """All scenes' traces: a directory for each, with rank0, rank1, ... in it. Run once."""
-    place = Path(tempfile.mkdtemp(prefix="minidl-ranks-"))
-    atexit.register(shutil.rmtree, place, ignore_errors=True)
+def record(place: Path) -> None:
+    """Write all scenes' traces there: a directory for each, with rank0, rank1, ... in it."""
+    place.mkdir()
     environment = dict(os.environ, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MINIDL_TRACE"):
         environment.pop(name, None)
@@ -329,7 +323,6 @@ def recorded() -> Path:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    return place
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +21,22 @@ def no_sigchld() -> Iterator[None]:
     """Deaths are found by looking."""
     with workloads.no_sigchld():
         yield
+
+
+@pytest.fixture(scope="session")
+def rank_traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All scenes of `rank_runs`; a process of xdist that comes later gets what another one has recorded."""
+    import rank_runs
+
+    place = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        place = place.parent
+    with (place / "ranks.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (place / "ranks").exists():
+            rank_runs.record(place / "being recorded")
+            (place / "being recorded").rename(place / "ranks")
+    return place / "ranks"
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,25 +34,41 @@ def modules(package: Path) -> dict[str, Path]:
 
 
 def _has_code(path: Path) -> bool:
-    return any(not isinstance(node, ast.Expr) for node in ast.parse(path.read_text()).body)
+    return any(not isinstance(node, ast.Expr) for node in parsed(path).body)
+
+
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def statements(node: ast.AST) -> list[ast.AST]:
+    """List the statements inside a node, and those inside them, with handlers and cases."""
+    found, todo = [], [node]
+    while todo:
+        node = todo.pop()
+        inner = [
+            each for part in ("body", "handlers", "orelse", "finalbody", "cases") for each in getattr(node, part, ())
+        ]
+        found += inner
+        todo += inner
+    return found
 
 
 def imported_names(path: Path, *, for_types: bool = False) -> Iterator[str]:
     """Yield the absolute names that a file imports at run time, or with `for_types` those under TYPE_CHECKING."""
-    todo: list[tuple[ast.AST, bool]] = [(ast.parse(path.read_text()), False)]
-    while todo:
-        node, typing = todo.pop()
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            todo += [(child, True) for child in node.body]
-            todo += [(child, typing) for child in node.orelse]
+    found = statements(parsed(path))
+    blocks = [node for node in found if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
+    typing = {id(inner) for block in blocks for child in block.body for inner in (child, *statements(child))}
+    for node in found:
+        if (id(node) in typing) != for_types:
             continue
-        if isinstance(node, ast.Import) and typing == for_types:
+        if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and typing == for_types:
+        elif isinstance(node, ast.ImportFrom):
             if node.level:
                 raise ValueError(f"{path}:{node.lineno}: relative import; write the absolute name")
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        todo += [(child, typing) for child in ast.iter_child_nodes(node)]
 
 
 def read_imports(package: Path) -> dict[str, Imports]:
@@ -112,7 +129,7 @@ def classes(package: Path) -> dict[str, list[str]]:
     """List for each class name of the package the modules that define it, classes inside classes included."""
     found: dict[str, list[str]] = {}
     for module, path in modules(package).items():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in statements(parsed(path)):
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append(module)
     return found
@@ -121,7 +138,7 @@ def classes(package: Path) -> dict[str, list[str]]:
 def lines_of_code(text: str) -> int:
     """Lines with code: no blank ones, comments, docstrings."""
     tree, texts = ast.parse(text), set()
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             texts.update(range(node.lineno, (node.end_lineno or 0) + 1))
     lines = enumerate(text.splitlines(), 1)

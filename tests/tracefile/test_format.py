@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minidl.tracefile.format import (
@@ -45,7 +45,6 @@ def test_the_header_page_is_read_as_it_was_written() -> None:
     assert header.version == FORMAT_VERSION
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.sets(st.integers(1, 200)), st.sampled_from([0, 256]), st.integers(0, 63))
 def test_each_event_is_in_its_slot(numbers: set[int], ring: int, cut: int) -> None:
     data = events_file(Header(1, 2, ring=ring), rows_of(*numbers))

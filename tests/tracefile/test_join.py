@@ -11,7 +11,6 @@ from typing import Any
 import made_trace
 import numpy as np
 import pytest
-import rank_runs
 from made_trace import Run
 from oracle_trace import write_process
 
@@ -34,8 +33,8 @@ HOUR = 3_600_000_000_000
 
 
 @pytest.fixture(scope="module")
-def place() -> Path:
-    return rank_runs.recorded()
+def place(rank_traces: Path) -> Path:
+    return rank_traces
 
 
 def test_between_readings_the_offset_is_interpolated_and_outside_it_holds() -> None:

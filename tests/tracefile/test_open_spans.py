@@ -11,6 +11,7 @@ import workloads as wl
 from made_trace import NEVER, Run
 from made_trace import write as write_made
 from programs import python, write
+from sizes import slow
 
 import minidl
 from minidl.analysis.critical_path import critical_path
@@ -65,7 +66,7 @@ COMMANDS = {
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("how", COMMANDS)
+@pytest.mark.parametrize("how", ["run", "ranks", *slow("observed", "MINIDL_TRACE")])
 def test_what_a_program_leaves_is_alive_at_its_end(tmp_path: Path, how: str) -> None:
     write(tmp_path / "keeps.py", KEEPS)
     write(tmp_path / "by_environment.py", BY_ENVIRONMENT)
@@ -178,7 +179,10 @@ def test_a_watchdog_saw_until_when_each_process_was_there(tmp_path: Path) -> Non
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("command", ["run", "observed", "MINIDL_TRACE"])
+@pytest.mark.parametrize(
+    "command",
+    [*slow("run", "observed"), "MINIDL_TRACE"],
+)
 def test_the_exception_that_ends_a_program_is_in_its_trace(tmp_path: Path, command: str) -> None:
     write(tmp_path / "keeps.py", KEEPS + "\n        raise KeyError('no\\nsuch')\n")
     write(tmp_path / "by_environment.py", BY_ENVIRONMENT)

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracle_trace import recorded, write_process
 
@@ -30,8 +30,6 @@ from minidl.tracefile.format import HEADER_BYTES, MANIFEST, PACK, ROW, STATE_AT,
 from minidl.tracefile.process import Process
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.words import duration
-
-RARELY = settings(max_examples=60, deadline=None)
 
 
 @pytest.fixture
@@ -156,7 +154,6 @@ def test_to_pandas_without_pandas(small: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.live
 @given(st.lists(st.text(), max_size=8))
-@RARELY
 def test_texts_come_back(texts: list[str]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         pen = Recorder(TraceConfig(str(create(Path(directory) / "t"))))
@@ -270,7 +267,6 @@ def test_a_size_that_leads_backwards_is_no_endless_loop(tmp_path: Path) -> None:
 
 # --- What is missing or damaged ---------------------------------------------------------------------------------------
 @given(data=st.data())
-@RARELY
 def test_events_file_cut_anywhere(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = write_process(Path(directory), [{"code": ev.YIELD, "x": n} for n in range(1, 21)], slots=32)
@@ -319,7 +315,6 @@ def noise() -> tuple[bytes, npt.NDArray[np.int64], int]:
 
 
 @given(data=st.data())
-@RARELY
 def test_packed_file_cut_anywhere(data: st.DataObject) -> None:
     whole, values, start = noise()
     size = data.draw(st.integers(0, len(whole) - 1))
@@ -366,7 +361,6 @@ def test_packed_file_with_flipped_bits(tmp_path: Path) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
 def test_no_damage_fails_in_another_way(data: st.DataObject) -> None:
     """Any bytes anywhere: a trace, perhaps with problems, or a TraceError."""
     with tempfile.TemporaryDirectory() as directory:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracle_trace import write_process
 
@@ -82,7 +82,6 @@ def paired_by_hand(trace: Trace) -> list[tuple[int, int]]:
 
 
 @given(st.lists(st.tuples(st.sampled_from([*ev.FETCH, *ev.SAMPLE, *ev.COLLATE]), st.integers(1, 2), st.integers(1, 2))))
-@settings(max_examples=200, deadline=None)
 def test_spans_are_paired_as_a_stack_would(steps: list[tuple[int, int, int]]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         events = [

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from oracle_trace import write_process
 
@@ -22,7 +22,6 @@ def sequence(data: bytes) -> list[int]:
     return sorted(int(row["seq"]) for row in rows if row["seq"])
 
 
-@settings(max_examples=80, deadline=None)
 @example(count=400, ring=256, room=0, most=100, holes={257})  # the first slot has kept what was there before
 @given(
     count=st.integers(0, 700),

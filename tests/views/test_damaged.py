@@ -12,6 +12,7 @@ import made_trace
 import pytest
 from made_trace import Run
 from perfetto_file import PerfettoFile
+from sizes import slow
 
 from minidl.analysis.summary import summary
 from minidl.tracefile.format import TraceError
@@ -54,7 +55,7 @@ VIEWS: dict[str, Callable[[Trace], object]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [0, 1, 5, *slow(2, 3, 4, 6, 7)])
 def test_each_view_opens_it_or_says_why_not(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
     made_trace.write(tmp_path / "t", Run(**draw.choice(RUNS)))  # type: ignore[arg-type]

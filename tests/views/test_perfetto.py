@@ -8,7 +8,7 @@ from pathlib import Path
 import made_trace
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from made_trace import Run, made
 from oracle_trace import write_process
@@ -113,7 +113,6 @@ def test_a_hang_is_joined_to_what_holds_it_up(hung: Trace, tmp_path: Path) -> No
     assert ["sample 38 (did not end)", "next (did not end)"] in flows
 
 
-@settings(max_examples=30)
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=2, max_size=8))
 def test_slices_nest_whatever_begins_and_ends_at_one_time(
     tmp_path_factory: pytest.TempPathFactory, spans: list[tuple[int, int]]

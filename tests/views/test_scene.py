@@ -8,7 +8,7 @@ from pathlib import Path
 import made_trace
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from made_trace import START, Run, made
 from oracle_trace import write_process
@@ -497,7 +497,6 @@ def some_bars(draw: st.DrawFn) -> np.ndarray:
     return bars
 
 
-@settings(deadline=None)
 @given(some_bars(), st.integers(10, 1000))
 def test_narrow_bars_are_counted_and_their_time_kept(bars: np.ndarray, pixels: int) -> None:
     wide, columns = per_pixel(bars, 0, 10_000, pixels)

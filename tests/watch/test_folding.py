@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from sizes import slow
 
 import minidl
 from minidl.check import examine
@@ -38,7 +39,7 @@ def test_workers_have_ended_that_are_gone_or_only_not_asked_for_their_exit_code(
 
 @pytest.mark.live
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes")
-@pytest.mark.parametrize("hang_after", [0, 60], ids=["without a watchdog", "with a watchdog"])
+@pytest.mark.parametrize("hang_after", [*slow(0), 60], ids=["without a watchdog", "with a watchdog"])
 def test_a_run_that_makes_new_workers_for_each_epoch_has_few_files(tmp_path: Path, hang_after: float) -> None:
     place, most = tmp_path / "trace", 0
     with minidl.trace(place, ring_bytes=None, hang_after=hang_after):

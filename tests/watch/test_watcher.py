@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from programs import python, write
+from sizes import slow
 
 from minidl.analysis.live import ProcessLife, life
 from minidl.tracefile.reader import Trace, read_trace
@@ -78,7 +79,7 @@ def test_a_wait_is_looked_at_in_growing_pauses_and_at_the_alarm() -> None:
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("options", [(), ("--observe",)], ids=["ours", "torch's"])
+@pytest.mark.parametrize("options", [(), *slow((("--observe",),))], ids=["ours", "torch's"])
 def test_a_hang_is_looked_at_and_raised_in_the_loop(tmp_path: Path, options: tuple[str, ...]) -> None:
     done = run(tmp_path, HANGS, "--hang-after", "0.6", "--on-hang", "raise", *options)
     trace = finished(tmp_path)
@@ -149,6 +150,7 @@ HURRIED = """
 
 
 @pytest.mark.live
+@pytest.mark.slow
 def test_a_look_that_never_ends_keeps_no_alarm_from_coming(tmp_path: Path) -> None:
     write(tmp_path / "start.py", HURRIED)
     write(tmp_path / "train.py", UNREADABLE)

@@ -12,7 +12,7 @@ import time
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +22,7 @@ import torch
 import torch.multiprocessing
 import torch.utils.data
 import workloads as wl
+from sizes import slow
 
 import minidl
 from minidl.loader import iterators, liveness, worker
@@ -778,7 +779,7 @@ print("exit code", iterator._workers[0].exitcode)
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("how", [pytest.param("plain", marks=pytest.mark.slow), "pinned"])
+@pytest.mark.parametrize("how", [*slow("plain"), "pinned"])
 def test_a_worker_that_dies_with_the_lock_of_the_result_queue_when_it_leaves_is_told(how: str) -> None:
     done = wl.run(JAMMED, how, MINIDL_SIMULATE_DEVICE="1")
     assert done.returncode == 0, done.stderr
@@ -792,9 +793,9 @@ LOCKED = """
 import itertools, os, sys, threading
 import minidl, workloads as wl
 import torch.utils.data
-import minidl.loader.driver
+import minidl.loader.driver, minidl.loader.worker
 
-minidl.loader.driver.MP_STATUS_CHECK_INTERVAL = 0.3
+minidl.loader.driver.MP_STATUS_CHECK_INTERVAL = minidl.loader.worker.MP_STATUS_CHECK_INTERVAL = 0.3
 told = sys.argv[1] == "told to leave"
 
 class Stream(minidl.IterableDataset):
@@ -845,8 +846,9 @@ def test_a_worker_that_dies_with_the_queues_lock_hangs_nobody(how: str) -> None:
 
 ORPHANS = """
 import os, signal, struct, sys
-import minidl, workloads as wl
+import minidl, minidl.loader.worker, workloads as wl
 
+minidl.loader.worker.MP_STATUS_CHECK_INTERVAL = 0.3
 iterator = iter(minidl.DataLoader(wl.Numbers(100), batch_size=2, num_workers=2))
 next(iterator)
 for queue in iterator._index_queues:
@@ -929,13 +931,6 @@ def test_only_a_lack_of_descriptors_is_named_as_one(number: int, named: bool, mo
         "`ulimit -n` in the shell or change the sharing strategy by calling "
         "`torch.multiprocessing.set_sharing_strategy('file_system')` at the beginning of your code"
     )
-
-
-@pytest.fixture(autouse=True)
-def _no_leftovers_of_errors() -> Iterator[None]:
-    """Frames of caught errors hold iterators; let them go before the leak check counts."""
-    yield
-    gc.collect()
 
 
 def test_a_worker_that_has_not_begun_is_starting_since_its_board_was_made() -> None:
