@@ -303,14 +303,14 @@ def test_a_signals_handler_may_count_at_any_instruction_of_a_count(first: int, h
     asks(expected)
     while asking is None or not asking.left:
         at, one = at + 1, begun()
-        asking = Asking(at, partial(asks, one))
+        asking, before = Asking(at, partial(asks, one)), sys.gettrace()
         sys.settrace(asking.call)
         try:
             if held is None:
                 one._settle_at_once()
             asks(one)
         finally:
-            sys.settrace(None)
+            sys.settrace(before)  # coverage's, perhaps
         asks(one)
         assert everything(one) == everything(expected), at
     assert at > 100
