@@ -938,7 +938,7 @@ def test_the_ledger_calls_a_pageable_source_avoidable(tmp_path: Path) -> None:
     found = ledger(trace)
     rows = [(row["bytes"], row["tensors"], Why(row["why"])) for row in found.copies if row["kind"] == Copy.H2D]
     assert sorted(rows) == [(400, 0, Why.PAGEABLE), (500, 1, Why.NEEDED), (600, 2, Why.NEEDED)]
-    assert "pageable: pin_memory=True" in " ".join(found.text().split())
+    assert "use pin_memory=True: from pageable memory" in " ".join(found.text().split())
 
 
 @pytest.mark.live

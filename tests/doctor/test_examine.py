@@ -36,7 +36,7 @@ def test_a_committed_trace_without_evidence_says_what_was_not_seen_and_claims_no
     said = of_trace(read_trace(path), py_spy=False, seconds=0)
     if said.outcome is RunOutcome.HUNG:
         assert (said.cause, said.sure) == (HangCause.UNKNOWN, Sure.UNKNOWN)
-        assert "has no evidence of that" in said.not_seen[0]
+        assert "has no evidence of it" in said.not_seen[0]
     assert said.sentence
     assert said.who
 
