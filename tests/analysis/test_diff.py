@@ -411,7 +411,7 @@ def test_the_bytes_of_live_runs(tmp_path: Path) -> None:
     assert copy.b is not None
     assert copy.b.count == FEWEST + 1
     assert copy.verdict is Comparison.ONLY_B
-    assert "; the bytes copied for a batch went from" in found.sentence()
+    assert "; the bytes copied per batch changed from" in found.sentence()
     assert found.a.samples == found.b.samples == 2 * FEWEST + 2
 
 

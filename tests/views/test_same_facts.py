@@ -371,7 +371,7 @@ def test_the_terminals_characters(trace: Trace) -> None:
             wanted = {LETTERS[kind] for kind, spent in time.items() if spent == most} or {" "}
             wanted |= {letter.lower() for letter in wanted}
             wrong += shown[cell] not in wanted and not shown[cell].isdigit()
-        words = re.search(r"> (.*(did not end|was ended)|idle) >", shown)
+        words = re.search(r"> (.*(did not end|recording ended)|idle) >", shown)
         assert wrong <= (len(words[1]) // 3 + 3 if words else 0), shown
 
 
