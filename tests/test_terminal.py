@@ -67,6 +67,7 @@ def test_a_message_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_width_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.delenv("LINES", raising=False)
     monkeypatch.setattr("shutil.os.get_terminal_size", lambda fd: os.terminal_size((0, 0)))
     assert terminal.columns(77) == 77
     assert terminal.size(77, 7) == (77, 7)
