@@ -139,14 +139,6 @@ class Crew(LiveRepr):
                 each.forget_names()
             self.named = False
 
-    def put(self, worker_id: int, message: Any) -> None:
-        """Put a message into a worker's queue; drop it if a signal handler has closed the queue in the meantime."""
-        try:
-            self.index_queues[worker_id].put(message)
-        except ValueError:
-            if not self.driver.closed:
-                raise
-
     # --- The shutdown -------------------------------------------------------------------------------------------------
     def shut_down(self) -> None:
         """End the pin thread, the workers and the queues.
@@ -221,8 +213,12 @@ class Crew(LiveRepr):
             _close(index_queue)
 
     def _mark_worker_as_unavailable(self, worker_id: int) -> None:
-        """Send the worker its sentinel; it is joined by the shutdown."""
-        self.put(worker_id, Sentinel())
+        """Send the worker its sentinel, unless an interrupted shutdown has closed the queue; the shutdown joins it."""
+        try:
+            self.index_queues[worker_id].put(Sentinel())
+        except ValueError:
+            if not self.driver.closed:
+                raise
 
     def _wake_pin(self) -> None:
         with contextlib.suppress(NoThreadError):  # Python exits, and the pipe is full: its messages wake the pin thread

@@ -175,7 +175,7 @@ class Dispatcher(LiveRepr):
         while self.rcvd_idx < self.send_idx:
             info = self.task_info.get(self.rcvd_idx)
             if info is not None:
-                if info.fetched:
+                if info.data is not NOT_FETCHED:
                     return self._deliver(self.rcvd_idx)
                 if self.workers_status[info.worker_id]:
                     return self._wait(info)

@@ -484,9 +484,17 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
         """Send a task. If that is interrupted it is sent again; the worker drops the second one."""
         self._effect = effect
         task = Task(effect.idx, effect.worker_id, self._dispatcher.task_info[effect.idx].index)
-        self._crew.put(effect.worker_id, self._ports.envelope(task))
+        self._put(effect.worker_id, self._ports.envelope(task))
         self._effect = _DECIDING
         return self._driver.done()
+
+    def _put(self, worker_id: int, message: Any) -> None:
+        """Put a message into a worker's queue; drop it if a signal's handler has closed the loader in the meantime."""
+        try:
+            self._index_queues[worker_id].put(message)
+        except ValueError:
+            if not self._driver.closed:
+                raise
 
     def _next_data(self) -> Any:
         """The next batch: from the reorder buffer, or from the workers. Article 1 §2.4.7.
@@ -552,7 +560,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
             case Raise():
                 self._raise(effect, None)
             case PutResume(worker_id, epoch):
-                self._crew.put(worker_id, ResumeIteration(epoch, worker_id))
+                self._put(worker_id, ResumeIteration(epoch, worker_id))
             case NoteDeath():
                 liveness.note_death(self._crew, effect, self._ports)
             case Simple.SHUT_DOWN:

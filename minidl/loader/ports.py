@@ -203,9 +203,8 @@ class Ports:
         """An object that decides: `kind(*args)`."""
         return kind(*args)
 
-    def envelope(self, message: Task | Result) -> Any:
-        """Return what is put into a queue for a task or a result."""
-        return Envelope(message)
+    envelope: Callable[[Task | Result], Any] = Envelope
+    """Makes what is put into a queue for a task or a result."""
 
     # --- in the loader's process
     def sampler_iter(self, sampler: Iterable[Any], draws: Callable[[Any], Iterator[Any]] = iter) -> Iterator[Any]:

@@ -59,6 +59,7 @@ class _Incoming:
         self._poll.register(self._fd, select.POLLIN)
         self._bytes = bytearray()
         self._pieces: list[bytes] = []  # one at most: it was read, and is not in `_bytes` yet
+        self._present = 0, 0  # where the message begins and ends that `whole` has found
 
     def _bounds(self) -> tuple[int, int]:
         """Where the next message begins and ends, as far as that is known."""
@@ -73,8 +74,9 @@ class _Incoming:
 
     @property
     def whole(self) -> bool:
-        """Whether the next message is here."""
-        return len(self._bytes) >= self._bounds()[1]
+        """Whether the next message is here, which is the present one then."""
+        self._present = _, end = self._bounds()
+        return len(self._bytes) >= end
 
     @property
     def pending(self) -> int:
@@ -107,13 +109,13 @@ class _Incoming:
         return True
 
     def message(self) -> memoryview:
-        """The whole message, which stays the present one until `drop`."""
-        begin, end = self._bounds()
+        """The present message, which stays until `drop`."""
+        begin, end = self._present
         return memoryview(self._bytes)[begin:end]
 
     def drop(self, *steps: Step) -> None:
-        """Forget the message, at once with `steps`: the next one may come."""
-        at_once(partial(setattr, self, "_bytes", self._bytes[self._bounds()[1] :]), *steps)
+        """Forget the present message, at once with `steps`: the next one may come."""
+        at_once(partial(setattr, self, "_bytes", self._bytes[self._present[1] :]), *steps)
 
 
 def start_tracker_apart() -> None:

@@ -667,18 +667,6 @@ def test_at_exit_only_crews_that_asked_for_it_are_shut_down(crew: Crew, monkeypa
     assert ended == [0, 2]
 
 
-def test_a_message_is_dropped_only_if_the_shutdown_has_closed_the_queue(crew: Crew) -> None:
-    def closed(message: Any) -> None:
-        raise ValueError("the queue is closed")
-
-    crew.index_queues.append(SimpleNamespace(put=closed))
-    crew.driver.closed = True
-    crew.put(0, "dropped")
-    crew.driver.closed = False
-    with pytest.raises(ValueError, match="the queue is closed"):
-        crew.put(0, "missed")
-
-
 def test_an_effect_that_is_no_step_is_refused(crew: Crew) -> None:
     with pytest.raises(AssertionError, match="END is not a step of the shutdown"):
         crew.perform(END)
