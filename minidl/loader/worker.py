@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.random  # now: NumPy imports it when it is used first, which would be in each forked worker
 import torch
 import torch.multiprocessing
 import torch.utils.data._utils.worker as torch_worker

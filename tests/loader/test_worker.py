@@ -7,6 +7,8 @@ import os
 import queue
 import random
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -493,3 +495,9 @@ def test_what_a_worker_does_at_its_end_is_not_interrupted() -> None:
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_no_worker_is_the_first_to_import_numpys_generators() -> None:
+    """NumPy imports them when they are used first: each forked worker would, while its collector may run."""
+    code = "import sys, minidl.loader.worker; sys.exit('numpy.random' not in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
