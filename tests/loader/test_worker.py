@@ -497,6 +497,7 @@ def test_what_a_worker_does_at_its_end_is_not_interrupted() -> None:
         signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.live
 def test_no_worker_is_the_first_to_import_numpys_generators() -> None:
     """NumPy imports them when they are used first: each forked worker would, while its collector may run."""
     code = "import sys, minidl.loader.worker; sys.exit('numpy.random' not in sys.modules)"
