@@ -244,7 +244,7 @@ def loaded_by(statements: str) -> set[str]:
 @pytest.mark.live
 def test_importing_needs_torch_and_numpy_alone() -> None:
     """A function that needs more imports it when it is called."""
-    theirs = loaded_by("import numpy, torch, torch.utils.data, torch.multiprocessing")
+    theirs = loaded_by("import numpy.random, torch, torch.utils.data, torch.multiprocessing")
     ours = loaded_by("\n".join(f"import minidl.{name}" for name in MODULES if name != "__main__"))
     roots, known = ({name.split(".")[0] for name in names} for names in (ours, theirs))
     assert roots - known - set(sys.stdlib_module_names) == {"minidl"}

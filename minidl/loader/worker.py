@@ -17,7 +17,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import numpy.random  # now: NumPy imports it when it is used first, which would be in each forked worker
 import torch
 import torch.multiprocessing
@@ -114,13 +113,13 @@ def numpy_seed(base_seed: int, worker_id: int) -> list[int]:
 
     NumPy and `random` use the same generator. With the same seed they could return the same numbers.
     """
-    return [int(word) for word in np.random.SeedSequence((worker_id, base_seed)).generate_state(4)]
+    return [int(word) for word in numpy.random.SeedSequence((worker_id, base_seed)).generate_state(4)]
 
 
 def _seed(spec: WorkerSpec) -> None:
     random.seed(spec.seed)
     torch.manual_seed(spec.seed)
-    np.random.seed(numpy_seed(spec.base_seed, spec.worker_id))
+    numpy.random.seed(numpy_seed(spec.base_seed, spec.worker_id))
 
 
 def _publish_worker_info(spec: WorkerSpec, dataset: Any) -> None:
