@@ -261,7 +261,7 @@ def test_a_loader_loads_nothing_that_records_or_reads_traces() -> None:
 TESTS = Path(__file__).parent
 OTHER_TESTS = {
     "": "architecture budget core_coverage draw_structure holdings live namesakes package readme "
-    "dispatcher_mutants on_gpu segments site subclasses",
+    "dispatcher_mutants examples on_gpu segments site subclasses",
     "analysis": "headline",
     "companion": "companion_page companion_text",
     "clients": "correct more one_process planted several_ranks state table",

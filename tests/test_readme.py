@@ -77,6 +77,13 @@ def test_each_command_is_named_in_a_guide() -> None:
     assert [name for name in cli.COMMANDS if f"minidl {name}" not in TEXT] == []
 
 
+def test_each_variable_of_the_environment_is_in_its_page() -> None:
+    code = "\n".join(path.read_text() for path in (ROOT / "minidl").rglob("*.py"))
+    named = set(re.findall(r"\bMINIDL_[A-Z_]*[A-Z]", code)) - {"MINIDL_RUN"}
+    page = (ROOT / "docs" / "reference" / "environment.md").read_text()
+    assert set(re.findall(r"^\| `(MINIDL_\w+)`", page, re.M)) == named
+
+
 def test_each_python_name_exists() -> None:
     for path in set(re.findall(r"\b(minidl(?:\.[A-Za-z_]+)+)\(", TEXT)):
         assert callable(pkgutil.resolve_name(path)), path
