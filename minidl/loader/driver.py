@@ -25,8 +25,8 @@ What is decided (article 1 §2.4; article 4 §shutdown):
 
 1. An epoch begins with `capacity` draws. Each batch that is yielded is first replaced by one more task.
 2. A worker whose iterable has ended gets its sentinel, unless it is persistent, and one more task goes to the others.
-3. A sentinel is sent to each worker once, and counts as sent when `done` answers it. Upstream's shutdown sends another
-   one to a persistent worker that was found dead; nothing reads it.
+3. A sentinel counts as sent when `done` answers it. The shutdown sends one to each worker that has had none and, as
+   upstream, to each persistent worker: one that was found dead has had one, and nothing reads the second.
 4. The pin-memory thread is stopped before the workers are. Every join is bounded. A worker that is still alive then is
    terminated, and at last killed. After an interruption the shutdown skips to these last steps. A second `close` does
    nothing.
@@ -445,7 +445,7 @@ class Driver(LiveRepr):
         return self._tell_pin() if self.pin and not self.pin_told else ()
 
     def _signal(self) -> Plan:
-        """Set the done event, then send a sentinel to each worker that has had none."""
+        """Set the done event, then send the sentinels."""
         if not self.told:
             return ()
         tell = (step for worker in range(len(self.told)) for step in self._sentinel(worker, again=self.persistent))
