@@ -393,6 +393,8 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                 _flag("--guards", "list the guards of the protocol, and exit"),
             ),
         ),
+        Command(commands.help, "print a page of the documentation: a guide, an explanation, a table", "help hang",
+                (_arg("page", nargs="?", metavar="NAME", help="the page (default: list all)"),)),
     ),
 }  # fmt: skip
 

@@ -202,6 +202,8 @@ def doctor(arguments: Namespace) -> int:
     with terminal.busy(f"looking at {arguments.target}"):
         found = examine(arguments.target, py_spy=not arguments.no_py_spy, seconds=arguments.seconds)
     print(found.to_json() if arguments.json else found.text())
+    if found.outcome.wrong and not arguments.json:
+        print("more about this: minidl help hang")
     return FOUND if found.outcome.wrong else OK
 
 
@@ -447,3 +449,17 @@ def bench(arguments: Namespace) -> int:
     from minidl.bench import run
 
     return run(arguments)
+
+
+def help(arguments: Namespace) -> int:
+    from minidl.guides import pages, title
+
+    found = pages()
+    if arguments.page is None:
+        width = max(map(len, found), default=0)
+        print("\n".join(f"{name:<{width}}  {title(page)}" for name, page in found.items()))
+    elif arguments.page in found:
+        print(found[arguments.page].read_text(encoding="utf-8").rstrip())
+    else:
+        raise CommandError(f"help: there is no page {arguments.page!r}: choose from {', '.join(found)}")
+    return OK

@@ -20,7 +20,7 @@ from minidl.tracefile.events import EVENTS
 PACKAGE = Path(__file__).parent.parent / "minidl"
 
 ORDER = (
-    ("", "articles references live_repr process_stat"),
+    ("", "articles references guides live_repr process_stat"),
     ("", "mini"),
     ("", "_libstdcxx"),
     ("wire", "messages errors atomic signal_handling tensors message queues"),
