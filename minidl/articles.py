@@ -7,6 +7,7 @@ number their sections. The sections of articles 3 and 4 have headings only, and 
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 
@@ -151,7 +152,8 @@ _ANCHOR = r"0x[0-9A-F]{2}|[0-9](?:\.[0-9]+)*|[a-z_]+"
 _CITATION = re.compile(rf"\b([0-9])((?:(?:,| to|) §(?:{_ANCHOR}))+)")
 
 
-def sections(text: str) -> list[Section]:
+@functools.cache
+def sections(text: str) -> tuple[Section, ...]:
     """The sections that `text` cites, in its order. Raises LookupError for a citation of a section that is not there.
 
     "§3.1 to §3.3" gives the two ends.
@@ -164,4 +166,4 @@ def sections(text: str) -> list[Section]:
             if section is None:
                 raise LookupError(f"article {number} §{anchor}: no such section; see minidl/articles.py")
             found.append(section)
-    return found
+    return tuple(found)

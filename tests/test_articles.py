@@ -61,8 +61,8 @@ def test_forms_of_a_citation() -> None:
         "shutdown",
     ]
     assert [s.name for s in sections("2 §3.3.1 to §3.3.3")] == ["use: set_epoch", "in C++"]
-    assert sections("3 §storage") == [ARTICLES[3].sections[2]]
-    assert sections("nothing cited") == []
+    assert sections("3 §storage") == (ARTICLES[3].sections[2],)
+    assert sections("nothing cited") == ()
 
 
 @pytest.mark.parametrize("wrong", ["1 §2.6", "5 §1.1", "4 §0x00", "3 §shutdown", "1 §2.4.3, §2.4.9"])

@@ -41,10 +41,12 @@ def test_the_photographs_are_real_files_of_eight_kinds() -> None:
 
 def test_cuts_are_made_once_and_are_the_same_each_time(few: Path, tmp_path: Path) -> None:
     sources = few.parent / "sources"
-    again = demo.cut_photographs(tmp_path / "again", sources)
-    names = sorted(path.relative_to(few) for path in few.rglob("*.jpg"))
-    assert len(names) == 2 * demo.CUTS_PER_PHOTOGRAPH
-    assert all((few / name).read_bytes() == (again / name).read_bytes() for name in names)
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "cat.jpg").symlink_to(sources / "cat.jpg")
+    again = demo.cut_photographs(tmp_path / "again", tmp_path / "cat")
+    names, of_one = (sorted(path.relative_to(cut) for path in cut.rglob("*.jpg")) for cut in (few, again))
+    assert len(names) == 2 * len(of_one) == 2 * demo.CUTS_PER_PHOTOGRAPH
+    assert all((few / name).read_bytes() == (again / name).read_bytes() for name in of_one)
     assert len({(few / name).read_bytes() for name in names}) == len(names)
     before = (few / names[0]).stat().st_mtime_ns
     assert demo.cut_photographs(few, sources) == few

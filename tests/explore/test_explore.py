@@ -313,6 +313,7 @@ KINDS = {
     "leftovers-ended": {"rule"},
     "pin-sentinel-left": {"hang"},
 }
+LARGE_GUARDS = {"pin-told-at-last", "get-timeout-pin", "pin-sentinel-left"}
 guards = pytest.mark.parametrize("guard", GUARDS.values(), ids=lambda guard: guard.name)
 
 
@@ -324,7 +325,7 @@ def goes_well(configuration: Configuration) -> bool:
 @pytest.mark.parametrize(
     "guard",
     [
-        pytest.param(guard, id=name, marks=pytest.mark.slow if name in ("pin-told-at-last", "get-timeout-pin") else ())
+        pytest.param(guard, id=name, marks=pytest.mark.slow if name in LARGE_GUARDS else ())
         for name, guard in GUARDS.items()
     ],
 )

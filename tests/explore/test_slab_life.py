@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import fields, replace
 
 import pytest
 from sizes import slow
 
 from minidl import cli
-from minidl.explore.slab_life import GUARDS, Guards, explore_slabs
+from minidl.explore import slab_life
+from minidl.explore.slab_life import GUARDS, Guards
+
+explore_slabs = functools.cache(slab_life.explore_slabs)
 
 
-def test_no_slab_is_written_while_its_batch_is_seen(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_slab_is_written_while_its_batch_is_seen(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nor is a batch lost; and the command says so, with each guard and what it is for."""
     assert {field.name for field in fields(Guards)} == GUARDS.keys()
+    monkeypatch.setattr(slab_life, "explore_slabs", explore_slabs)
     assert cli.main(["explore", "--slabs"]) == 0
     told = capsys.readouterr().out
     states = int(told.split()[1].replace(",", ""))

@@ -34,7 +34,7 @@ def observe(program: Program, lib: Any) -> dict[str, Any]:
     """What a program returned, what it warned of, and the state in which it left the global generators."""
     random.seed(1)
     np.random.seed(2)
-    torch.manual_seed(3)
+    torch.default_generator.manual_seed(3)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
