@@ -48,16 +48,16 @@ def simulate(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sim.repair()
 
 
-@pytest.fixture
-def healthy(tmp_path: Path) -> Trace:
-    """The trace of an imagined run that ends."""
-    return made_trace.made(tmp_path / "trace", **made_trace.HEALTHY)
+@pytest.fixture(scope="session")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """The trace of an imagined run that ends; no test changes it."""
+    return made_trace.made(tmp_path_factory.mktemp("healthy"), **made_trace.HEALTHY)
 
 
-@pytest.fixture
-def hung(tmp_path: Path) -> Trace:
-    """The trace of an imagined run that hangs in sample 38."""
-    return made_trace.made(tmp_path / "trace", **made_trace.HUNG)
+@pytest.fixture(scope="session")
+def hung(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """The trace of an imagined run that hangs in sample 38; no test changes it."""
+    return made_trace.made(tmp_path_factory.mktemp("hung"), **made_trace.HUNG)
 
 
 @pytest.fixture

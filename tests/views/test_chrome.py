@@ -635,7 +635,7 @@ def test_several_attachments_of_a_kind_are_drawn_as_one(tmp_path: Path) -> None:
 
 
 def test_an_attachment_that_cannot_be_read_leaves_the_trace_as_it_is(tmp_path: Path, healthy: Trace) -> None:
-    path = tmp_path / "trace"
+    path = made_trace.write(tmp_path, Run(**made_trace.HEALTHY))
     (path / "functions-1.attachment.jsonl").write_bytes(b'{"attachment":1,"kind":5}\n[[[\n')
     document = to_chrome(read_trace(path))
     assert document["traceEvents"] == to_chrome(healthy)["traceEvents"]

@@ -66,7 +66,8 @@ def test_each_rank_is_a_group_and_ranks_stand_in_the_order_of_their_numbers(tmp_
     assert file.titles("rank 10") == ["loader, pid 1100", "worker 0, pid 1101", "worker 1, pid 1102"]
 
 
-def test_the_headline_lasts_as_long_as_the_trace_and_says_why_and_what_next(hung: Trace, tmp_path: Path) -> None:
+def test_the_headline_lasts_as_long_as_the_trace_and_says_why_and_what_next(tmp_path: Path) -> None:
+    hung = made_trace.made(tmp_path / "t", **made_trace.HUNG)
     hung.problems.append("something is missing")
     found, file = headline(hung), PerfettoFile(hung, tmp_path)
     (one,) = (one for one in file.slices if file.title(one.track) == "headline")

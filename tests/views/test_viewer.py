@@ -142,26 +142,24 @@ def test_the_trace_is_only_for_who_has_its_address(running: Viewer) -> None:
         assert (status, b"open the one that minidl printed" in body) == (403, True)
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1", "127.0.0.1:1", ""])
-def test_it_answers_only_to_its_own_name(running: Viewer, host: str) -> None:
+def test_it_answers_only_to_its_own_names(running: Viewer) -> None:
     """A page whose host name has been made to resolve to 127.0.0.1 sends its own name."""
-    for path in ("/", urlsplit(running.url).path, trace_path(running)):
-        status, _, body = get(running, path, Host=host)
-        assert (status, b"answers only to" in body) == (403, True)
-
-
-def test_localhost_is_its_own_name_too(running: Viewer) -> None:
     assert get(running, "/", Host=f"localhost:{port_of(running.url)}")[0] == 200
+    for path in ("/", urlsplit(running.url).path, trace_path(running)):
+        for host in ("evil.example", "evil.example:80", "127.0.0.1", "127.0.0.1:1", ""):
+            status, _, body = get(running, path, Host=host)
+            assert (status, b"answers only to" in body) == (403, True), (path, host)
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/../viewer.py", "/../../../../../../etc/passwd", "/%2e%2e/viewer.py", "/..%2f__init__.py", "//etc/passwd",
-     "/%2fetc/passwd", "/index.html/../../__init__.py", "/assets", "/%00", "/" + "a" * 5000, "/nothing.js", "/\\..\\x"],
+OUTSIDE = (
+    "/../viewer.py", "/../../../../../../etc/passwd", "/%2e%2e/viewer.py", "/..%2f__init__.py", "//etc/passwd",
+    "/%2fetc/passwd", "/index.html/../../__init__.py", "/assets", "/%00", "/" + "a" * 5000, "/nothing.js", "/\\..\\x",
 )  # fmt: skip
-def test_nothing_outside_the_viewers_folder_is_served(running: Viewer, path: str) -> None:
-    status, _, body = get(running, path)
-    assert (status, body) == (404, b"no such file in the viewer\n")
+
+
+def test_nothing_outside_the_viewers_folder_is_served(running: Viewer) -> None:
+    for path in OUTSIDE:
+        assert get(running, path)[::2] == (404, b"no such file in the viewer\n"), path
 
 
 def test_no_other_origin_may_read_it_and_the_page_may_ask_nobody_else(running: Viewer) -> None:
@@ -354,7 +352,7 @@ HANG = {
 
 @pytest.mark.parametrize("name", ["hung", "slow"])
 def test_the_window_is_around_what_the_headline_is_about(tmp_path: Path, name: str) -> None:
-    slow = {"batches": 3000, "cost": lambda task: 900_000_000 if task == 700 else 900_000}
+    slow = {"batches": 900, "cost": lambda task: 2_900_000_000 if task == 700 else 900_000}
     trace = made_trace.made(tmp_path / "t", **HANG if name == "hung" else slow)
     shown, spot, last = focus(trace), headline(trace).focus, trace.last - trace.start
     assert spot is not None
