@@ -10,16 +10,13 @@ import pytest
 from minidl import cli, guides
 
 
-def test_each_page_is_printed_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_page_is_printed_by_its_name_and_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+    docs = Path(__file__).parents[1] / "docs"
     assert cli.main(["help"]) == cli.OK
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    docs = Path(__file__).parents[1] / "docs"
     assert sorted(listed) == sorted(page.stem for page in docs.glob("*/*.md"))
     assert cli.main(["help", "hang"]) == cli.OK
     assert capsys.readouterr().out.strip() == (docs / "guides" / "hang.md").read_text().strip()
-
-
-def test_an_unknown_page_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["help", "nowhere"]) == cli.USAGE
     assert "there is no page 'nowhere': choose from arena, ci," in capsys.readouterr().err
 

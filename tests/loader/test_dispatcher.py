@@ -199,3 +199,11 @@ def test_a_worker_whose_dataset_has_ended_holds_no_task_that_it_has_answered() -
     assert dispatcher.tasks_outstanding == 1
     with pytest.raises(DispatchError, match="task 0, which is unknown"):
         dispatcher.receive(0, "again")
+
+
+def test_out_of_order_a_share_of_the_capacity_is_rounded_down() -> None:
+    d = Dispatcher(4, 2, in_order=False)
+    assert [d.assign(index) for index in range(8)][4] == Assignment(4, 0)
+    d.exhausted(3, 3)
+    assert d.assign(8) is None  # 8 tasks for 3 workers: 2 for each, which they have
+    assert [d.held_by(worker) for worker in range(4)] == [[0, 4], [1, 5], [2, 6], [7]]
