@@ -252,7 +252,8 @@ class Recorder:
         Raises OSError if the disk is full, the directory is gone or a limit is reached.
 
         Of two threads that grow at once, the later one's map is used by all threads. If it is the shorter one, the
-        next event behind its end comes here again. Both maps show the same file.
+        next event behind its end comes here again. Both maps show the same file. It ends with a page: while one thread
+        writes behind an end within a page, Linux may clear the rest of that page for another that lengthens the file.
         """
         current = self._map
         have = max(0, len(current) - HEADER_BYTES) // SLOT_BYTES
@@ -261,7 +262,7 @@ class Recorder:
         want = max(slots, FIRST_SLOTS, min(2 * have, have + GROW_SLOTS))
         if self._ring:
             want = min(want, self._ring)
-        size = HEADER_BYTES + want * SLOT_BYTES
+        size = -(-(HEADER_BYTES + want * SLOT_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
         grown = self._with_descriptors(lambda: _mapped(self._stem + EVENTS_SUFFIX, size, new=not have))
         HEADER.pack_into(grown, 0, MAGIC, FORMAT_VERSION, os.getpid(), *self._start, self._ring)
         if not self._off:
