@@ -100,12 +100,6 @@ Imports inside functions and imports for type checkers count too. To add or rena
 the order is right and an import is not, move what is imported.
 """
 
-KNOWN_WRONG: set[tuple[str, str]] = set()
-"""Imports in the wrong direction that still have to be removed. Never add one."""
-
-KNOWN_CIRCLES: list[list[str]] = []
-"""Groups of modules that still import each other. Never add one."""
-
 KNOWN_DOUBLE = {
     "DataLoader": ["dataloader", "loader.dataloader"],  # the first adds to the second what torch's has not
     "Place": ["loader.progress", "tracefile.events"],
@@ -113,22 +107,9 @@ KNOWN_DOUBLE = {
 """Class names that several modules still define. Never add one."""
 
 NOT_LOADED = {
-    "evidence",
-    "tracefile",
-    "record",
-    "check",
-    "analysis",
-    "doctor",
-    "views",
-    "playback",
-    "explore",
-    "bench",
-    "recordings",
-    "faults",
-    "watch",
-    "companion",
-    "lab",
-}
+    "evidence", "tracefile", "record", "check", "analysis", "doctor", "views", "playback", "explore", "bench",
+    "recordings", "faults", "watch", "companion", "lab",
+}  # fmt: skip
 """Folders that a program without a trace does not load."""
 
 PURE = {"live_repr", "loader.dispatcher", "loader.driver", "loader.protocol", "resume.position", "wire.messages"}
@@ -144,12 +125,6 @@ POSITION = {
 }
 FILES = structure.modules(PACKAGE)
 MODULES = sorted(module for module in FILES if not module.endswith("__init__"))
-
-
-@functools.cache
-def edges() -> dict[str, frozenset[str]]:
-    imports = structure.read_imports(PACKAGE)
-    return {module: each.at_run_time | each.for_types for module, each in imports.items()}
 
 
 def source_of(module: str) -> Path:
@@ -172,28 +147,13 @@ def test_order_lists_each_module_once() -> None:
 
 def test_imports_run_one_way() -> None:
     last = len(POSITION)
-    wrong = {
-        (module, target)
-        for module, targets in edges().items()
-        for target in targets
+    wrong = [
+        f"minidl.{module} imports {target}, after it in ORDER"
+        for module, targets in sorted(structure.read_imports(PACKAGE).items())
+        for target in sorted(targets)
         if POSITION.get(target, -1) > POSITION.get(module, last)
-    }
-    new = [f"minidl.{module} imports {target}, after it in ORDER" for module, target in sorted(wrong - KNOWN_WRONG)]
-    assert not new
-    assert not KNOWN_WRONG - wrong, f"delete from KNOWN_WRONG: {sorted(KNOWN_WRONG - wrong)}"
-
-
-def test_known_wrong_names_modules_that_exist() -> None:
-    gone = sorted({pair for pair in KNOWN_WRONG if not FILES.keys() >= set(pair)})
-    assert not gone, f"delete from KNOWN_WRONG: {gone}"
-
-
-def test_no_modules_import_each_other_in_a_circle() -> None:
-    found = structure.circles(edges())
-    new = [circle for circle in found if circle not in KNOWN_CIRCLES]
-    assert not new, f"circle of imports: {new}"
-    gone = [circle for circle in KNOWN_CIRCLES if circle not in found]
-    assert not gone, f"delete from KNOWN_CIRCLES: {gone}"
+    ]
+    assert not wrong
 
 
 def test_no_class_name_is_defined_twice() -> None:
@@ -210,17 +170,12 @@ def test_no_class_name_is_defined_twice() -> None:
     assert not stale, f"KNOWN_DOUBLE is longer than the truth; now { ({name: doubles.get(name) for name in stale}) }"
 
 
-def test_a_circle_and_a_double_are_found(tmp_path: Path) -> None:
+def test_imports_in_functions_and_for_types_and_doubles_are_found(tmp_path: Path) -> None:
     (tmp_path / "one.py").write_text("def f():\n    import minidl.two\nclass A: ...\n")
     (tmp_path / "two.py").write_text(
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from minidl.one import A as B\nclass A: ...\n"
     )
-    imports = structure.read_imports(tmp_path)
-    assert imports["one"] == structure.Imports(frozenset({"two"}), frozenset())
-    assert imports["two"] == structure.Imports(frozenset(), frozenset({"one"}))
-    assert structure.circles({name: each.at_run_time | each.for_types for name, each in imports.items()}) == [
-        ["one", "two"]
-    ]
+    assert structure.read_imports(tmp_path) == {"one": {"two"}, "two": {"one"}}
     assert structure.classes(tmp_path) == {"A": ["one", "two"]}
 
 
@@ -260,8 +215,8 @@ def test_a_loader_loads_nothing_that_records_or_reads_traces() -> None:
 # --- The tests' own layout --------------------------------------------------------------------------------------------
 TESTS = Path(__file__).parent
 OTHER_TESTS = {
-    "": "architecture budget core_coverage draw_structure holdings live namesakes package readme "
-    "dispatcher_mutants examples on_gpu segments site subclasses",
+    "": "architecture budget core_coverage dispatcher_mutants examples holdings live namesakes package readme segments "
+    "site subclasses",
     "analysis": "headline",
     "companion": "companion_page companion_text",
     "clients": "correct more one_process planted several_ranks state table",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import subprocess
 import sys
 
@@ -28,14 +27,6 @@ def test_a_worker_process_is_refused(method: str) -> None:
         with pytest.raises(ProcessStartedError, match="a test starts a process"):
             process.start()
         assert len(called) == 1
-
-
-@pytest.mark.live
-def test_a_test_that_is_marked_may() -> None:
-    process = multiprocessing.get_context("fork").Process(target=nothing)
-    process.start()
-    process.join()
-    assert process.exitcode == os.EX_OK
 
 
 @pytest.mark.live

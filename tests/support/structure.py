@@ -1,30 +1,13 @@
-"""The package's modules and which of them import which, read from its source.
-
-`test_architecture.py` tests the structure; `draw_structure.py` draws it.
-"""
+"""The package's modules and which of them import which, read from its source."""
 
 from __future__ import annotations
 
 import ast
 import functools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 NAME = "minidl"
-
-
-@dataclass(frozen=True)
-class Imports:
-    """What one module imports from the package, as module names without the package's own name.
-
-    A package's `__init__.py` has a name of its own (`check.__init__`), so that a folder never imports itself.
-    """
-
-    at_run_time: frozenset[str]
-    """Also those inside functions."""
-    for_types: frozenset[str]
-    """Those under `if TYPE_CHECKING:` only."""
 
 
 def modules(package: Path) -> dict[str, Path]:
@@ -56,12 +39,12 @@ def statements(node: ast.AST) -> list[ast.AST]:
 
 
 def imported_names(path: Path, *, for_types: bool = False) -> Iterator[str]:
-    """Yield the absolute names that a file imports at run time, or with `for_types` those under TYPE_CHECKING."""
+    """Yield the absolute names that a file imports at run time, and with `for_types` those under TYPE_CHECKING too."""
     found = statements(parsed(path))
     blocks = [node for node in found if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
     typing = {id(inner) for block in blocks for child in block.body for inner in (child, *statements(child))}
     for node in found:
-        if (id(node) in typing) != for_types:
+        if id(node) in typing and not for_types:
             continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -71,19 +54,20 @@ def imported_names(path: Path, *, for_types: bool = False) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def read_imports(package: Path) -> dict[str, Imports]:
-    """Read what each module of the package imports from the package."""
+def read_imports(package: Path) -> dict[str, set[str]]:
+    """Read what each module of the package imports from the package, also in functions and for type checkers.
+
+    Names of modules lack the package's own. A package's `__init__.py` has a name of its own (`check.__init__`), so that
+    a folder never imports itself.
+    """
     found = modules(package)
-
-    def within(path: Path, *, for_types: bool) -> frozenset[str]:
-        names = (name.split(".") for name in imported_names(path, for_types=for_types))
-        return frozenset(target for name in names if name[0] == NAME and (target := _module_of(name[1:], found)))
-
-    imports = {}
-    for module, path in found.items():
-        at_run_time = within(path, for_types=False) - {module}
-        imports[module] = Imports(at_run_time, within(path, for_types=True) - at_run_time - {module})
-    return imports
+    names = {
+        module: (name.split(".") for name in imported_names(path, for_types=True)) for module, path in found.items()
+    }
+    return {
+        module: {_module_of(name[1:], found) for name in imported if name[0] == NAME} - {module, ""}
+        for module, imported in names.items()
+    }
 
 
 def _module_of(parts: list[str], found: Iterable[str]) -> str:
@@ -95,34 +79,6 @@ def _module_of(parts: list[str], found: Iterable[str]) -> str:
         if not parts:
             return ""
         parts = parts[:-1]
-
-
-def circles(edges: dict[str, frozenset[str]]) -> list[list[str]]:
-    """Find the groups of modules that import each other in a circle (strongly connected components, Tarjan)."""
-    numbers: dict[str, int] = {}
-    lowest: dict[str, int] = {}
-    stack: list[str] = []
-    found: list[list[str]] = []
-
-    def visit(module: str) -> None:
-        numbers[module] = lowest[module] = len(numbers)
-        stack.append(module)
-        for target in sorted(edges[module]):
-            if target not in numbers:
-                visit(target)
-                lowest[module] = min(lowest[module], lowest[target])
-            elif target in stack:
-                lowest[module] = min(lowest[module], numbers[target])
-        if lowest[module] == numbers[module]:
-            group = stack[stack.index(module) :]
-            del stack[stack.index(module) :]
-            if len(group) > 1:
-                found.append(sorted(group))
-
-    for module in sorted(edges):
-        if module not in numbers:
-            visit(module)
-    return found
 
 
 def classes(package: Path) -> dict[str, list[str]]:
