@@ -28,7 +28,7 @@ AT_MOST = {
     "minidl/lab minidl/faults minidl/bench minidl/recordings": 5680,
     "minidl": 41900,
     "notebooks": 3250,
-    "tests": 42080,
+    "tests": 41700,
 }
 
 
