@@ -215,7 +215,7 @@ def test_a_loader_loads_nothing_that_records_or_reads_traces() -> None:
 # --- The tests' own layout --------------------------------------------------------------------------------------------
 TESTS = Path(__file__).parent
 OTHER_TESTS = {
-    "": "architecture budget core_coverage dispatcher_mutants examples holdings live namesakes package readme segments "
+    "": "architecture budget core_coverage dispatcher_mutants examples holdings live namesakes on_gpu package readme segments "
     "site subclasses",
     "analysis": "headline",
     "companion": "companion_page companion_text",
