@@ -215,8 +215,8 @@ def test_a_loader_loads_nothing_that_records_or_reads_traces() -> None:
 # --- The tests' own layout --------------------------------------------------------------------------------------------
 TESTS = Path(__file__).parent
 OTHER_TESTS = {
-    "": "architecture budget core_coverage dispatcher_mutants examples holdings live namesakes on_gpu package readme segments "
-    "site subclasses",
+    "": "architecture budget core_coverage dispatcher_mutants examples holdings live namesakes on_gpu package readme "
+    "segments site subclasses",
     "analysis": "headline",
     "companion": "companion_page companion_text",
     "clients": "correct more one_process planted several_ranks state table",
