@@ -20,9 +20,9 @@ from minidl import cli
 from minidl.check import RULES
 from minidl.check.joint_rules import JOINT_RULES
 from minidl.companion.page import html
-from minidl.doctor.rules import table
 from minidl.explore.guards import GUARDS
-from minidl.lab.table import cases
+from minidl.hang.rules import table
+from minidl.prove.lab.table import cases
 from minidl.tracefile.events import EVENTS, Field, Phase
 
 ROOT = Path(__file__).parents[1]

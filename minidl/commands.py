@@ -71,8 +71,8 @@ def demo(arguments: Namespace) -> int:
 
 
 def _after_demo(path: Path, losses: Sequence[float]) -> int:
-    from minidl.analysis.summary import summary
     from minidl.check import examine
+    from minidl.speed.summary import summary
     from minidl.views.text import render
 
     if len(losses) > 1:
@@ -174,8 +174,8 @@ def _say_headline(directory: Path) -> None:
 
     Of a large trace it reads only the end, which shows a hang or a death but not what bounded the run.
     """
-    from minidl.analysis.headline import headline
-    from minidl.analysis.live import LiveTrace, is_small
+    from minidl.hang.headline import headline
+    from minidl.hang.live import LiveTrace, is_small
     from minidl.tracefile.format import TraceError
     from minidl.tracefile.reader import read_trace
 
@@ -191,13 +191,13 @@ def _say_headline(directory: Path) -> None:
 
 
 def top(arguments: Namespace) -> int:
-    from minidl.analysis.top import run
+    from minidl.hang.top import run
 
     return run(arguments)
 
 
 def doctor(arguments: Namespace) -> int:
-    from minidl.doctor.examine import examine
+    from minidl.hang.examine import examine
 
     with terminal.busy(f"looking at {arguments.target}"):
         found = examine(arguments.target, py_spy=not arguments.no_py_spy, seconds=arguments.seconds)
@@ -209,7 +209,7 @@ def doctor(arguments: Namespace) -> int:
 
 # --- Understand -------------------------------------------------------------------------------------------------------
 def summary(arguments: Namespace) -> int:
-    from minidl.analysis.summary import summary
+    from minidl.speed.summary import summary
 
     trace = _read(arguments.trace, arguments.dataloader)
     with terminal.busy("summing up"):
@@ -219,7 +219,7 @@ def summary(arguments: Namespace) -> int:
 
 
 def ledger(arguments: Namespace) -> int:
-    from minidl.analysis.ledger import ledger
+    from minidl.speed.ledger import ledger
     from minidl.tracefile.words import lacking
 
     trace = _read(arguments.trace, arguments.dataloader)
@@ -329,7 +329,7 @@ def replay(arguments: Namespace) -> int:
 
 
 def before(arguments: Namespace) -> int:
-    from minidl.analysis.critical_path import critical_path
+    from minidl.speed.critical_path import critical_path
     from minidl.tracefile.words import lacking
 
     trace = _read(arguments.trace, arguments.dataloader)
@@ -356,13 +356,13 @@ def check(arguments: Namespace) -> int:
 
 
 def diff(arguments: Namespace) -> int:
-    from minidl.analysis.diff import run
+    from minidl.speed.diff import run
 
     return run(arguments)
 
 
 def audit(arguments: Namespace) -> int:
-    from minidl.analysis.audit import run
+    from minidl.speed.audit import run
 
     return run(arguments)
 
@@ -432,21 +432,21 @@ def explore(arguments: Namespace) -> int:
 
 
 def faults(arguments: Namespace) -> int:
-    from minidl.faults import run
+    from minidl.prove.faults import run
 
     with _prefixed("faults", ValueError):
         return run(arguments)
 
 
 def lab(arguments: Namespace) -> int:
-    from minidl.lab import run
+    from minidl.prove.lab import run
 
     with _prefixed("lab", ValueError):
         return run(arguments)
 
 
 def bench(arguments: Namespace) -> int:
-    from minidl.bench import run
+    from minidl.prove.bench import run
 
     return run(arguments)
 

@@ -35,7 +35,7 @@ ORDER = (
     ("", "dataloader"),
     ("device", "nest streams loader augment"),
     ("", "terminal"),
-    ("evidence", "model syscalls descriptors machine processes stacks collect graph"),
+    ("hang.evidence", "model syscalls descriptors machine processes stacks collect graph"),
     (
         "tracefile",
         "events arrays format words facts ranks attachments watched packs folded files process spans batches order "
@@ -53,20 +53,22 @@ ORDER = (
         "view actors joint_rules joint device dispatch recording replayed resumption slices report slabs spans tasks "
         "__init__",
     ),
-    ("doctor", "limits places finding remedies case chain"),
-    ("doctor.rules", "judgement activity processes motion parties threads semaphores kernel table"),
-    ("doctor", "diagnose"),
-    ("analysis", "device_use ledger cpu_use verdict live recent snapshot consult"),
-    ("analysis.headline", "run_context waiting hangs deaths errors bounds goes_on __init__"),
-    ("analysis", "summary critical_path transport_use diff audit top"),
-    ("doctor", "examine"),
+    ("hang", "limits places finding remedies case chain"),
+    ("hang.rules", "judgement activity processes motion parties threads semaphores kernel table"),
+    ("hang", "diagnose"),
+    ("speed", "device_use ledger cpu_use verdict"),
+    ("hang", "live recent snapshot consult"),
+    ("hang.headline", "run_context waiting hangs deaths errors bounds goes_on __init__"),
+    ("speed", "summary critical_path transport_use diff audit"),
+    ("hang", "top"),
+    ("hang", "examine"),
     (
         "views",
         "colours layout scene template attached chrome perfetto text page picture queries live_page viewer replay_page "
         "replay_terminal",
     ),
     ("", "merge __init__ run demo"),
-    ("watch", "waits vitals dumps folding watcher"),
+    ("hang.watch", "waits vitals dumps folding watcher"),
     ("startup", "sitecustomize"),
     (
         "explore",
@@ -74,13 +76,16 @@ ORDER = (
         "diagrams ablations slab_life __init__",
     ),
     ("companion", "rows coverage drift reading moments pictures page text serve __init__"),
-    ("bench", "child machine memory own_thread pairs events files loader device samplers states transports __init__"),
-    ("recordings", "images training scenes table suite one __main__"),
-    ("", "kept"),
-    ("faults", "cells program runner __init__"),
-    ("lab", "case"),
     (
-        "lab.cases",
+        "prove.bench",
+        "child machine memory own_thread pairs events files loader device samplers states transports __init__",
+    ),
+    ("prove.recordings", "images training scenes table suite one __main__"),
+    ("prove", "kept"),
+    ("prove.faults", "cells program runner __init__"),
+    ("prove.lab", "case"),
+    (
+        "prove.lab.cases",
         "accelerator_in_a_fork barrier_of_workers bounded_queue_of_workers cache_server_gone collate_stuck "
         "decoder_program evaluation exit_handler finalizer_after_fork heavy_augmentation import_in_a_spawned_worker "
         "killed_with_its_group loader_in_a_worker lock_held_at_fork lock_of_a_dead_process lock_of_the_main_process "
@@ -91,7 +96,7 @@ ORDER = (
         "stalled_download stream_lock_after_fork stream_without_end taking_turns threads_lost_at_fork torn_message "
         "unpickling_stuck worker_exits worker_ignores_sigterm worker_killed worker_segfault worker_stopped",
     ),
-    ("lab", "faulty guard_programs ablation table runner score __init__"),
+    ("prove.lab", "faulty guard_programs ablation table runner score __init__"),
     ("", "commands cli __main__"),
 )
 """All modules, by folder. A module imports only from modules that stand before it, so no circle can exist.
@@ -106,10 +111,7 @@ KNOWN_DOUBLE = {
 }
 """Class names that several modules still define. Never add one."""
 
-NOT_LOADED = {
-    "evidence", "tracefile", "record", "check", "analysis", "doctor", "views", "playback", "explore", "bench",
-    "recordings", "faults", "watch", "companion", "lab",
-}  # fmt: skip
+NOT_LOADED = {"hang", "tracefile", "record", "check", "speed", "views", "playback", "explore", "prove", "companion"}
 """Folders that a program without a trace does not load."""
 
 PURE = {"live_repr", "loader.dispatcher", "loader.driver", "loader.protocol", "resume.position", "wire.messages"}
@@ -159,7 +161,7 @@ def test_imports_run_one_way() -> None:
 def test_no_class_name_is_defined_twice() -> None:
     shared = {
         name: sorted(
-            module for module in where if module != "mini" and not module.startswith("lab.cases.")
+            module for module in where if module != "mini" and not module.startswith("prove.lab.cases.")
         )  # whole by itself
         for name, where in structure.classes(PACKAGE).items()
     }
@@ -217,15 +219,15 @@ TESTS = Path(__file__).parent
 OTHER_TESTS = {
     "": "architecture budget core_coverage dispatcher_mutants examples holdings live namesakes on_gpu package readme "
     "segments site subclasses",
-    "analysis": "headline",
     "companion": "companion_page companion_text",
     "clients": "correct more one_process planted several_ranks state table",
-    "bench": "bench_device",
+    "prove/bench": "bench_device",
     "data": "containers",
     "device": "pin_memory_differential",
-    "lab": "lab_runner lab_table",
+    "prove/lab": "lab_runner lab_table",
     "notebooks": "course exercises notebooks pages",
     "playback": "replay",
+    "hang": "headline",
     "loader": "layers shutdown",
     "record": "observe_arena observe_differential pairs references ring tracing",
     "views": "damaged same_facts",

@@ -18,8 +18,8 @@ from sizes import slow
 
 import minidl
 from minidl import cli, commands, demo, terminal
-from minidl.analysis import live
 from minidl.check import RULES
+from minidl.hang import live
 from minidl.record import watchdog
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS
@@ -335,7 +335,7 @@ def test_events_prints_every_event(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_bench(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr("minidl.bench.run", lambda arguments: asked.append(arguments.quick) or 0)
+    monkeypatch.setattr("minidl.prove.bench.run", lambda arguments: asked.append(arguments.quick) or 0)
     assert cli.main(["bench", "--quick", "samplers"]) == cli.OK
     assert asked == [True]
 
@@ -509,7 +509,7 @@ def test_help_and_argument_errors_import_neither_torch_nor_numpy() -> None:
 
 
 def test_benchmarks_are_those_that_exist() -> None:
-    from minidl import bench
+    from minidl.prove import bench
 
     assert tuple(bench._BENCHMARKS) == cli.BENCHMARKS
 
@@ -652,7 +652,7 @@ def test_a_run_keeps_its_exit_code_whatever_fails_in_its_headline(
         raise IndexError("a mistake")
 
     made_trace.write(tmp_path / "t", made_trace.Run(**made_trace.HEALTHY))
-    monkeypatch.setattr("minidl.analysis.headline.headline", fails)
+    monkeypatch.setattr("minidl.hang.headline.headline", fails)
     commands._say_headline(tmp_path / "t")
     assert "IndexError('a mistake')" in capsys.readouterr().err
 

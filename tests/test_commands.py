@@ -9,8 +9,8 @@ import damages
 import pytest
 from sizes import slow
 
-from minidl.analysis.headline import headline
 from minidl.explore.follow import MOST_FOLLOWED, follow
+from minidl.hang.headline import headline
 from minidl.tracefile import events as ev
 from minidl.tracefile.reader import read_trace
 from minidl.views.scene import window_of

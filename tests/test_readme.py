@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 
 from minidl import cli
-from minidl.analysis.headline import headline
+from minidl.hang.headline import headline
 from minidl.tracefile.reader import read_trace
 
 ROOT = Path(__file__).parents[1]
@@ -64,7 +64,7 @@ def test_each_command_line_parses() -> None:
 
 def test_each_option_that_is_named_alone_exists() -> None:
     options = {name for command in cli.COMMANDS.values() for names, _ in command.arguments for name in names}
-    options |= {"--help", "--version", "--list", "--only", "--device"}  # the last three also of minidl.recordings
+    options |= {"--help", "--version", "--list", "--only", "--device"}  # the last three also of minidl.prove.recordings
     for option in re.findall(r"`(--[a-z-]+)[ `]", TEXT):
         assert option in options, option
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import torch
 
-from minidl.evidence.stacks import current_frames
+from minidl.hang.evidence.stacks import current_frames
 
 _FRAMES: Final = 4
 _MOST_THREADS: Final = 100

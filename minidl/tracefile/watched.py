@@ -1,6 +1,6 @@
 """What a watchdog saw of a run: signs of life, deaths, and evidence of each hang.
 
-Interface: `read(attachments)` -> `Watched`, whose `looks` hold evidence (see `minidl.evidence`); a trace's is
+Interface: `read(attachments)` -> `Watched`, whose `looks` hold evidence (see `minidl.hang.evidence`); a trace's is
 `Trace.watched`. `description`, `sample`, `ended`, `look`, `said` and `over` make the lines, `moved` those of a joined
 trace.
 
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from minidl.evidence.model import RunEvidence
+from minidl.hang.evidence.model import RunEvidence
 from minidl.tracefile import attachments
 from minidl.tracefile.facts import LATEST
 
@@ -73,7 +73,7 @@ class Stall:
 
 @dataclass(frozen=True)
 class StallLook:
-    """Evidence of one moment of a stall. number: from 1, in its stall; evidence: as `minidl.evidence` writes it."""
+    """Evidence of one moment of a stall. number: from 1, in its stall; evidence: as `hang.evidence` writes it."""
 
     stall: Stall
     number: int

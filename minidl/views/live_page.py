@@ -16,10 +16,10 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from minidl.analysis.headline import headline
-from minidl.analysis.live import LiveTrace, is_small
-from minidl.analysis.recent import MOST_KEPT, Recent
-from minidl.analysis.snapshot import Doing, IteratorSnapshot, Job, Snapshot
+from minidl.hang.headline import headline
+from minidl.hang.live import LiveTrace, is_small
+from minidl.hang.recent import MOST_KEPT, Recent
+from minidl.hang.snapshot import Doing, IteratorSnapshot, Job, Snapshot
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.process import ProcessLife
 from minidl.tracefile.reader import Trace, read_trace

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from minidl.doctor.finding import RunOutcome
+from minidl.hang.finding import RunOutcome
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Ints
 from minidl.tracefile.events import EVENTS, Phase

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from minidl.analysis.headline import headline
+from minidl.hang.headline import headline
 from minidl.playback.state import Activity, ProtocolState, Queued, WorkerNow
 from minidl.playback.stepper import Replay
 from minidl.playback.words import name_of

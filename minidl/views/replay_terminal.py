@@ -22,7 +22,7 @@ from typing import Any, Final
 import numpy as np
 
 from minidl import terminal
-from minidl.analysis.headline import headline
+from minidl.hang.headline import headline
 from minidl.playback import words
 from minidl.playback.stepper import Replay
 from minidl.playback.words import FieldChange

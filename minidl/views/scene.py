@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from minidl.analysis.headline import headline
-from minidl.doctor.finding import Finding, Focus, FocusScope, RunOutcome
+from minidl.hang.finding import Finding, Focus, FocusScope, RunOutcome
+from minidl.hang.headline import headline
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Bools, Ints, Rows, distinct, starts
 from minidl.tracefile.batches import NEVER, Batches, bytes_in_flight, outstanding, reorder_depth

@@ -39,8 +39,8 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 import numpy as np
 
 from minidl import terminal
-from minidl.analysis.headline import headline
-from minidl.analysis.live import find_trace
+from minidl.hang.headline import headline
+from minidl.hang.live import find_trace
 from minidl.tracefile import events as ev
 from minidl.tracefile.format import MANIFEST
 from minidl.views.chrome import Progress

@@ -11,7 +11,7 @@ import minidl
 from course import recording
 from course.asking import Asked, Choice, Count, Share, question, rows
 from course.checking import Wrong, exercise
-from minidl.analysis.device_use import device_use
+from minidl.speed.device_use import device_use
 from minidl.tracefile.events import COPY, DEVICE_COMPUTE
 
 TASK = 5

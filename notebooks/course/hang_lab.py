@@ -11,11 +11,11 @@ import minidl
 from course import recorded, table
 from course.asking import Asked, Choice, Count, Worker, question
 from course.checking import Wrong, exercise
-from minidl.analysis.consult import recorded_looks
-from minidl.analysis.headline import headline
-from minidl.doctor.case import RunFacts
-from minidl.doctor.finding import Finding
-from minidl.evidence.model import RunEvidence, SeenProcess, SeenThread
+from minidl.hang.case import RunFacts
+from minidl.hang.consult import recorded_looks
+from minidl.hang.evidence.model import RunEvidence, SeenProcess, SeenThread
+from minidl.hang.finding import Finding
+from minidl.hang.headline import headline
 
 NAMES = ("one", "two", "three", "four", "five", "six")
 

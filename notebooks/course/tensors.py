@@ -11,7 +11,7 @@ import minidl
 from course import place, recorded
 from course.asking import Asked, Choice, Count, Share, question, rows
 from course.checking import Wrong, exercise
-from minidl.analysis.ledger import ledger
+from minidl.speed.ledger import ledger
 
 
 class Records(minidl.Dataset[dict[str, torch.Tensor]]):

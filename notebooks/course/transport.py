@@ -22,10 +22,10 @@ import minidl
 from course import place, recorded
 from course.asking import Asked, Choice, Count, question, rows
 from course.checking import Wrong, exercise, whole
-from minidl.analysis.ledger import ledger
 from minidl.arena import arena_queue
 from minidl.arena.arena import FREE, INLINE, KEPT, TAKEN, Arena
 from minidl.arena.arena_queue import ArenaWriter
+from minidl.speed.ledger import ledger
 
 SIZE = 8
 """Samples in a batch."""

@@ -9,8 +9,8 @@ import client_runs
 import pytest
 from client_runs import Client
 
-from minidl.analysis.audit import MISTAKE, QUESTION, audit
 from minidl.check import check
+from minidl.speed.audit import MISTAKE, QUESTION, audit
 from minidl.tracefile.ranks import lacking
 from minidl.tracefile.reader import read_trace
 

@@ -8,7 +8,7 @@ import client_runs
 import pytest
 from client_runs import Client
 
-from minidl.analysis.audit import MISTAKE, audit
+from minidl.speed.audit import MISTAKE, audit
 from minidl.tracefile.ranks import lacking
 from minidl.tracefile.reader import read_trace
 

@@ -260,7 +260,7 @@ def test_an_unlock_that_fails_leaves_no_error_for_the_programs_next_kernel(
 
 @pytest.mark.live
 def test_a_locked_slab_is_in_the_trace_and_called_simulated(tmp_path: Path) -> None:
-    from minidl.analysis.ledger import Copy, ledger
+    from minidl.speed.ledger import Copy, ledger
 
     trace = traced(tmp_path / "t", in_slabs(12))
     assert minidl_check(trace) == []
@@ -904,7 +904,7 @@ ON_CONSUMERS = (ev.DEVICE_WAIT[0], ev.DEVICE_COMPUTE[0])
 
 
 def test_what_the_stage_came_to_is_told_to_the_nanosecond(tmp_path: Path) -> None:
-    from minidl.analysis.device_use import device_use
+    from minidl.speed.device_use import device_use
 
     trace = imagined(
         tmp_path / "t",
@@ -932,7 +932,7 @@ def test_what_the_stage_came_to_is_told_to_the_nanosecond(tmp_path: Path) -> Non
 
 
 def test_the_ledger_calls_a_pageable_source_avoidable(tmp_path: Path) -> None:
-    from minidl.analysis.ledger import Copy, Why, ledger
+    from minidl.speed.ledger import Copy, Why, ledger
 
     trace = imagined(tmp_path / "t", (ev.H2D, 0, 10, (600, 400, 2)), (ev.H2D, 20, 30, (500, 0, 1)))
     found = ledger(trace)
@@ -943,8 +943,8 @@ def test_the_ledger_calls_a_pageable_source_avoidable(tmp_path: Path) -> None:
 
 @pytest.mark.live
 def test_the_ledger_and_the_summary_say_what_was_simulated(tmp_path: Path) -> None:
-    from minidl.analysis.ledger import ledger
-    from minidl.analysis.summary import summary
+    from minidl.speed.ledger import ledger
+    from minidl.speed.summary import summary
 
     trace = traced(tmp_path / "t", [torch.ones(256)] * 3)
     assert "the device is simulated" in ledger(trace).text()
@@ -1167,7 +1167,7 @@ def test_gpu_augmentation_is_that_of_the_cpu(cuda: torch.device) -> None:
 
 @gpu
 def test_gpu_the_trace_has_the_copies_on_the_devices_clock(cuda: torch.device, tmp_path: Path) -> None:
-    from minidl.analysis.device_use import device_use
+    from minidl.speed.device_use import device_use
 
     busy(cuda)
     with minidl.trace(tmp_path / "t"):
@@ -1194,7 +1194,7 @@ def test_gpu_the_trace_has_the_copies_on_the_devices_clock(cuda: torch.device, t
 
 @gpu
 def test_gpu_copies_are_hidden_behind_compute_that_is_long_enough(cuda: torch.device, tmp_path: Path) -> None:
-    from minidl.analysis.device_use import device_use
+    from minidl.speed.device_use import device_use
 
     source = filled(4, 4 << 20) * 10
     list(DeviceLoader(source, "cuda"))

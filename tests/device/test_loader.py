@@ -25,12 +25,12 @@ import torch
 import workloads as wl
 
 import minidl
-from minidl.analysis.summary import summary
 from minidl.check import check
 from minidl.device import loader as loader_module
 from minidl.device import sim
 from minidl.device import streams as streams_module
 from minidl.device.loader import DeviceLoader
+from minidl.speed.summary import summary
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Phase
 

@@ -11,8 +11,8 @@ import pytest
 
 from minidl.explore.ablations import without
 from minidl.explore.guards import GUARDS
-from minidl.lab.ablation import TABLE, outcome
 from minidl.loader import iterators, ports, worker
+from minidl.prove.lab.ablation import TABLE, outcome
 from minidl.wire.queues import BoundedQueue
 
 with_all_guards = functools.cache(outcome)

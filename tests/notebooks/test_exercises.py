@@ -36,9 +36,9 @@ from course import (
     transport,
 )
 from minidl import mini
-from minidl.analysis.verdict import Cause
 from minidl.loader.dispatcher import STORED, Dispatcher
 from minidl.loader.driver import JoinPin, Simple
+from minidl.speed.verdict import Cause
 from minidl.tracefile.events import COMPUTE, CONSUMER, COPY, FETCH, H2D, NEXT, SAMPLE
 
 nbformat = pytest.importorskip("nbformat", reason="the notebooks need Jupyter: pip install -e '.[notebooks]'")

@@ -187,7 +187,7 @@ def test_a_killed_worker_keeps_what_returned_before_the_last_save(killed: Trace)
 
 @pytest.mark.live
 def test_what_a_kill_took_is_said_in_the_summary_and_in_the_viewer(killed: Trace) -> None:
-    from minidl.analysis.summary import summary
+    from minidl.speed.summary import summary
 
     assert "it ends with its last save" in summary(killed).text()
     document = to_chrome(killed)

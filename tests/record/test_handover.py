@@ -12,10 +12,10 @@ from programs import python, write
 from sizes import slow
 
 from minidl import cli
-from minidl.analysis.audit import audit
 from minidl.check import check
 from minidl.record.handover import PACKAGE, VARIABLE, Settings, handed_on
 from minidl.record.recorder import TraceConfig
+from minidl.speed.audit import audit
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.reader import Trace, read_trace
 

@@ -12,9 +12,9 @@ import torch
 import torch.utils.data
 
 import minidl
-from minidl.analysis.audit import audit
 from minidl.check import check
 from minidl.record.indices import count, facts_of_index, indices_of, whole_number
+from minidl.speed.audit import audit
 from minidl.tracefile.events import Phase
 from minidl.tracefile.reader import read_trace
 

@@ -32,7 +32,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDat
 
 import minidl
 from minidl.check import check
-from minidl.evidence.stacks import current_frames
+from minidl.hang.evidence.stacks import current_frames
 from minidl.record import observe as module
 from minidl.record import recorder
 from minidl.record.observe import DERIVED, SEEN, UNSEEN, observed_iterators, shut_down_observed

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from minidl.hang.watch.dumps import Asked, parsed
 from minidl.record import stack_dumps
-from minidl.watch.dumps import Asked, parsed
 
 
 @contextlib.contextmanager

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from client_runs import Client, Run, in_readme, ranks_of, row, without_time
 
-from minidl.analysis.audit import audit
 from minidl.check import check
+from minidl.speed.audit import audit
 from minidl.tracefile.join import traces_in
 from minidl.tracefile.ranks import lacking
 from minidl.tracefile.reader import read_trace

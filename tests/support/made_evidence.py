@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from minidl.evidence.model import Descriptor, FileLock, Frame, RunEvidence, SeenProcess, SeenThread, Semaphore, Syscall
+from minidl.hang.evidence.model import (
+    Descriptor,
+    FileLock,
+    Frame,
+    RunEvidence,
+    SeenProcess,
+    SeenThread,
+    Semaphore,
+    Syscall,
+)
 
 DATALOADER = "/site-packages/torch/utils/data/dataloader.py"
 WORKER = "/site-packages/torch/utils/data/_utils/worker.py"

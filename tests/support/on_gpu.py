@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TESTS = ("tests/device", "tests/bench/test_bench_device.py")
+TESTS = ("tests/device", "tests/prove/bench/test_bench_device.py")
 MINUTES = 9.5
 LAST_RECORDING = 45.0
 """Seconds that are left for the last recording, once no more are begun."""
@@ -54,7 +54,7 @@ def parts(device: str, output: Path) -> list[Part]:
         Part("tests", (sys.executable, "-m", "pytest", "-q", "--timeout=120", *TESTS), 0.4),
         Part("benchmark", (sys.executable, "-m", "minidl", "bench", "--quick", "--device", real_or_sim,
                            "--json", str(output / f"bench-device-{device}.json")), 0.3),
-        Part("recordings", (sys.executable, "-m", "minidl.recordings", "--device", device, "-o", str(output),
+        Part("recordings", (sys.executable, "-m", "minidl.prove.recordings", "--device", device, "-o", str(output),
                             "--minutes", "{minutes}"), 1),
     ]  # fmt: skip
 

@@ -12,8 +12,8 @@ import sys
 import torch.utils.data  # noqa: F401
 
 import minidl.run  # noqa: F401
-from minidl.analysis.headline import headline  # noqa: F401
 from minidl.cli import main
+from minidl.hang.headline import headline  # noqa: F401
 
 for line in sys.stdin:
     arguments, folder, out, err = json.loads(line)

@@ -25,7 +25,7 @@ import minidl.loader.worker as worker_module
 from minidl.device import sim
 
 # Some of them are for the tests that import this module.
-from minidl.lab.faulty import (  # noqa: F401
+from minidl.prove.lab.faulty import (  # noqa: F401
     At,
     Numbers,
     chances,
@@ -37,7 +37,7 @@ from minidl.lab.faulty import (  # noqa: F401
     worker,
     worker_spec,
 )
-from minidl.lab.faulty import (
+from minidl.prove.lab.faulty import (
     SharedStream as Stream,
 )
 from minidl.wire import signal_handling

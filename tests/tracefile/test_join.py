@@ -15,8 +15,8 @@ from made_trace import Run
 from oracle_trace import write_process
 
 from minidl import cli
-from minidl.analysis.summary import summary
 from minidl.check import examine
+from minidl.speed.summary import summary
 from minidl.tracefile import attachments, reader
 from minidl.tracefile import events as ev
 from minidl.tracefile.format import MANIFEST, SIDE_SUFFIX, TraceError

@@ -10,10 +10,10 @@ from oracle_trace import write_process
 from pages import Read
 
 from minidl import cli
-from minidl.analysis.headline import headline
-from minidl.analysis.snapshot import snapshot
-from minidl.analysis.summary import summary
+from minidl.hang.headline import headline
+from minidl.hang.snapshot import snapshot
 from minidl.playback.stepper import Replay
+from minidl.speed.summary import summary
 from minidl.tracefile import events as ev
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.loaders import dataloaders, first_epochs, only

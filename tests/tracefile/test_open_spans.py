@@ -14,12 +14,12 @@ from programs import python, write
 from sizes import slow
 
 import minidl
-from minidl.analysis.critical_path import critical_path
-from minidl.analysis.summary import summary
-from minidl.analysis.top import follow
 from minidl.check import examine
+from minidl.hang.top import follow
 from minidl.loader.protocol import WorkerState
 from minidl.playback.stepper import Replay
+from minidl.speed.critical_path import critical_path
+from minidl.speed.summary import summary
 from minidl.tracefile import watched
 from minidl.tracefile.events import EVENTS, Phase
 from minidl.tracefile.format import TraceError

@@ -16,7 +16,7 @@ from oracle_trace import write_process
 from recorded import record
 
 import minidl
-from minidl.analysis.critical_path import critical_path, in_order
+from minidl.speed.critical_path import critical_path, in_order
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Message, Phase
 from minidl.tracefile.format import HEADER_BYTES, RECORD

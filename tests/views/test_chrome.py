@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from made_trace import MIB, START, Run, made
 from oracle_trace import write_process
 
-from minidl.analysis.headline import headline
+from minidl.hang.headline import headline
 from minidl.tracefile import events as ev
 from minidl.tracefile import watched
 from minidl.tracefile.attachments import SLICE, Name, SliceTrack, arrows, chunk, closing, description

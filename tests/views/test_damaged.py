@@ -14,7 +14,7 @@ from made_trace import Run
 from perfetto_file import PerfettoFile
 from sizes import slow
 
-from minidl.analysis.summary import summary
+from minidl.speed.summary import summary
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.views.chrome import to_chrome

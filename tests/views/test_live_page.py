@@ -19,7 +19,7 @@ import pytest
 from browser import Browser, needs_driver
 from pages import Read
 
-from minidl.analysis import live
+from minidl.hang import live
 from minidl.tracefile.process import ProcessLife
 from minidl.views import live_page, viewer
 from minidl.views.live_page import LivePage

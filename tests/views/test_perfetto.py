@@ -14,7 +14,7 @@ from made_trace import Run, made
 from oracle_trace import write_process
 from perfetto_file import PerfettoFile, fields
 
-from minidl.analysis.headline import headline
+from minidl.hang.headline import headline
 from minidl.tracefile import events as ev
 from minidl.tracefile.attachments import SLICE, Name, SliceTrack, chunk, closing, description
 from minidl.tracefile.reader import Trace, read_trace

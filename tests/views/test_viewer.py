@@ -29,7 +29,7 @@ from oracle_trace import write_process
 from pages import Read
 from PIL import Image
 
-from minidl.analysis.headline import headline
+from minidl.hang.headline import headline
 from minidl.tracefile import events as ev
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.views import viewer

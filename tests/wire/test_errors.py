@@ -742,7 +742,7 @@ JAMMED = """
 import multiprocessing.util, os, sys, threading
 import torch, minidl
 import minidl.loader.driver, minidl.loader.pin_memory
-from minidl.lab.faulty import kill_myself, worker_spec
+from minidl.prove.lab.faulty import kill_myself, worker_spec
 
 minidl.loader.driver.MP_STATUS_CHECK_INTERVAL = minidl.loader.pin_memory.MP_STATUS_CHECK_INTERVAL = 0.3
 reading, writing = os.pipe()

@@ -1,0 +1,50 @@
+"""The doctor's finding on a hang whose evidence is in the trace.
+
+Interface: `diagnose_recorded(trace, told)` -> `Finding`; None if the trace has no evidence of that wait, or if the
+evidence adds nothing to the events.
+"""
+
+from __future__ import annotations
+
+from minidl.hang.diagnose import diagnose
+from minidl.hang.evidence.model import EvidenceError, RunEvidence
+from minidl.hang.finding import Finding, HangCause, RecordedWait, RunOutcome
+from minidl.hang.limits import LOOK, STILL
+from minidl.tracefile.reader import Trace
+
+
+def recorded_looks(trace: Trace, told: RecordedWait) -> list[RunEvidence]:
+    """A watchdog's evidence of a wait: its last look, and the look to compare it with. Damaged ones are left out."""
+    late = int(LOOK * 1e9)
+    until = told.since + int(told.seconds * 1e9) + late
+    found = [one for one in trace.watched.looks if told.since - late <= one.at <= until]
+    found = [one for one in found if one.stall.pid == told.pid] or found
+    death = trace.watched.death_of(told.pid)
+    if death is not None:  # a kill of the whole run ends processes one by one: no evidence of the wait
+        found = [one for one in found if one.at < death.at - late] or found
+    out = []
+    for one in found:
+        try:
+            out.append(one.seen())
+        except EvidenceError:
+            continue
+    if not out:
+        return []
+    earlier = [one for one in out if out[-1].moment - one.moment >= STILL * 1e9] or out[:-1]
+    return [*earlier[-1:], out[-1]]
+
+
+def diagnose_recorded(trace: Trace, told: RecordedWait) -> Finding | None:
+    """The finding by the evidence of a trace's last wait."""
+    return opinion(recorded_looks(trace, told), told)
+
+
+def opinion(looks: list[RunEvidence], told: RecordedWait) -> Finding | None:
+    """The finding by looks at a wait; None if they add nothing to the events."""
+    if not looks:
+        return None
+    found = diagnose(looks, told)
+    if found.outcome in (RunOutcome.MOVES, RunOutcome.MAYBE_HUNG):
+        return found
+    placed = found.who.get("role") == "worker" and "file" in found.where  # its line tells more than its events
+    return found if found.outcome is RunOutcome.HUNG and (placed or found.cause is not HangCause.UNKNOWN) else None

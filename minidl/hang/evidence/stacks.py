@@ -1,0 +1,220 @@
+"""Stacks of Python: of other processes through py-spy where it is installed and allowed, of this one by itself.
+
+Interface: `spied(pids, unseen)` and `own_stacks()` -> `Stacks`, by process and thread. `py_spy()` finds the program.
+
+Rules of use: py-spy runs with --nonblocking: it stops no thread that it looks at. A stack that it read while the thread
+ran on may be wrong, so it is only asked for stacks and not for proof. Of a frame's variables stay those of the loader's
+own frames, and integers: other values may be secret, and the evidence is stored.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import linecache
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from minidl.hang.evidence.model import Frame
+
+MOST_FRAMES: Final = 200
+_SHORT: Final = 120
+_NUMBER: Final = re.compile(r"-?\d{1,20}|\[[-\d, ]{0,100}\]|\([-\d, ]{0,100}\)|None|True|False|<frame at 0x[0-9a-f]+>")
+_LOADERS: Final = re.compile(r"[/\\](torch[/\\]utils[/\\]data|minidl|multiprocessing)[/\\]|[/\\](threading|queue)\.py$")
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A thread's stack, innermost frame first, as a dump or py-spy has shown it."""
+
+    frames: tuple[Frame, ...]
+    thread_name: str = ""
+    gil: bool | None = None
+
+
+Stacks = dict[int, dict[int, Stack]]
+"""process -> thread -> its stack"""
+
+
+def py_spy() -> str | None:
+    """Where py-spy is: beside this Python, or on the path."""
+    homes = Path(sys.executable).parent, Path(sysconfig.get_path("scripts"))  # under -S the scripts are not a venv's
+    return next((str(one) for home in homes if (one := home / "py-spy").exists()), shutil.which("py-spy"))
+
+
+def spied(
+    pids: Iterable[int],
+    unseen: Callable[[int, str], None],
+    program: str | None = None,
+    seconds: float = 5.0,
+    altogether: float = 30.0,
+) -> Stacks:
+    """Ask py-spy for the stacks of Python processes, for so many seconds each, and altogether.
+
+    unseen: is told (pid, why) where there is none.
+    """
+    program = program or py_spy()
+    found: Stacks = {}
+    until = time.monotonic() + altogether
+    for pid in pids:
+        if program is None:
+            unseen(pid, "py-spy is not installed (pip install py-spy)")
+            continue
+        left = until - time.monotonic()
+        if left <= 0:
+            unseen(pid, f"py-spy took {altogether:g} s for the processes before")
+            continue
+        text, why = _dump(program, pid, min(seconds, left))
+        if why:
+            unseen(pid, why)
+        else:
+            found[pid] = parsed(text)
+    return found
+
+
+def _dump(program: str, pid: int, seconds: float) -> tuple[str, str]:
+    """What py-spy says of a process, or why it says nothing. A process that runs on may take several tries."""
+    command = [program, "dump", "--nonblocking", "--locals", "--full-filenames", "--json", "--pid", str(pid)]
+    why = ""
+    for _ in range(3):
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+        except subprocess.TimeoutExpired:
+            return "", f"py-spy gave no answer within {seconds:g} s"
+        except OSError as error:
+            return "", f"py-spy can't be run: {error.strerror}"
+        if done.returncode == 0 and done.stdout.lstrip().startswith("["):
+            return done.stdout, ""
+        why = _explained(done.stderr)
+        if why == NOT_ALLOWED:
+            break
+    return "", why
+
+
+NOT_ALLOWED: Final = "py-spy may not look into it (ptrace is forbidden here; as root, or with CAP_SYS_PTRACE, it may)"
+
+
+def _explained(text: str) -> str:
+    if re.search(r"ermission|not permitted|os error 1\b|EPERM|root", text):
+        return NOT_ALLOWED
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "it said nothing")
+    return f"py-spy failed: {first[:160]}"
+
+
+def parsed(text: str) -> dict[int, Stack]:
+    """Thread -> stack, of py-spy's JSON; {} if that is not what py-spy writes."""
+    try:
+        return {int(one["os_thread_id"]): _stack(one) for one in json.loads(text) if one.get("os_thread_id")}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _stack(one: Mapping[str, Any]) -> Stack:
+    frames = []
+    for frame in one["frames"][:MOST_FRAMES]:
+        file = str(frame["filename"])
+        seen = {str(local["name"]): str(local.get("repr")) for local in frame.get("locals") or ()}
+        line = int(frame["line"])
+        frames.append(Frame(str(frame["name"]), file, line, kept(file, seen), source_of(file, line)))
+    gil = one.get("owns_gil")
+    return Stack(tuple(frames), str(one.get("thread_name") or ""), gil if isinstance(gil, bool) else None)
+
+
+def kept(file: str, variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a frame that are kept: the loader's, integers, and a signal handler's frame."""
+    if _LOADERS.search(file):
+        return {name: text[:_SHORT] for name, text in variables.items()}
+    return {name: text for name, text in variables.items() if _NUMBER.fullmatch(text)}
+
+
+def source_of(file: str, line: int) -> str:
+    """A line of a program's source, "" if it is not here; before a sleep, the heads of the blocks that it is in."""
+    text = linecache.getline(file, line)
+    heads = _heads(file, line) if "sleep(" in text else []
+    return " ".join([*heads, text.strip()])[:_SHORT]
+
+
+_HEAD: Final = re.compile(r"\s*(while|for|if|elif|except)\b.*:\s*$")
+_NEAR: Final = 30
+"""Lines above a sleep in which the head of its loop is looked for."""
+
+
+def _heads(file: str, line: int) -> list[str]:
+    """The heads of the two innermost blocks around a line: why it sleeps there, and until when."""
+    found: list[str] = []
+    depth = _depth(linecache.getline(file, line))
+    for above in range(line - 1, max(0, line - _NEAR), -1):
+        text = linecache.getline(file, above)
+        if not text.strip() or _depth(text) >= depth:
+            continue
+        depth = _depth(text)
+        if _HEAD.match(text):
+            found.insert(0, text.strip())
+        elif text.lstrip().startswith(("def ", "async def ", "class ")):
+            break
+        if len(found) == 2:
+            break
+    return found
+
+
+def _depth(text: str) -> int:
+    return len(text) - len(text.lstrip())
+
+
+def current_frames() -> dict[int, types.FrameType]:
+    """The innermost frame of each thread of this process, by the thread's ident.
+
+    Until Python 3.12.4 (gh-106883), a collection of garbage that begins inside `sys._current_frames` may wait for ever
+    for the lock that this function holds.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        if collects:
+            gc.enable()
+
+
+def own_stacks() -> Stacks:
+    """The stacks of this process's threads, seen from inside. It takes the interpreter's lock, so it runs with it."""
+    names = {thread.ident: thread for thread in threading.enumerate()}
+    found = {}
+    for ident, frame in current_frames().items():
+        thread = names.get(ident)
+        tid = (thread.native_id if thread else None) or 0
+        if tid:
+            found[tid] = Stack(tuple(_frames(frame)), thread.name if thread else "", None)
+    return {os.getpid(): found}
+
+
+def _frames(frame: types.FrameType | None) -> Iterable[Frame]:
+    count = 0
+    while frame is not None and count < MOST_FRAMES:
+        code = frame.f_code
+        loader = bool(_LOADERS.search(code.co_filename))
+        seen = {name: _short(value, loader) for name, value in frame.f_locals.items()}
+        name = getattr(code, "co_qualname", code.co_name)
+        line = frame.f_lineno or 0
+        yield Frame(name, code.co_filename, line, kept(code.co_filename, seen), source_of(code.co_filename, line))
+        frame, count = frame.f_back, count + 1
+
+
+def _short(value: object, loader: bool) -> str:
+    """A value of a plain type as it is; of others the type and address alone: a repr is the user's code."""
+    if type(value) in (int, bool, type(None)) or (loader and type(value) in (float, str)):
+        return repr(value)[:_SHORT]
+    if type(value) in (list, tuple) and len(value) <= 64 and all(type(one) is int for one in value):  # type: ignore[arg-type,attr-defined]
+        return repr(value)
+    return f"<{type(value).__name__} at {id(value):#x}>"

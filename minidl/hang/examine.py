@@ -1,0 +1,116 @@
+"""`minidl doctor`: examine a process, a trace, or a trace whose processes still run, and say what holds it up.
+
+Interface: `examine(target)` -> `Finding`. target: a process id, or a trace (its directory or its packed file).
+
+Rules of use: it changes nothing in the processes that it examines. If the first look does not show a hang, it looks
+again after `seconds`: a process that moved between the looks does not hang.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from minidl import check
+from minidl.hang import live
+from minidl.hang.diagnose import diagnose
+from minidl.hang.evidence.collect import collect
+from minidl.hang.evidence.model import RunEvidence
+from minidl.hang.finding import EvidenceLine, Finding, HangCause, RecordedWait, RunOutcome
+from minidl.hang.headline import headline
+from minidl.hang.limits import is_long
+from minidl.tracefile.format import TraceError
+from minidl.tracefile.reader import Trace, read_trace
+from minidl.tracefile.words import plain
+
+APART: Final = 3.5
+"""Seconds between the two looks."""
+
+INTERVAL: Final = 0.5
+
+
+def examine(target: str, *, py_spy: bool = True, seconds: float = APART) -> Finding:
+    """Say what holds up a process or a traced run. Raises TraceError if there is neither."""
+    if target.isdecimal() and not os.path.exists(target):
+        pid = int(target)
+        if not live.records_trace(pid):
+            return look_at(pid, lambda: None, py_spy=py_spy, seconds=seconds)
+    path = live.find_trace(target)
+    return of_trace(read_trace(path), py_spy=py_spy, seconds=seconds)
+
+
+def look_at(
+    pid: int, told: Callable[[], RecordedWait | None], *, py_spy: bool, seconds: float, others: Sequence[int] = ()
+) -> Finding:
+    """Look at a process, its children and some others: once, twice, or three times.
+
+    told: reads the trace's wait after each look, because the wait of the first look may have ended. A process that
+    moved between the first two looks may have stopped since: a starting worker may hang at the end of its start.
+    """
+    if not os.path.exists(f"/proc/{pid}"):
+        raise TraceError(f"there is no process {pid}: give the id of one that runs, or a trace")
+    looks: list[RunEvidence] = [collect(pid, others, interval=INTERVAL, py_spy=py_spy)]
+    recorded = told()
+    found = diagnose(looks, _until(recorded, looks[-1].moment))
+    # A trace shows that the loop waits for long. The processes that it waits for may still move: they may take turns.
+    if not seconds or (found.outcome is RunOutcome.HUNG and recorded is None):
+        return found
+    for _ in range(2):
+        time.sleep(seconds)
+        looks.append(collect(pid, others, interval=INTERVAL, py_spy=py_spy))
+        found = diagnose(looks[-2:], _until(told(), looks[-1].moment))
+        if found.outcome is not RunOutcome.MOVES:
+            break
+    return found
+
+
+def _until(told: RecordedWait | None, moment: int) -> RecordedWait | None:
+    """An open wait, measured up to a moment."""
+    if told is None or not told.since:
+        return told
+    seconds = (moment - told.since) / 1e9
+    return replace(told, seconds=seconds, hung=is_long(seconds, told.past))
+
+
+def of_trace(trace: Trace, *, py_spy: bool, seconds: float) -> Finding:
+    """The finding of a trace, with its evidence; for a running job, with the present state of its processes."""
+    found = headline(trace)
+    running = [p.pid for p in trace.processes if p.role != "worker" and _runs(trace, p.pid, p.start_ns)]
+    running = running or [pid for pid, begun in [_beginner(trace)] if pid and _runs(trace, pid, begun)]
+    ended = [line.get("monotonic_ns", 0) for line in trace.described("trace_end")]
+    if running and found.outcome not in (RunOutcome.DIED, RunOutcome.ERROR):
+        unknown = RecordedWait(pid=running[0], own_code=len(trace) > 0, since=max(ended, default=0))
+        pid = found.wait.pid if found.wait is not None and found.wait.pid in running else running[0]
+        others = [one for one in running if one != pid]
+        now = look_at(
+            pid, lambda: headline(read_trace(trace.path)).wait or unknown, py_spy=py_spy, seconds=seconds, others=others
+        )
+        blocked = now.outcome is RunOutcome.HUNG
+        blocked |= now.outcome is RunOutcome.MAYBE_HUNG and now.cause is not HangCause.COMPUTING
+        if not ended or blocked:  # the trace has ended, and the program goes on: the finding is about the trace
+            return now
+    return replace(found, evidence=(*found.evidence, *_broken_rules(trace, found)))
+
+
+CHECKED: Final = 300_000
+"""The largest number of events for which the doctor also checks the protocol: more would take too long."""
+
+
+def _broken_rules(trace: Trace, found: Finding) -> list[EvidenceLine]:
+    """The protocol violations in the trace of a run that went wrong."""
+    if not found.outcome.wrong or len(trace) > CHECKED:
+        return []
+    return [EvidenceLine(plain(one.message), f"check: {one.rule}") for one in check.examine(trace).violations[:3]]
+
+
+def _beginner(trace: Trace) -> tuple[int, int]:
+    """The process that began a trace, and when; 0 = unknown. It may have recorded nothing yet."""
+    pid, begun = trace.manifest.get("pid"), trace.manifest.get("monotonic_ns")
+    return (pid, begun) if isinstance(pid, int) and isinstance(begun, int) else (0, 0)
+
+
+def _runs(trace: Trace, pid: int, start_ns: int) -> bool:
+    return live.is_here(trace.manifest) and live.life(pid, start_ns).there

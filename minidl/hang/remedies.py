@@ -1,0 +1,122 @@
+"""Remedies: for each cause, for each step of a loader, after a signal or an error. All outputs use these words.
+
+A rule of the doctor that knows more than the cause names its own remedy.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from typing import Final
+
+from minidl.hang.finding import HangCause
+from minidl.hang.places import LoaderStep
+
+AFTER_FORK: Final = (
+    "start the workers before any thread holds the lock: use multiprocessing_context='forkserver' or 'spawn', or "
+    "create the object in the worker (worker_init_fn)"
+)
+HELD_AT_FORK: Final = "a lock that was held at the fork stays locked: try multiprocessing_context='forkserver'"
+KILLED: Final = "find what killed it: dmesg for the out-of-memory killer, the scheduler's log, python -X faulthandler"
+READ_ALL: Final = (
+    "make one of them independent of the other: read all pipes of a child while it runs (communicate(), a thread), "
+    "and before you wait for it; answer requests in a separate thread"
+)
+SHARED_MEMORY: Final = (
+    "check the free space in shared memory: df -h /dev/shm (in a container: --shm-size); or use smaller batches"
+)
+
+BY_CAUSE: Final = {
+    HangCause.SLEEP: "remove the sleep, or limit the number of its retries",
+    HangCause.COMPUTING: "run that sample alone under a profiler; limit its loop",
+    HangCause.UNINTERRUPTIBLE: "check the disk or the network file system that it reads from (dmesg, nfsstat); "
+    "signals don't help",
+    HangCause.GIL: "let the C code that it calls release the GIL (ctypes.CDLL instead of PyDLL, nogil in Cython), or "
+    "return sooner",
+    HangCause.FILE_LOCK: "end or fix the holder; lock with LOCK_NB and a timeout, and keep the lock for as short a "
+    "time as possible",
+    HangCause.LOCK: "find which of them holds the lock; hold it for as short a time as possible",
+    HangCause.FORK_LOCK: AFTER_FORK,
+    HangCause.SELF_LOCK: "use threading.RLock, or release the lock before you take it again: the thread holds it "
+    "itself",
+    HangCause.MISSING_THREAD: AFTER_FORK,
+    HangCause.CYCLE: "take the locks in one order everywhere, or hold none while waiting for another process",
+    HangCause.BARRIER: "give the barrier a timeout, and let no dataset wait for another worker: a barrier needs all of "
+    "its parties, but workers get different samples",
+    HangCause.COLLECTIVE: "find the rank that has not reached the collective: its loader or code hangs; all ranks must "
+    "run the same number of steps",
+    HangCause.SEMAPHORE: "check whether that process holds the lock",
+    HangCause.PERMIT_LOST: "release it in `finally` or by `with`; a process that dies while it holds the permit "
+    "never gives it back",
+    HangCause.QUEUE_FULL: "read that queue while the workers run, or set no maximum size",
+    HangCause.QUEUE_EMPTY: "give get() a timeout; find which process should put an item",
+    HangCause.CHILD: "give the wait a timeout; find out what the child does",
+    HangCause.PIPE_FULL: "read the other end while it is written (communicate(), a thread), or write less than 64 KiB",
+    HangCause.PIPE_EMPTY: "find which process should write, or close its end: while a fork holds a copy of that end "
+    "open, the reader gets no end of file",
+    HangCause.FIFO: "start the program that opens the other end, or open the FIFO with os.O_NONBLOCK; check whether "
+    "this path should be a FIFO",
+    HangCause.SOCKET: "give the connection a timeout (socket.setdefaulttimeout, the client's timeout=), and retry",
+    HangCause.FILE: "check the file system that the file is on",
+    HangCause.TERMINAL: "answer the prompt, or remove the breakpoint",
+    HangCause.SIGNAL: "send the signal, or don't wait for it in a dataset",
+    HangCause.LOST_RESULT: "look for a traceback of QueueFeederThread on stderr: that thread drops a result that can't "
+    "be pickled; return plain tensors",
+    HangCause.TORN_MESSAGE: "find what killed the writer in the middle of a message (dmesg, exit codes)",
+    HangCause.DEAD_LOCK_HOLDER: "find what killed a process in the middle of a message: it left the queue locked",
+    HangCause.NO_CPU: "give it more CPU time: fewer workers, a wider affinity (os.sched_setaffinity), or a larger "
+    "quota",
+    HangCause.DIED: KILLED,
+}
+
+BY_STEP: Final = {
+    LoaderStep.SAMPLE: "fetch the samples of that task alone, with num_workers=0",
+    LoaderStep.COLLATE: "call collate_fn on a few samples alone",
+    LoaderStep.INIT: "call worker_init_fn alone",
+    LoaderStep.OPEN: "iterate over the dataset without workers",
+    LoaderStep.ITERATE: "iterate over the dataset without workers",
+    LoaderStep.SAMPLER: "iterate over the sampler alone",
+    LoaderStep.PICKLE: "pickle that batch alone",
+    LoaderStep.UNPICKLE: "pickle and unpickle a batch alone",
+    LoaderStep.UNPICKLE_DATASET: "pickle and unpickle the dataset alone",
+    LoaderStep.PICKLE_DATASET: "pickle the dataset alone",
+    LoaderStep.IMPORT: "import the main module alone: its code runs in each spawned worker, so put it under "
+    "if __name__ == '__main__'",
+    LoaderStep.WRITE: "find which process holds the result pipe: the reader has stopped reading, or a writer was "
+    "stopped in a write",
+    LoaderStep.PIN: "try pin_memory=False",
+}
+"""How to learn more about a step that does not end."""
+
+
+def in_step(step: LoaderStep | None, sample: int = -1) -> str:
+    """How to learn more about a step; "" = unknown. sample: the sample that it is in, -1 = none."""
+    if sample >= 0:
+        return f"run dataset[{sample}] alone, in a new process"
+    return BY_STEP.get(step, "") if step is not None else ""
+
+
+def after_signal(code: int, sample: int) -> str:
+    """What to do after a process ended. code: multiprocessing's exit code; sample: the one it was in, -1 = none."""
+    alone = f"run dataset[{sample}] alone" if sample >= 0 else "run the same samples with num_workers=0"
+    return {
+        -signal.SIGKILL: "look for the kernel's out-of-memory killer: dmesg -T | grep -i 'killed process'; if it "
+        "killed the process, use fewer workers or a smaller prefetch_factor",
+        -signal.SIGBUS: SHARED_MEMORY,
+        -signal.SIGSEGV: f"{alone} under python -X faulthandler",
+        -signal.SIGABRT: f"{alone} under python -X faulthandler",
+        -signal.SIGTERM: "find the sender of the signal: a scheduler, or another process of the job",
+        -signal.SIGINT: "the job was interrupted (Ctrl-C)",
+    }.get(code, alone)
+
+
+def after_error(error: str) -> str:
+    """What to do after an exception ended the program. error: its text, by Python, torch or the system."""
+    if re.search(r"Too many open files|ancdata|Errno 24", error):
+        return (
+            "raise the limit of file descriptors (ulimit -n 65536), keep copies of tensors instead of batches, or call "
+            "torch.multiprocessing.set_sharing_strategy('file_system')"
+        )
+    if re.search(r"No space left|unable to (allocate|resize|write|mmap)|Errno 28", error):
+        return SHARED_MEMORY
+    return "read the program's traceback"

@@ -1,0 +1,70 @@
+"""`minidl top`: a running job, followed in the terminal through its trace.
+
+Interface: `follow(target)` reads, prints and sleeps in turn; `run` is the command. It prints a `snapshot.Snapshot`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import textwrap
+import time
+from dataclasses import replace
+from os import PathLike
+from typing import TextIO
+
+from minidl.hang.headline import headline
+from minidl.hang.live import LiveTrace, find_trace
+from minidl.hang.snapshot import Job, Snapshot
+from minidl.tracefile.loaders import only
+from minidl.tracefile.reader import read_trace
+
+
+def follow(
+    target: str | PathLike[str], interval: float = 1.0, once: bool = False, out: TextIO | None = None,
+    dataloader: str | None = None,
+) -> Snapshot:  # fmt: skip
+    """Show the state of the job `target` (see `find_trace`) every `interval` seconds, until its run is over.
+
+    once: show it once. out: where to (default: sys.stdout); a terminal is redrawn, anything else gets one snapshot
+    after the other. dataloader: of this one's iterators alone (see `loaders.only`). Returns the last one. Raises
+    TraceError if there is no trace.
+    """
+    out = sys.stdout if out is None else out
+    place = find_trace(target)
+    live, job = None if place.is_file() else LiveTrace(place), Job()
+    while True:
+        trace, lives = (read_trace(place), {}) if live is None else live.read()
+        job.take(trace)
+        shot = job.snapshot(trace, job.moment(trace, lives), lives)
+        if dataloader is not None:
+            mine = only(trace, dataloader).loaders
+            shot = replace(shot, loaders=[one for one in shot.loaders if one.number in mine])
+        if shot.over:
+            whole = trace if live is None else read_trace(place)
+            shot = replace(shot, headline=headline(only(whole, dataloader)).title)
+        out.write(_framed(shot.text()) if out.isatty() and not once else f"{shot.text()}\n")
+        out.flush()
+        if once or shot.over:
+            return shot
+        time.sleep(interval)
+        out.write("" if out.isatty() else "\n")
+
+
+def _framed(text: str) -> str:
+    """The text for a cleared screen, wrapped to its width and cut to its height."""
+    columns, rows = shutil.get_terminal_size()
+    lines = [part for line in text.splitlines() for part in textwrap.wrap(line, columns, subsequent_indent=" " * 4)]
+    if len(lines) > rows - 1:
+        lines = [*lines[: max(0, rows - 2)], f"({len(lines) - rows + 2} more lines)"]
+    return "\x1b[H\x1b[2J" + "\n".join(lines) + "\n"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """`minidl top`; the exit code. Raises TraceError if there is no trace."""
+    try:
+        follow(arguments.target, arguments.interval, arguments.once, dataloader=arguments.dataloader)
+    except KeyboardInterrupt:  # the usual way to leave
+        print()
+    return 0

@@ -1,0 +1,1 @@
+"""Instruments of the project: failures, faults, benchmarks, recordings. Nothing above imports them."""

@@ -1,0 +1,96 @@
+"""Cost of a loader's state: of what travels with each batch, and of asking for it.
+
+Interface: `bench_states(rounds, length)`. The dataset is iterable and has a state of 1 KiB; the batches are small. A
+loader of which nobody asks for a state is compared with one whose dataset has none; the difference is noise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import warnings
+from collections.abc import Iterator
+from statistics import median
+from typing import Any
+
+import minidl
+from minidl.prove.bench.child import Child
+from minidl.prove.bench.pairs import Row, rows_of, take_turns
+
+WITHOUT, UNUSED = "a dataset without state", "state unused"
+EVERY = {f"state_every {every}": every for every in (100, 10, 1)}
+AGAINST = {WITHOUT: "", UNUSED: WITHOUT, **dict.fromkeys(EVERY, UNUSED)}
+BATCHES = 400
+
+
+class _Walk(Iterator[int]):
+    """0 to count - 1."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.at = count, 0
+
+    def __iter__(self) -> _Walk:
+        return self
+
+    def __next__(self) -> int:
+        if self.at == self.count:
+            raise StopIteration
+        self.at += 1
+        return self.at - 1
+
+
+class _WalkWithState(_Walk):
+    """The same with a state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "buffer": bytes(1024)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+class _Numbers(minidl.IterableDataset[int]):
+    """So many numbers from each worker."""
+
+    def __init__(self, walk: type[_Walk], count: int) -> None:
+        self.walk, self.count = walk, count
+
+    def __iter__(self) -> Iterator[int]:
+        return self.walk(self.count)
+
+
+def _epochs(variant: str, workers: int, batches: int) -> Iterator[tuple[float, float]]:
+    """Measure epochs of one loader, without end: microseconds per batch, and of one state_dict() in the middle."""
+    warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)  # on a machine with one core
+    walk = _Walk if variant == WITHOUT else _WalkWithState
+    data = _Numbers(walk, 4 * batches // max(1, workers))
+    options: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers > 0}
+    loader: minidl.DataLoader[Any] = minidl.DataLoader(data, 4, state_every=EVERY.get(variant), **options)
+    with loader:
+        while True:
+            start = time.perf_counter_ns()
+            count = sum(1 for _ in loader)
+            whole = time.perf_counter_ns() - start
+            for _ in zip(range(count // 2), loader, strict=False):
+                pass
+            start = time.perf_counter_ns()
+            loader.state_dict()
+            yield whole / 1000 / count, (time.perf_counter_ns() - start) / 1000
+
+
+def bench_states(rounds: int, length: float = 1.0, workers: tuple[int, ...] = (0, 2)) -> list[Row]:
+    """Measure microseconds per batch with and without states; extra: microseconds of one state_dict().
+
+    length: of an epoch, as a share of 400 batches.
+    """
+    return [row for many in workers for row in _rows(many, rounds, max(1, round(BATCHES * length)))]
+
+
+def _rows(workers: int, rounds: int, batches: int) -> list[Row]:
+    group = f"state of 1 KiB, {workers} workers"
+    with contextlib.ExitStack() as stack:
+        turns = {name: stack.enter_context(Child(_epochs, name, workers, batches)).ask for name in AGAINST}
+        found: dict[str, list[tuple[float, float]]] = take_turns(turns, rounds, f"state: {group}")
+    walls = {name: [wall for wall, _ in values] for name, values in found.items()}
+    extra = {name: {"state_dict() µs": median(asked for _, asked in values)} for name, values in found.items()}
+    return rows_of(group, "µs/batch", walls, AGAINST, extra)

@@ -1,0 +1,184 @@
+"""Evidence of real processes: what the kernel shows of them, and that looking changes nothing in them."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from minidl.hang.evidence.collect import collect
+from minidl.hang.evidence.graph import Blocked, waits
+from minidl.hang.evidence.model import RunEvidence
+from minidl.hang.evidence.processes import first_look, read_process
+from minidl.hang.evidence.stacks import own_stacks, parsed, py_spy
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(not os.path.exists("/proc/self/syscall"), reason="this system has no /proc/PID/syscall"),
+]
+
+
+@contextmanager
+def child(code: str, **options: object) -> Iterator[subprocess.Popen[bytes]]:
+    """A Python program that has come to where it says "ready"."""
+    program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, **options)  # type: ignore[call-overload]
+    try:
+        assert program.stdout is not None
+        assert program.stdout.readline() == b"ready\n"
+        yield program
+    finally:
+        program.kill()
+        program.wait()
+        program.stdout.close()
+
+
+def look(pid: int, state: str = "S") -> RunEvidence:
+    """Look at a process until it is in a state: it has said "ready" a moment before."""
+    for _ in range(200):
+        found = collect(pid, interval=0.05, py_spy=False)
+        process = found.process(pid)
+        assert process is not None
+        if process.main is not None and process.main.state == (state, state) and (state != "S" or process.main.slept):
+            return found
+    raise AssertionError(f"process {pid} never came to state {state}: {process}")
+
+
+def blocked(found: RunEvidence, pid: int) -> tuple[Blocked, str, set[int]]:
+    wait = waits(found)[pid, pid]
+    return wait.kind, wait.words, {holder.pid for holder in wait.holders}
+
+
+READY = "import sys; print('ready', flush=True); "
+
+
+def test_a_file_lock_and_its_holder(tmp_path: Path) -> None:
+    path = tmp_path / "index.lock"
+    wanted = f"import fcntl; f = open({str(path)!r}); {READY} fcntl.flock(f, fcntl.LOCK_EX)"
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with child(wanted) as program:
+            found = look(program.pid)
+            kind, words, holders = blocked(found, program.pid)
+            assert fcntl.fcntl(file, fcntl.F_GETFD) >= 0
+    if found.process(program.pid).main.syscall is None:  # type: ignore[union-attr]
+        pytest.skip("ptrace is forbidden here")
+    assert (kind, words, holders) == (Blocked.FILE_LOCK, f"waiting in flock on {path}", {os.getpid()})
+
+
+def test_a_full_pipe_its_bytes_and_its_reader() -> None:
+    reading, writing = os.pipe()
+    with ExitStack() as stack:
+        stack.callback(os.close, reading)
+        code = f"import os; {READY} os.write({writing}, bytes(1 << 20))"
+        program = stack.enter_context(child(code, pass_fds=(writing,)))
+        os.close(writing)
+        found = collect(os.getpid(), [look(program.pid).main], interval=0.05, py_spy=False)
+        mine = found.process(os.getpid())
+        assert mine is not None
+        pipe = mine.descriptor(reading)
+        assert pipe is not None
+        assert pipe.waiting > 0
+        kind, _, holders = blocked(found, program.pid)
+        assert (kind, holders) == (Blocked.PIPE_WRITE, {os.getpid()})
+        assert len(os.read(reading, pipe.waiting)) == pipe.waiting  # looking has read nothing
+
+
+def test_a_fifo_is_not_opened_by_looking(tmp_path: Path) -> None:
+    path = tmp_path / "a.fifo"
+    os.mkfifo(path)
+    with child(f"{READY} open({str(path)!r}).read(); print('opened', flush=True)") as program:
+        found = look(program.pid)
+        found = look(program.pid)
+        assert program.poll() is None
+        assert blocked(found, program.pid)[0] is Blocked.FIFO
+
+
+def test_a_stopped_process_stays_stopped() -> None:
+    with child(f"import time; {READY} time.sleep(999)") as program:
+        os.kill(program.pid, signal.SIGSTOP)
+        found = look(program.pid, "T")
+        assert blocked(found, program.pid)[0] is Blocked.STOPPED
+        look(program.pid, "T")
+
+
+def test_a_sleep_has_its_end_and_a_process_that_is_gone_is_left_out() -> None:
+    with child(f"import time; {READY} time.sleep(999)") as program:
+        found = look(program.pid)
+        kind, words, _ = blocked(found, program.pid)
+        assert kind is Blocked.SLEEPS
+        assert "s more" in words or words == "asleep (999 s)"
+        assert RunEvidence.from_json(found.to_json()) == found
+    assert collect(program.pid, interval=0.0, py_spy=False).processes == ()
+
+
+def test_a_child_waited_for() -> None:
+    code = f"import subprocess, sys; p = subprocess.Popen(['sleep', '999']); {READY} p.wait()"
+    with child(code) as program:
+        found = look(program.pid)
+        sleeper = found.process(program.pid).children  # type: ignore[union-attr]
+        try:
+            kind, _, holders = blocked(found, program.pid)
+            assert (kind, holders) == (Blocked.CHILD, set(sleeper))
+        finally:
+            for pid in sleeper:
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_the_children_of_the_others_are_looked_at_too() -> None:
+    """Of another rank its workers tell that it iterates."""
+    code = f"import subprocess, sys; p = subprocess.Popen(['sleep', '999']); {READY} p.wait()"
+    with child(f"import time; {READY} time.sleep(999)") as one, child(code) as other:
+        seen = [p.pid for p in collect(one.pid, [other.pid], interval=0.0, py_spy=False).processes]
+        sleeper = [pid for pid in seen if pid not in (one.pid, other.pid)]
+        for pid in sleeper:
+            os.kill(pid, signal.SIGKILL)
+        assert len(sleeper) == 1
+
+
+@pytest.mark.skipif(py_spy() is None, reason="py-spy is not installed")
+def test_py_spy_gives_stacks_or_the_reason_why_not() -> None:
+    with child(f"import time; {READY} time.sleep(999)") as program:
+        look(program.pid)
+        process = collect(program.pid, interval=0.0).process(program.pid)
+    assert process is not None
+    assert process.main is not None
+    seen = process.main.stack is not None and process.main.stack[-1].function == "<module>"
+    assert seen or any("Python stacks" in text for text in process.not_seen)
+
+
+def test_own_stacks_show_this_function_and_no_secret() -> None:
+    secret, index = "hunter2", 37
+    frames = own_stacks()[os.getpid()][os.getpid()].frames
+    mine = next(
+        frame for frame in frames if frame.function.endswith("test_own_stacks_show_this_function_and_no_secret")
+    )
+    assert mine.variables["index"] == str(index)
+    assert secret not in str(mine.variables)
+
+
+def test_what_is_not_py_spys_json_has_no_stacks() -> None:
+    assert parsed("[1, 2]") == {}
+    assert parsed("{") == {}
+
+
+def test_a_process_that_got_the_id_of_another_is_not_compared_with_it() -> None:
+    before = first_look(os.getpid())
+    assert before is not None
+    before.threads = {tid: seen._replace(switches=-1) for tid, seen in before.threads.items()}
+
+    def first(started: str) -> int:
+        before.started = started
+        seen = read_process(os.getpid(), before)
+        assert seen is not None
+        assert seen.main is not None
+        return seen.main.switches[0]
+
+    assert first(before.started) == -1
+    assert first("1") >= 0

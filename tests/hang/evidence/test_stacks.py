@@ -1,0 +1,57 @@
+"""What Python says of this process's own threads."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minidl.hang.evidence import stacks
+
+
+def test_no_collection_begins_while_the_frames_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could wait for ever for the lock that is held meanwhile."""
+    seen = []
+
+    def frames() -> dict[int, Any]:
+        seen.append(gc.isenabled())
+        return {}
+
+    monkeypatch.setattr(sys, "_current_frames", frames)
+    stacks.current_frames()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        stacks.current_frames()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    assert seen == [False, False]
+
+
+def test_py_spy_has_a_bound_for_all_processes_together() -> None:
+    why: dict[int, str] = {}
+    assert stacks.spied([1, 2], why.__setitem__, program="/no/py-spy", altogether=0.0) == {}
+    assert why == dict.fromkeys((1, 2), "py-spy took 0 s for the processes before")
+
+
+def test_a_sleeps_source_has_the_heads_of_the_blocks_that_it_is_in(tmp_path: Path) -> None:
+    code = """def take(path):
+    for _ in range(3):
+        pass
+    while True:
+        try:
+            return os.open(path, os.O_EXCL)
+        except FileExistsError:
+
+            time.sleep(0.05)
+    time.sleep(1)
+"""
+    file = tmp_path / "data.py"
+    file.write_text(code)
+    assert stacks.source_of(str(file), 9) == "while True: except FileExistsError: time.sleep(0.05)"
+    assert stacks.source_of(str(file), 10) == "time.sleep(1)"
+    assert stacks.source_of(str(file), 6) == "return os.open(path, os.O_EXCL)"

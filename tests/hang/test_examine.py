@@ -1,0 +1,123 @@
+"""`minidl doctor` on traces: what the events say without evidence, and the doctor's sentence where there is some."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from made_evidence import LOCKED, LOOP, SLEEPS, look, loop, thread, user, worker
+
+from minidl import cli
+from minidl.hang import examine
+from minidl.hang.consult import opinion
+from minidl.hang.examine import of_trace
+from minidl.hang.finding import HangCause, RecordedWait, RunOutcome, Sure
+from minidl.tracefile.reader import read_trace
+
+SECOND = 1_000_000_000
+TRACES = Path(__file__).parent.parent.parent / "traces"
+TOLD = RecordedWait(hung=True, seconds=60.0, pid=LOOP, task=9, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
+
+
+def committed(kind: str) -> list[Path]:
+    return sorted(path for path in TRACES.glob("*.minidl") if kind in path.name)
+
+
+@pytest.mark.parametrize(
+    "path", committed("killed") + committed("stopped") + committed("torn"), ids=lambda path: path.stem
+)
+def test_a_committed_trace_without_evidence_says_what_was_not_seen_and_claims_no_cause(path: Path) -> None:
+    said = of_trace(read_trace(path), py_spy=False, seconds=0)
+    if said.outcome is RunOutcome.HUNG:
+        assert (said.cause, said.sure) == (HangCause.UNKNOWN, Sure.UNKNOWN)
+        assert "has no evidence of it" in said.not_seen[0]
+    assert said.sentence
+    assert said.who
+
+
+def test_looks_that_say_no_more_than_the_events_leave_the_headline_alone() -> None:
+    assert opinion([], TOLD) is None
+    unseen = thread(102, None, None, wchan="do_msgrcv")
+    assert opinion([look(loop(1), worker(0, step="idle"), replace(worker(1), threads=(unseen,)))], TOLD) is None
+    known = opinion([look(loop(1), worker(0, step="idle"), worker(1, user("time.sleep(990)"), call=SLEEPS))], TOLD)
+    assert known is not None
+    assert known.title.startswith("hung for 60.0 s: the loop waits for batch 9 of worker 1, in sample 37")
+    placed = opinion([look(loop(1), worker(0, step="idle"), worker(1, user("x")))], TOLD)
+    assert placed is not None
+    assert (placed.cause, placed.where["line"]) == (HangCause.UNKNOWN, 12)
+
+
+def test_the_command_prints_json_and_its_exit_code_says_whether_something_is_wrong(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = TRACES / "head-of-line-in-order.minidl"
+    assert cli.main(["doctor", "--json", str(path)]) == cli.OK
+    assert json.loads(capsys.readouterr().out)["state"] in ("slow", "fine")
+
+
+_AT_ITS_END = """
+import sys, threading
+import minidl
+if __name__ == "__main__":
+    with minidl.trace(sys.argv[1]):
+        list(minidl.DataLoader(range(4)))
+    print("ready", flush=True)
+    threading.Event().wait()
+"""
+
+
+@pytest.mark.live
+def test_a_program_that_hangs_after_its_trace_has_ended_is_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(_AT_ITS_END)
+    command = [sys.executable, str(tmp_path / "train.py"), str(tmp_path / "t")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+        try:
+            assert program.stdout is not None
+            assert program.stdout.readline() == "ready\n"
+            trace = read_trace(tmp_path / "t")
+            ended = trace.described("trace_end")[0]["monotonic_ns"]
+            time.sleep(max(0.0, 6 - (time.monotonic_ns() - ended) / 1e9))  # less is no hang
+            said = of_trace(trace, py_spy=False, seconds=0)
+        finally:
+            program.kill()
+    assert (
+        said.outcome is RunOutcome.MAYBE_HUNG
+    )  # after its loaders, and without a stack, nothing says that it has to go on
+    assert said.who["pid"] == program.pid
+    assert of_trace(trace, py_spy=False, seconds=0).sentence.startswith("fine")  # it is gone
+
+
+def test_what_is_neither_a_trace_nor_a_process_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "/nowhere/at/all"]) == cli.USAGE
+    assert "/nowhere/at/all" in capsys.readouterr().err
+    assert cli.main(["doctor", "4194999"]) == cli.USAGE
+    assert "there is no process 4194999" in capsys.readouterr().err
+
+
+def test_a_wait_that_has_ended_between_two_looks_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker has sent its batch when it is looked at again: the loop waits for another one, which is no hang."""
+    waits = [
+        RecordedWait(since=1, past=0.1, pid=LOOP, task=3, worker=1),
+        RecordedWait(since=40 * SECOND, past=30.0, pid=LOOP, task=5),
+    ]
+    idle = [worker(0, step="idle"), worker(1, step="idle")]
+    seen = [look(loop(1), *idle, moment=moment * SECOND) for moment in (36, 40, 44)]
+    monkeypatch.setattr(examine, "collect", lambda *args, **options: seen.pop(0))
+    said = examine.look_at(os.getpid(), lambda: waits[0 if len(seen) == 2 else 1], py_spy=False, seconds=0.001)
+    assert said.outcome is not RunOutcome.HUNG
+
+
+def test_workers_that_take_turns_are_looked_at_twice_though_the_loop_has_waited_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = RecordedWait(since=1, past=0.1, pid=LOOP, task=3, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
+    turns = [worker(1, user("with drive:"), call=LOCKED, index=index) for index in (37, 38, 39)]
+    seen = [look(loop(1), worker(0, step="idle"), turn, moment=(36 + 4 * i) * SECOND) for i, turn in enumerate(turns)]
+    monkeypatch.setattr(examine, "collect", lambda *args, **options: seen.pop(0))
+    assert examine.look_at(os.getpid(), lambda: told, py_spy=False, seconds=0.001).outcome is not RunOutcome.HUNG

@@ -1,0 +1,245 @@
+"""A watchdog watches runs that hang, die or are healthy: what is in their traces, and what is left of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from programs import python, write
+from sizes import slow
+
+from minidl.hang.live import ProcessLife, life
+from minidl.hang.watch import watcher
+from minidl.hang.watch.watcher import EARLY_LOOKS, MOST_LOOKS, MOST_LOOKS_OF_A_RUN, first_look, next_look
+from minidl.tracefile.reader import Trace, read_trace
+from minidl.tracefile.watched import NEXT, OWN, Stall
+
+HANGS = """
+    import os
+    from torch.utils.data import DataLoader, Dataset
+
+    READ, WRITE = os.pipe()
+
+    class Samples(Dataset):
+        def __len__(self):
+            return 40
+
+        def __getitem__(self, index):
+            if index == 13:
+                os.read(READ, 1)  # nobody writes
+            return index
+
+    if __name__ == "__main__":
+        try:
+            for batch in DataLoader(Samples(), batch_size=2, num_workers=2):
+                pass
+        except RuntimeError:
+            os.write(WRITE, b"!")  # the worker can end
+            raise
+"""
+
+
+def run(folder: Path, program: str, *options: str) -> subprocess.CompletedProcess[str]:
+    write(folder / "train.py", program)
+    return python("-m", "minidl", "run", "--trace", "trace", *options, "train.py", cwd=folder)
+
+
+def finished(folder: Path) -> Trace:
+    """The trace, once its watchdog has ended, which is soon after the run."""
+    until = time.monotonic() + 30
+    while not (trace := read_trace(folder / "trace")).watched.complete and time.monotonic() < until:
+        time.sleep(0.05)
+    return trace
+
+
+def watchdogs(trace: Path) -> list[int]:
+    """The processes that watch this trace."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = place.read_bytes()
+        except OSError:  # it has ended meanwhile
+            continue
+        found += [int(place.parent.name)] * (b"minidl.hang.watch.watcher" in words and str(trace).encode() in words)
+    return found
+
+
+def test_a_wait_is_looked_at_in_growing_pauses_and_at_the_alarm() -> None:
+    looks = [first_look(120, longest=0)]
+    while len(looks) < MOST_LOOKS:
+        looks.append(next_look(120, looks[-1], len(looks)))
+    assert looks == [10, 20, 40, 80, 120, 240, 480, 960]
+    assert next_look(10_000, 80, EARLY_LOOKS) == 10_000, "however late the alarm is, looks are left for it"
+    assert first_look(120, longest=20) == 60, "it is slow, which is no hang"
+    assert first_look(120, longest=500) == 120
+    assert first_look(2, longest=0) == 0.5
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("options", [(), *slow((("--observe",),))], ids=["ours", "torch's"])
+def test_a_hang_is_looked_at_and_raised_in_the_loop(tmp_path: Path, options: tuple[str, ...]) -> None:
+    done = run(tmp_path, HANGS, "--hang-after", "0.6", "--on-hang", "raise", *options)
+    trace = finished(tmp_path)
+    assert done.returncode == 1
+    assert f"LoaderHangError: {trace.watched.said[0]}\n" in done.stderr
+    assert f"minidl: {trace.watched.said[0]}\n" in done.stderr
+    assert f"next: minidl doctor {tmp_path / 'trace'}" in trace.watched.said[0]
+    (uncaught,) = trace.described("uncaught")
+    assert uncaught["error"].startswith("minidl.wire.errors.LoaderHangError")
+
+    (main,) = [process for process in trace.processes if process.role == "loader"]
+    looks = [one for one in trace.watched.looks if one.stall.what == NEXT]
+    assert [one.number for one in looks] == list(range(1, len(looks) + 1))
+    assert {(one.stall.loader, one.stall.pid, one.stall.since) for one in looks} == {
+        (1, main.pid, looks[0].stall.since)
+    }
+    (stuck,) = [process for process in trace.processes if process.worker == 0]
+    seen = looks[0].seen().process(stuck.pid)
+    assert seen is not None
+    assert seen.main is not None
+    assert seen.main.stack is not None
+    assert seen.main.stack[0].function.endswith("__getitem__")
+    assert os.path.basename(seen.main.stack[0].file) == "train.py"
+    assert trace.watched.hang_after_s == 0.6
+    assert not list((tmp_path / "trace").glob("*.stacks"))
+    assert watchdogs(tmp_path / "trace") == []
+
+
+@pytest.mark.live
+def test_a_hang_is_killed_if_that_is_asked_for(tmp_path: Path) -> None:
+    done = run(tmp_path, HANGS, "--hang-after", "0.6", "--on-hang", "kill", "--observe")
+    trace = finished(tmp_path)
+    assert done.returncode == -15
+    assert len(trace.watched.said) == 1
+    assert {life(process.pid, process.start_ns) for process in trace.processes} == {ProcessLife.GONE}
+    assert watchdogs(tmp_path / "trace") == []
+
+
+UNREADABLE = """
+    import os
+    from torch.utils.data import DataLoader, Dataset
+
+    READ, WRITE = os.pipe()
+    os.mkfifo("source.py")  # who opens it to read the line that a stack names waits for ever
+    exec(compile("def stuck():\\n    os.read(READ, 1)", os.path.abspath("source.py"), "exec"))
+
+    class Samples(Dataset):
+        def __len__(self):
+            return 40
+
+        def __getitem__(self, index):
+            return stuck() if index == 13 else index
+
+    if __name__ == "__main__":
+        for batch in DataLoader(Samples(), batch_size=2, num_workers=2):
+            pass
+"""
+
+HURRIED = """
+    import runpy, sys
+    from minidl.record import watchdog
+
+    short = "import minidl.hang.watch.watcher as watcher; watcher.LOOK_SECONDS = 2.0; main(**given)"
+    watchdog._BOOT = watchdog._BOOT.replace("main(**given)", short)
+    sys.argv = sys.argv[1:]
+    runpy.run_module("minidl", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.live
+@pytest.mark.slow
+def test_a_look_that_never_ends_keeps_no_alarm_from_coming(tmp_path: Path) -> None:
+    write(tmp_path / "start.py", HURRIED)
+    write(tmp_path / "train.py", UNREADABLE)
+    command = ["start.py", "minidl", "run", "--trace", "trace", "--hang-after", "5", "--on-hang", "kill", "train.py"]
+    done = python(*command, cwd=tmp_path)
+    trace = finished(tmp_path)
+    assert done.returncode == -15
+    (said,) = trace.watched.said
+    assert "has waited for a batch" in said
+    assert f"minidl: {said}\n" in done.stderr
+    assert trace.watched.looks == []
+    assert {life(process.pid, process.start_ns) for process in trace.processes} == {ProcessLife.GONE}
+    assert watchdogs(tmp_path / "trace") == [], "the looks that were given up are gone"
+
+
+class Alone(watcher.Watcher):
+    """A watchdog without processes, which writes down what it does."""
+
+    def __init__(self, lost: list[int], looks: int) -> None:
+        self.hang_after, self.lost, self.looks, self.own_looks = 10.0, lost, looks, 0
+        self.done: list[str] = []
+        self.fd = os.open(os.devnull, os.O_WRONLY)
+
+    def _begin_look(self, known: watcher._StallRecord, alarm: bool) -> None:
+        self.done.append(f"look{' for the alarm' * alarm}")
+
+    def _alarm(self, known: watcher._StallRecord, text: str) -> None:
+        self.done.append("alarm")
+        known.said = True
+
+
+@pytest.mark.parametrize(
+    ("lost", "looks", "done"),
+    [([1], 0, ["alarm"]), ([], MOST_LOOKS_OF_A_RUN, ["alarm"]), ([], 0, ["look for the alarm", "alarm"])],
+    ids=["an unkillable look", "no look left", "a look that could not begin"],
+)
+def test_the_alarm_comes_in_time_where_no_look_is_possible(lost: list[int], looks: int, done: list[str]) -> None:
+    one = Alone(lost, looks)
+    known = watcher._StallRecord(Stall(1, NEXT, time.monotonic_ns() - 11 * 10**9, 1), 2.0)
+    for _ in range(2):
+        one._attend_to(known)
+    os.close(one.fd)
+    assert one.done[: len(done)] == done
+    assert one.done.count("alarm") == 1
+
+
+@pytest.mark.live
+def test_a_death_is_seen_with_the_last_signs_of_life(tmp_path: Path) -> None:
+    """A worker kills all of the run: nobody but the watchdog is left to record that, and to remove what it left."""
+    segment = "open(f'/dev/shm/torch_{os.getpid()}_1_1', 'w').close()"
+    program = HANGS.replace("os.read(READ, 1)  # nobody writes", f"{segment}, os.killpg(0, 9)")
+    write(tmp_path / "start.py", "import os, runpy, sys\nos.setpgid(0, 0)\nsys.argv = sys.argv[1:]\n"
+          "runpy.run_module('minidl', run_name='__main__', alter_sys=True)\n")  # fmt: skip
+    write(tmp_path / "train.py", program)
+    done = python("start.py", "minidl", "run", "--trace", "trace", "train.py", cwd=tmp_path)
+    trace = finished(tmp_path)
+    assert done.returncode == -9
+    (main,) = [process for process in trace.processes if process.role == "loader"]
+    assert main.pid in {one.pid for one in trace.watched.ended}
+    assert [left for one in trace.processes for left in Path("/dev/shm").glob(f"torch_{one.pid}_*")] == []
+    assert (trace.watched.looks, trace.watched.said) == ([], [])
+    assert watchdogs(tmp_path / "trace") == []
+
+
+@pytest.mark.live
+def test_a_healthy_run_is_sampled_and_says_nothing(tmp_path: Path) -> None:
+    done = run(tmp_path, HANGS.replace("index == 13", "index < 0"), "--observe")
+    trace = finished(tmp_path)
+    looks = [one for one in trace.watched.looks if one.stall.what != OWN]  # its own code may be slow on a busy machine
+    assert (done.returncode, looks, trace.watched.said) == (0, [], [])
+    assert trace.watched.hang_after_s == 120
+    (main,) = [process for process in trace.processes if process.role == "loader"]
+    assert trace.watched.samples[0].processes[main.pid].rss_kib > 1000
+    assert "LoaderHangError" not in done.stderr
+
+
+@pytest.mark.live
+def test_without_a_watchdog_nothing_is_there(tmp_path: Path) -> None:
+    run(tmp_path, HANGS.replace("index == 13", "index < 0"), "--hang-after", "off")
+    trace = read_trace(tmp_path / "trace")
+    assert not trace.watched
+    assert trace.described("stacks") == []
+
+
+def test_a_run_whose_trace_was_deleted_keeps_its_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes on, and may not have opened yet what workers that have ended have left for it."""
+    removed: list[set[int]] = []
+    monkeypatch.setattr(watcher, "remove_segments_of", removed.append)
+    one = watcher.Watcher.__new__(watcher.Watcher)
+    one.directory, one.processes, one.stems = tmp_path / "deleted", {}, {"123-1", "456-1"}
+    one._remove_segments()
+    assert removed == [set()]

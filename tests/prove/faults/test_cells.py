@@ -1,0 +1,79 @@
+"""The table of faults: what is selected, and what follows from a fault."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from minidl.prove.faults.cells import NOT_OF_MINI, OF_MINI, SHUTDOWN, STEPS, TRANSPORTS, Cell, Expected, Follows, cells
+
+OPTIONS = {
+    "method": ("fork", "spawn", "forkserver"),
+    "pin": (False, True),
+    "persistent": (False, True),
+    "kind": ("map", "iterable"),
+}
+CELLS = list(cells())
+
+
+def test_every_fault_of_every_step_is_there_once_in_each_form() -> None:
+    assert len(CELLS) == len(set(CELLS)) >= 200
+    assert {(cell.step, cell.fault) for cell in CELLS} == {(s, f) for s, step in STEPS.items() for f in step.faults}
+    assert {f"shutdown: {name}" for name in SHUTDOWN} < STEPS.keys()
+
+
+def test_each_fault_meets_each_choice_of_an_option_that_its_step_leaves_open() -> None:
+    for name, step in STEPS.items():
+        for fault in step.faults:
+            same = [cell for cell in CELLS if (cell.step, cell.fault) == (name, fault)]
+            for option in {"pin", "persistent", "kind"} - step.needs.keys():
+                assert {getattr(cell, option) for cell in same} == set(OPTIONS[option]), (name, fault, option)
+            assert len({cell.method == "fork" for cell in same}) == (1 if "method" in step.needs else 2)
+
+
+def test_any_two_options_meet() -> None:
+    for (a, of_a), (b, of_b) in itertools.combinations(OPTIONS.items(), 2):
+        assert {(getattr(cell, a), getattr(cell, b)) for cell in CELLS} == set(itertools.product(of_a, of_b))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS[1:3])
+def test_a_step_of_one_transport_is_left_out_on_another(transport: str) -> None:
+    other = list(cells(transport))
+    assert {cell.transport for cell in other} == {transport}
+    assert {cell.step for cell in CELLS} - {cell.step for cell in other} == {"hand-over"}
+
+
+def test_the_loader_on_one_page_has_no_faults_within_queues() -> None:
+    other = list(cells("mini"))
+    assert {cell.step for cell in other} == set(OF_MINI)
+    assert not {cell.fault for cell in other} & set(NOT_OF_MINI)
+    (pinned,) = {cell.outcome.says for cell in other if (cell.step, cell.fault) == ("pin", "sys.exit")}
+    assert pinned == "SystemExit: 3|Pin memory thread exited unexpectedly"
+
+
+@pytest.mark.parametrize(
+    ("step", "fault", "outcome"),
+    [
+        ("sample", "exception", Expected(Follows.ERROR, "the injected fault")),
+        ("sample", "SIGSTOP", Expected(Follows.TIMEOUT, "timed out")),
+        ("sample", "SIGKILL of both", Expected(Follows.DEATH, "exited unexpectedly|killed by signal", -9)),
+        ("sample", "SIGTERM of the group", Expected(Follows.ENDED, code=-15)),
+        ("sample", "descriptors", Expected(Follows.ERROR, "Too many open files")),
+        ("loop", "descriptors", Expected(Follows.RAISED, "Too many open files")),
+        ("loop", "SIGINT", Expected(Follows.RAISED, "KeyboardInterrupt")),
+        ("loop", "SIGSEGV", Expected(Follows.ENDED, code=-11)),
+        ("between epochs", "SIGTERM of a worker", Expected(Follows.DEATH, "exited unexpectedly|killed by signal", 0)),
+        ("shutdown: kill", "SIGKILL", Expected(Follows.ENDED, code=-9)),
+        ("use", "del", Expected(Follows.NOTHING)),
+    ],
+)
+def test_the_outcome_follows_from_the_fault_and_from_who_has_it(step: str, fault: str, outcome: Expected) -> None:
+    assert Cell(step, fault).outcome == outcome
+
+
+def test_a_cell_is_named_by_what_makes_it_special() -> None:
+    assert str(Cell("sample", "SIGKILL of both")) == "sample, SIGKILL of both, fork, map"
+    assert str(Cell("pin", "exception", "spawn", True, True, "iterable", TRANSPORTS[1])) == (
+        "pin, exception, spawn, pin, persistent, iterable, arena"
+    )

@@ -1,0 +1,92 @@
+"""The matrix of faults: each cell is a test. Those that are slow run with `-m slow`, or by `minidl faults`."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from minidl.prove.faults import runner as judging
+from minidl.prove.faults.cells import Cell, Expected, Follows, cells
+from minidl.prove.faults.runner import Runner
+
+pytestmark = pytest.mark.live
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Runner]:
+    with Runner() as runner:
+        yield runner
+
+
+def parameters() -> Iterator[object]:
+    """All cells. The first by fork of each fault is quick, unless time has to pass in it; and two imports are.
+
+    Of the ways in which a process ends by itself or by a signal, one each is quick in any step.
+    """
+    seen = set()
+    alike = {"sys.exit", "SIGSEGV", "SIGBUS", "SIGABRT", "SIGTERM", "SIGSEGV of both", "os._exit of both"}
+    for cell in cells():
+        first, waits = (cell.step, cell.fault) not in seen, cell.name == "SIGSTOP" or cell.fault == "maps"
+        imports = cell.step == "import" and cell.fault in ("exception", "SIGKILL")
+        elsewhere = cell.fault in alike and cell.step != "sample"
+        quick = first and ((cell.method == "fork" and not waits and not elsewhere) or imports)
+        seen.add((cell.step, cell.fault))
+        yield pytest.param(cell, id=str(cell), marks=() if quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("cell", list(parameters()))
+def test_the_loader_survives(cell: Cell, runner: Runner, tmp_path: Path) -> None:
+    assert runner.run(cell, tmp_path) == []
+
+
+def test_a_cell_that_says_and_records_something_else_fails(
+    runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Cell, "outcome", Expected(Follows.ERROR, "another fault"))
+    said, silent, recorded = runner.run(Cell("sample", "exception"), tmp_path)
+    assert said.startswith("there was another error: InjectedError: Caught InjectedError")
+    assert silent == "no error says 'another fault'"
+    assert recorded.startswith("the trace holds no error 'another fault': ['InjectedError: the injected fault'")
+
+
+def test_a_cell_that_does_not_end_in_time_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging, "BOUND", 0.0)
+    monkeypatch.setattr(judging, "_recorded", lambda *_: [])
+    with Runner() as runner:
+        assert "it did not end within 0 s" in runner.run(Cell("sample", "exception"), tmp_path)
+
+
+def test_what_a_cell_leaves_is_told_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging, "GRACE", 0.0)
+    monkeypatch.setattr(judging, "_recorded", lambda *_: [])
+    runner, left = Runner(), subprocess.Popen(["sleep", "100"], start_new_session=True)
+    segment = Path(f"/dev/shm/torch_{left.pid}_17_0")
+    answers = iter([str(left.pid), "null"])
+
+    def answer() -> str:
+        segment.touch()  # once the runner has looked at what was there before
+        return next(answers)
+
+    monkeypatch.setattr(runner, "_answer", answer)
+    runner._server = SimpleNamespace(stdin=io.StringIO())  # type: ignore[assignment]
+    try:
+        assert runner.run(Cell("sample", "exception"), tmp_path) == [
+            "it did not end within 60 s",
+            f"processes are left: [{left.pid}]",
+            f"left under /dev/shm: ['{segment.name}']",
+        ]
+        assert left.wait() == -signal.SIGKILL
+    finally:
+        segment.unlink()
+
+
+def test_the_living_of_a_group_are_its_own() -> None:
+    assert os.getpid() in judging._alive(os.getpgrp())
+    assert judging._alive(2**22) == []

@@ -1,0 +1,477 @@
+"""Two runs compared: on imagined runs, whose every nanosecond is known, and on live ones, for their bytes."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from made_trace import LOADER_PID, NEVER, Run, write
+from oracle_trace import write_process
+
+import minidl
+from minidl import cli
+from minidl.speed.diff import BLOCKS, FEWEST, Change, Comparison, Diff, Figures, IncomparableError, Side, diff
+from minidl.speed.ledger import BATCH, COPY, Ledger
+from minidl.tracefile import events as ev
+from minidl.tracefile.format import TraceError
+from minidl.tracefile.reader import Trace, read_trace
+
+MS = 1_000_000
+PARAMS = {"dataset": "Photos", "dataset_kind": "map", "batch_size": 4, "num_workers": 2, "in_order": True}
+
+
+def steady(task: int) -> int:
+    return 4 * MS
+
+
+def twice(task: int) -> int:
+    return 8 * MS
+
+
+def made(path: Path, cost: Callable[[int], int] = steady, *, params: dict[str, Any] | None = None, **run: Any) -> Trace:
+    write(path, Run(**{"batches": 60, "cost": cost} | run))
+    if params is not None:
+        describe(path, LOADER_PID, 1, params)
+    return read_trace(path)
+
+
+def describe(path: Path, pid: int, loader: int, params: dict[str, Any]) -> None:
+    (side,) = path.glob(f"{pid}-*.meta.jsonl")
+    with side.open("a") as file:
+        file.write(json.dumps({"kind": "loader", "loader": loader, **params}) + "\n")
+
+
+# --- The sentence -----------------------------------------------------------------------------------------------------
+def test_the_sample_that_takes_twice_as_long_is_named(tmp_path: Path) -> None:
+    found = diff(made(tmp_path / "a"), made(tmp_path / "b", twice))
+    a, b = found.stage("cycle").a, found.stage("cycle").b  # type: ignore[union-attr]
+    assert found.sentence() == (
+        "sample changed most: on average it takes 1.50 ms instead of 749 µs, 2 times as long "
+        "(240 and 240 measured, in 2 of 2 workers); "
+        f"throughput fell from {1e9 / a.mean:.3g} to {1e9 / b.mean:.3g} batches/s"
+    )
+    back = diff(made(tmp_path / "c", twice), made(tmp_path / "d"))
+    assert back.sentence().startswith("sample changed most: on average it takes 749 µs instead of 1.50 ms, 2 times as")
+    assert "2 times as fast" in back.sentence()
+    assert "throughput rose from" in back.sentence()
+
+
+def test_without_samples_the_fetch_is_named(tmp_path: Path) -> None:
+    traces = made(tmp_path / "a"), made(tmp_path / "b", twice)
+    for trace in traces:  # as recorded with detail "batch"
+        samples = np.isin(trace.events["code"], [ev.SAMPLE[0], ev.SAMPLE[1], ev.COLLATE[0], ev.COLLATE[1]])
+        trace.events = trace.events[~samples]
+    assert diff(*traces).sentence().startswith("fetch changed most: on average it takes")
+
+
+def test_the_consumer_can_be_what_changed(tmp_path: Path) -> None:
+    found = diff(made(tmp_path / "a", step=5 * MS), made(tmp_path / "b", step=15 * MS))
+    assert found.sentence().startswith("consumer changed most: on average it takes 15.0 ms instead of 5.00 ms")
+
+
+def test_the_same_run_twice_has_not_changed(tmp_path: Path) -> None:
+    found = diff(made(tmp_path / "a"), made(tmp_path / "b"))
+    assert found.most() is None
+    assert {change.verdict for change in found.stages} == {Comparison.SAME, Comparison.FEW}
+    assert found.sentence().startswith("no stage changed by more than its spread, and throughput (")
+    assert found.sentence().endswith("batches/s) changed only within its spread")
+
+
+def test_a_change_within_the_spread_is_none(tmp_path: Path) -> None:
+    """B's samples take 1.3 times as long on average, and both runs vary by more than that from part to part."""
+
+    def uneven(scale: float) -> Callable[[int], int]:
+        return lambda task: int(scale * MS * (1 + 9 * (task // 6 % 2)))
+
+    found = diff(made(tmp_path / "a", uneven(1)), made(tmp_path / "b", uneven(1.3)))
+    sample = found.stage("sample")
+    assert sample is not None
+    assert sample.factor == pytest.approx(1.3, rel=0.01)
+    assert sample.verdict is Comparison.SAME
+    assert found.most() is None
+
+
+def test_too_few_batches(tmp_path: Path) -> None:
+    found = diff(made(tmp_path / "a"), made(tmp_path / "b", twice, batches=FEWEST))
+    assert found.b.batches == FEWEST  # of which the first is no cycle
+    assert found.sentence() == (
+        f"too few batches to say what changed: 59 and {FEWEST - 1} without the first of each epoch "
+        f"(at least {FEWEST} are needed)"
+    )
+    assert found.stage("sample").verdict is Comparison.SLOWER  # type: ignore[union-attr]
+
+
+def test_what_one_recording_does_not_show_has_not_changed(tmp_path: Path) -> None:
+    """An observed loader shows no sample, and one recorded with detail "batch" does not either."""
+    for name, params, detail in (
+        ("outside", {"observed": True, "unseen": ["sample"]}, "sample"),
+        ("batch", {}, "batch"),
+    ):
+        a, b = made(tmp_path / f"{name}-a", params=PARAMS), made(tmp_path / f"{name}-b", params=PARAMS | params)
+        b.events = b.events[~np.isin(b.events["code"], ev.SAMPLE)]
+        b.manifest["detail"] = detail
+        for found in (diff(a, b), diff(b, a)):
+            assert found.stage("sample").verdict is Comparison.UNSEEN  # type: ignore[union-attr]
+            assert found.most() is None
+            assert "not recorded in one" in found.text()
+            assert "sample" not in found.sentence()
+    assert diff(a, made(tmp_path / "c", params=PARAMS | {"observed": True})).differences == [
+        "the loader is minidl's in A, torch's (observed) in B"
+    ]
+
+
+def test_a_run_that_hangs_is_said_to(tmp_path: Path) -> None:
+    hung = made(tmp_path / "a", lambda task: NEVER if task == 55 else 4 * MS, polls=1500)
+    assert hung.spans()["end"].min() < 0
+    whole = made(tmp_path / "b")
+    assert "; A ends in a wait of " in diff(hung, whole).sentence()
+    assert "; B ends in a wait of " in diff(whole, hung).sentence()
+    assert "in a wait" not in diff(whole, whole).sentence()
+    killed = made(tmp_path / "c", lambda task: NEVER if task == 55 else 4 * MS, polls=3)
+    assert "in a wait" not in diff(killed, whole).sentence()
+
+
+def test_shares_of_the_work_that_changed_are_told_from_a_stage_that_did(tmp_path: Path) -> None:
+    """Each worker takes as long as before; the slow one gets fewer of the batches."""
+    changes = [stage("fetch", 5e6, 3e6), stage("fetch", 9e6, 9e6, worker=0), stage("fetch", 1e6, 1e6, worker=1)]
+    cycles = stage("cycle", 5e6, 3e6)
+    found = Diff(side(), side(), [cycles, changes[0]], changes[1:], [], [])
+    assert "not within any of the 2 workers: only their shares of the work changed" in found.sentence()
+
+
+def stage(name: str, a: float | None, b: float | None, count: int = 100, worker: int = -1) -> Change:
+    """A stage that always takes `a` and `b` ns."""
+
+    def figures(each: float | None) -> Figures | None:
+        return None if each is None else Figures.of(np.full(count, each, np.int64))
+
+    return Change(name, worker, figures(a), figures(b))
+
+
+def side(copied: int = 0) -> Side:
+    batches = np.zeros(1, BATCH)
+    batches["copied"], batches["payload"], batches["outcome"] = copied, 1, -1
+    account = Ledger(np.empty(0, COPY), batches)
+    empty = {("cycle", -1): np.empty(0, np.int64)}
+    return Side("t", (1,), {}, {}, 100, None, 1, 0, None, None, account, empty)
+
+
+def of(*changes: Change, copied: tuple[int, int] = (0, 0)) -> Diff:
+    workers = [change for change in changes if change.worker >= 0]
+    return Diff(side(copied[0]), side(copied[1]), [c for c in changes if c.worker < 0], workers, [], [])
+
+
+CYCLE = stage("cycle", 10 * MS, 10 * MS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ([stage("pin", 1 * MS, 2 * MS), stage("fetch", 5 * MS, 8 * MS)], "fetch"),  # by time, not by factor
+        ([stage("fetch", 5 * MS, 8 * MS), stage("sample", 4 * MS, 6 * MS), stage("collate", 1 * MS, 2 * MS)], "sample"),
+        ([stage("fetch", 5 * MS, 8 * MS), stage("sample", 4 * MS, 5 * MS), stage("collate", 1 * MS, 2 * MS)], "fetch"),
+        ([stage("pickle", 2 * MS, 4 * MS), stage("copy", None, 2 * MS)], "copy"),
+        ([stage("wait", 1 * MS, 9 * MS), stage("idle", 1 * MS, 9 * MS), stage("next", 1 * MS, 9 * MS)], None),
+        ([stage("sampling", 1000, 90_000)], None),  # clear, and less than a hundredth of the cycle
+        ([stage("sampling", 1000, 110_000)], "sampling"),
+        ([stage("write", 5 * MS, 5 * MS + MS // 3)], None),  # clear, and less than a tenth more
+    ],
+)
+def test_what_is_named(changes: list[Change], named: str | None) -> None:
+    most = of(CYCLE, *changes).most()
+    assert (most and most.stage) == named
+
+
+def test_sentences() -> None:
+    new, gone = stage("copy", None, 2 * MS), stage("pin", 3 * MS, None)
+    same = "throughput (100 and 100 batches/s) changed only within its spread"
+    assert of(CYCLE, new, copied=(100, 300)).sentence() == (
+        f"copy changed most: it is new and takes 2.00 ms on average (100 measured); {same}; "
+        "the bytes copied per batch changed from 100 B to 300 B"
+    )
+    assert of(CYCLE, gone).sentence() == (
+        f"pin changed most: it is gone and took 3.00 ms on average (100 measured); {same}"
+    )
+    slower = stage("cycle", 10 * MS, 20 * MS)
+    assert of(slower).sentence() == (
+        "throughput fell from 100 to 50 batches/s, but no single stage changed by more than its spread"
+    )
+    one = [stage("fetch", 5 * MS, 9 * MS, worker=0), stage("fetch", 5 * MS, 5 * MS, worker=1)]
+    assert "(100 and 100 measured, in 1 of 2 workers)" in of(slower, stage("fetch", 5 * MS, 7 * MS), *one).sentence()
+
+
+# --- The figures ------------------------------------------------------------------------------------------------------
+@given(st.lists(st.integers(0, 10**12), min_size=1) | st.lists(st.integers(0, 10**12), min_size=FEWEST, max_size=99))
+def test_figures(durations: list[int]) -> None:
+    figures = Figures.of(np.array(durations, np.int64))
+    assert figures is not None
+    assert (figures.count, figures.total) == (len(durations), sum(durations))
+    assert [figures.p50, figures.p95, figures.p99] == np.percentile(durations, [50, 95, 99]).tolist()
+    if len(durations) < FEWEST:
+        assert math.isnan(figures.low)
+        return
+    base, longer = divmod(len(durations), BLOCKS)
+    parts, at = [], 0
+    for number in range(BLOCKS):
+        length = base + (number < longer)
+        parts.append(sum(durations[at : at + length]) / length)
+        at += length
+    assert [figures.low, figures.high] == pytest.approx([sorted(parts)[1], sorted(parts)[-2]])
+
+
+@given(
+    st.lists(st.integers(1, 1000), min_size=FEWEST, max_size=90),
+    st.lists(st.integers(1, 1000), min_size=FEWEST, max_size=90),
+)
+def test_slower_one_way_is_faster_the_other(one: list[int], two: list[int]) -> None:
+    a, b = Figures.of(np.array(one)), Figures.of(np.array(two))
+    mirror = {
+        Comparison.SLOWER: Comparison.FASTER,
+        Comparison.FASTER: Comparison.SLOWER,
+        Comparison.SAME: Comparison.SAME,
+    }
+    assert Change("x", -1, b, a).verdict is mirror[Change("x", -1, a, b).verdict]
+
+
+def test_equal_runs_are_seldom_told_apart() -> None:
+    """Of 1,000 pairs of runs of one and the same distribution, heavy-tailed as real ones are, at most a few."""
+    dice = np.random.default_rng(0)
+    pairs = [[Figures.of((dice.lognormal(0, 1, 200) * 1e6).astype(np.int64)) for _ in "ab"] for _ in range(1000)]
+    assert sum(Change("x", -1, *pair).is_clear for pair in pairs) <= 5
+
+
+def test_a_first_batch_is_no_cycle_and_epochs_are_not_joined(tmp_path: Path) -> None:
+    """Against a walk through the events."""
+    found = diff(trace := made(tmp_path / "a", epochs=3, workers=3), made(tmp_path / "b", epochs=3))
+    cycles, waits, wall, since, begun = [], [], 0, 0, 0
+    for row in trace.events:
+        if row["code"] == ev.EPOCH[0]:
+            since = 0
+        elif row["code"] == ev.NEXT[0]:
+            begun = int(row["time"])
+            since = since or begun
+        elif row["code"] == ev.YIELD:
+            took = int(row["time"]) - since
+            wall += took
+            since = int(row["time"])
+            cycles += [] if row["y"] == 1 else [took]
+        elif row["code"] == ev.NEXT[1]:
+            waits += [] if row["x"] == 1 else [int(row["time"]) - begun]
+    assert found.a.durations["cycle", -1].tolist() == cycles
+    assert found.a.durations["next", -1].tolist() == waits
+    assert (found.a.batches, found.a.wall) == (180, wall)
+    assert found.a.batches_per_s == pytest.approx(180 / wall * 1e9)
+    assert found.a.steady_per_s == pytest.approx(177 / sum(cycles) * 1e9)
+
+
+def test_an_epoch_whose_begin_is_lost_counts_from_its_first_batch_on(tmp_path: Path) -> None:
+    events = [{"code": ev.YIELD, "time": n * MS, "task": n, "worker": 0, "y": n + 1} for n in range(10, 80)]
+    write_process(tmp_path / "t", events, pid=100, role="loader", loader=1)
+    found = diff(read_trace(tmp_path / "t"), made(tmp_path / "b"))
+    assert found.a.durations["cycle", -1].tolist() == [MS] * 69
+
+
+def test_each_worker_has_its_own_row(tmp_path: Path) -> None:
+    """Worker 1 alone is slower in B: tasks go round."""
+    found = diff(made(tmp_path / "a"), made(tmp_path / "b", lambda task: 8 * MS if task % 2 else 4 * MS, batches=120))
+    fetch = {change.worker: change.verdict for change in found.workers if change.stage == "fetch"}
+    assert fetch == {0: Comparison.FEW, 1: Comparison.FEW}  # 30 in A
+    found = diff(made(tmp_path / "c", batches=120), read_trace(tmp_path / "b"))
+    fetch = {change.worker: change.verdict for change in found.workers if change.stage == "fetch"}
+    assert fetch == {0: Comparison.SAME, 1: Comparison.SLOWER}
+    assert not {"consumer", "rebuild", "wait", "cycle"} & {change.stage for change in found.workers}
+
+
+def test_samples_are_those_of_yielded_batches(tmp_path: Path) -> None:
+    found = diff(made(tmp_path / "a", epochs=2), made(tmp_path / "b", batch_size=4))
+    assert (found.a.samples, found.b.samples) == (60 * 4 * 2, 60 * 4)
+    assert found.b.samples_per_s == pytest.approx(4 * found.b.batches_per_s)
+
+
+def test_a_run_that_hung_can_be_compared_by_what_it_did(tmp_path: Path) -> None:
+    found = diff(made(tmp_path / "a"), made(tmp_path / "b", lambda task: NEVER if task == 55 else 4 * MS))
+    assert (found.b.batches, found.b.samples) == (55, 55 * 4)  # the other worker went on, for nobody
+    assert len(found.b.durations["fetch", -1]) > 55
+    assert found.sentence().startswith("no stage changed")
+
+
+def test_start_up_and_the_first_wait(tmp_path: Path) -> None:
+    found = diff(trace := made(tmp_path / "a", epochs=2), made(tmp_path / "b"))
+    start, ready = trace.select("worker_start")["time"][0], trace.select("worker_ready")["time"][-1]
+    assert found.a.start_up == ready - start
+    nexts = [(b, e) for b, e in zip(*(trace.select("next", p) for p in (ev.Phase.BEGIN, ev.Phase.END)), strict=True)]
+    assert found.a.first == np.mean([e["time"] - b["time"] for b, e in nexts if e["x"] == 1])
+
+
+# --- What can be compared ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("name", "value"), [("dataset", "Sounds"), ("dataset_kind", "iterable"), ("batch_size", 8)])
+def test_other_work_is_refused_and_named(tmp_path: Path, name: str, value: object) -> None:
+    a, b = made(tmp_path / "a", params=PARAMS), made(tmp_path / "b", params=PARAMS | {name: value})
+    with pytest.raises(IncomparableError) as raised:
+        diff(a, b)
+    assert f"{name} {PARAMS[name]!r} in A, {value!r} in B" in str(raised.value)
+    assert "--force" in str(raised.value)
+    assert isinstance(raised.value, TraceError)
+    found = diff(a, b, force=True)
+    assert found.differences == [f"{name} {PARAMS[name]!r} in A, {value!r} in B"]
+    assert f"differs: {name} {PARAMS[name]!r} in A, {value!r} in B" in found.text()
+
+
+def test_other_circumstances_are_named(tmp_path: Path) -> None:
+    a = made(tmp_path / "a", params=PARAMS)
+    b = made(tmp_path / "b", params=PARAMS | {"num_workers": 3}, workers=3, prefetch_factor=4)
+    b.manifest |= {"host": "elsewhere", "cpus": 8, "detail": "batch", "versions": {"minidl": "0", "torch": "2.11.0"}}
+    assert diff(a, b).differences == [
+        "num_workers 2 in A, 3 in B",
+        "prefetch_factor 2 in A, 4 in B",
+        "host 'imaginary' in A, 'elsewhere' in B",
+        "detail of the recording 'sample' in A, 'batch' in B",
+        "torch '2.13.0' in A, '2.11.0' in B",
+    ]
+
+
+def test_the_iterators_of_one_loader_are_taken_together_and_others_left_out(tmp_path: Path) -> None:
+    """Three epochs with new workers each, and a loader for validation after each."""
+    for name, last in (("a", 6), ("b", 4)):
+        numbers = range(1, last + 1)
+        write(
+            tmp_path / name,
+            *(Run(batches=40, loader=n, first_pid=1000 * n, batch_size=4 * (2 - n % 2)) for n in numbers),
+        )
+        for n in numbers:
+            describe(tmp_path / name, 1000 * n, n, PARAMS | {"batch_size": 4 if n % 2 else 8})
+    found = diff(read_trace(tmp_path / "a"), read_trace(tmp_path / "b"))
+    assert (found.a.loaders, found.b.loaders) == ((1, 3, 5), (1, 3))
+    assert (found.a.batches, found.b.batches) == (120, 80)
+    assert (found.a.samples, found.b.samples) == (480, 320)
+    assert found.stage("fetch").a.count == 120  # type: ignore[union-attr]
+    assert found.a.ledger.batches["loader"].tolist() == [1] * 40 + [3] * 40 + [5] * 40
+    assert found.notes[:2] == [
+        "A: the comparison leaves out iterators with other parameters: 3",
+        "B: the comparison leaves out iterators with other parameters: 2",
+    ]
+
+
+def test_the_loader_that_does_the_same_work_is_taken(tmp_path: Path) -> None:
+    """Though another has yielded more."""
+    a = made(tmp_path / "a", params=PARAMS)
+    write(tmp_path / "b", Run(batches=99, loader=1), Run(batches=60, loader=2, first_pid=3000))
+    describe(tmp_path / "b", LOADER_PID, 1, PARAMS | {"dataset": "Sounds"})
+    describe(tmp_path / "b", 3000, 2, PARAMS)
+    assert diff(a, read_trace(tmp_path / "b")).b.loaders == (2,)
+
+
+def test_unknown_parameters_are_said(tmp_path: Path) -> None:
+    found = diff(made(tmp_path / "a"), made(tmp_path / "b", params=PARAMS))
+    assert found.notes[0] == "A: the loader's parameters are not in the trace, so they could not be compared"
+    assert not found.differences
+
+
+def test_a_trace_without_batches(tmp_path: Path) -> None:
+    write_process(tmp_path / "t", [{"code": ev.EPOCH[0]}], pid=100, role="loader", loader=1)
+    with pytest.raises(TraceError, match="contains no yielded batch"):
+        diff(read_trace(tmp_path / "t"), made(tmp_path / "b"))
+
+
+# --- Live runs --------------------------------------------------------------------------------------------------------
+class Vectors(minidl.Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 2 * FEWEST + 2
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.zeros(250)
+
+
+def stacked(samples: list[torch.Tensor]) -> torch.Tensor:
+    return torch.stack(samples)
+
+
+@pytest.mark.live
+def test_the_bytes_of_live_runs(tmp_path: Path) -> None:
+    for name, collate_fn in (("a", None), ("b", stacked)):
+        with minidl.trace(tmp_path / name):
+            list(minidl.DataLoader(Vectors(), batch_size=2, num_workers=1, collate_fn=collate_fn))
+    found = diff(read_trace(tmp_path / "a"), read_trace(tmp_path / "b"))
+    assert found.differences == ["collate_fn 'default_collate' in A, 'stacked' in B"]
+    assert found.b.copied is not None
+    assert found.a.copied is not None
+    assert found.b.copied - found.a.copied == pytest.approx(2000, abs=20)  # the pickles may differ by a few bytes
+    copy = found.stage("copy")
+    assert copy is not None
+    assert copy.a is None
+    assert copy.b is not None
+    assert copy.b.count == FEWEST + 1
+    assert copy.verdict is Comparison.ONLY_B
+    assert "; the bytes copied per batch changed from" in found.sentence()
+    assert found.a.samples == found.b.samples == 2 * FEWEST + 2
+
+
+# --- The command ------------------------------------------------------------------------------------------------------
+def test_the_text(tmp_path: Path) -> None:
+    found = diff(made(tmp_path / "a", epochs=2), made(tmp_path / "b", twice))
+    lines = found.text().splitlines()
+    assert lines[:2] == [f"A: {tmp_path / 'a'}", f"B: {tmp_path / 'b'}"]
+    assert lines[2] == found.sentence()
+    assert "batches                            120            60" in lines
+    assert f"samples/s               {found.a.samples_per_s:>14.1f}{found.b.samples_per_s:>14.1f}" in lines
+    assert f"waiting for batches     {found.a.waiting_share:>14.0%}{found.b.waiting_share:>14.0%}" in lines
+    assert "stage, ms        n A     n B    p50 A    p50 B    p95 A    p95 B    p99 A    p99 B   B / A" in lines
+    assert "sample           480     240    0.749    1.499    0.749    1.499    0.749    1.499    2.00  slower" in lines
+    assert (
+        "start              2       2    0.201    0.201        -        -        -        -    1.00  too few to say"
+        in lines
+    )
+    assert lines[-1].startswith("The spread is measured within each run")
+    with_workers = found.text(workers=True).splitlines()
+    row = "  worker 1       240     120    0.749    1.499    0.749    1.499    0.749    1.499    2.00  slower"
+    assert row in with_workers
+    assert row not in lines
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made(tmp_path / "a", params=PARAMS)
+    packed = made(tmp_path / "b", params=PARAMS | {"batch_size": 8}).pack(tmp_path / "b")
+    assert cli.main(["diff", str(tmp_path / "a"), str(packed)]) == cli.USAGE
+    assert "batch_size" in capsys.readouterr().err
+    assert cli.main(["diff", "--force", "--workers", str(tmp_path / "a"), str(packed)]) == cli.OK
+    assert "differs: batch_size 4 in A, 8 in B" in capsys.readouterr().out
+
+
+# --- Transports -------------------------------------------------------------------------------------------------------
+def test_two_transports_tell_what_they_did_to_each_batch(tmp_path: Path) -> None:
+    a, b = made(tmp_path / "a"), made(tmp_path / "b", slabs=True)
+    describe(tmp_path / "a", LOADER_PID, 1, {})
+    facts = (
+        "its batches were in 6 slabs, used 10 times each, instead of 60 new segments; the reader received and mapped "
+        "memory 6 times instead of 60 times; the worker itself, without a feeder thread, wrote the messages; "
+        "1.0 MiB per batch were copied once in both"
+    )
+    told = diff(a, b).sentence()
+    assert told.startswith("arena instead of upstream: each batch took ")
+    assert facts in told
+    back = diff(b, a).sentence()
+    assert back.startswith("upstream instead of arena: each batch took ")
+    assert "60 new segments, instead of 6 slabs, used 10 times each" in back
+    assert "; a feeder thread wrote the messages; " in back
+    assert diff(a, a).sentence().startswith("no stage changed"), "of one transport, as ever"
+
+
+def test_the_recordings_of_both_transports_tell_their_story() -> None:
+    traces = Path(__file__).parents[2] / "traces"
+    a, b = (read_trace(traces / f"transport-{name}.minidl") for name in ("upstream", "arena"))
+    found = diff(a, b)
+    assert re.match(
+        r"arena instead of upstream: each batch took \S+ ms instead of \S+ ms, \S+ times as fast: its batches were in "
+        r"\d slabs, used \S+ times each, instead of 200 new segments; ",
+        found.sentence(),
+    )
+    assert found.differences == ["transport 'upstream' in A, 'arena' in B"]

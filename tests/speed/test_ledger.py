@@ -1,0 +1,434 @@
+"""The byte ledger: constructed runs of the live loader, whose bytes are known, and traces made by hand."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from oracle_trace import write_process
+
+import minidl
+from minidl.speed.ledger import HANDLE_BYTES, LARGE_PAYLOAD, MANY_TENSORS, Copy, Ledger, Slabs, Why, ledger
+from minidl.tracefile import events as ev
+from minidl.tracefile.reader import Trace, read_trace
+from minidl.wire.message import dumps
+
+MESSAGE = (Copy.PICKLE, Copy.WRITE, Copy.READ, Copy.REBUILD)
+WIDTH = 250
+ROW_BYTES = 4 * WIDTH
+
+
+class Vectors(minidl.Dataset[torch.Tensor]):
+    """float32 vectors of WIDTH."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((WIDTH,), float(index))
+
+
+class Stream(minidl.IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter([torch.zeros(WIDTH)] * 4)
+
+
+def stacked(samples: list[torch.Tensor]) -> torch.Tensor:
+    return torch.stack(samples)
+
+
+def many(samples: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [torch.zeros(3) for _ in range(MANY_TENSORS + 1)]
+
+
+def few(samples: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [torch.zeros(3) for _ in range(MANY_TENSORS)]
+
+
+def text(samples: list[torch.Tensor]) -> dict[str, Any]:
+    return {"raw": b"x" * (LARGE_PAYLOAD + 1), "text": "y" * 1000}
+
+
+def shared(samples: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [sample.share_memory_() for sample in samples]
+
+
+def failing(samples: list[torch.Tensor]) -> Any:
+    if samples[0][0] == 4:
+        raise ValueError("no")
+    return torch.stack(samples)
+
+
+def recorded(path: Path, dataset: Any = None, *, epochs: int = 1, take: int = 99, **options: Any) -> Trace:
+    """A loader's run, recorded; `take` batches of each epoch are consumed."""
+    options = {"batch_size": 4, "num_workers": 1} | options
+    with minidl.trace(path):
+        loader = minidl.DataLoader(Vectors() if dataset is None else dataset, **options)
+        for _ in range(epochs):
+            for count, _batch in enumerate(loader, 1):
+                if count == take:
+                    break
+        del loader
+    return read_trace(path)
+
+
+def bytes_of(found: Ledger, kind: Copy) -> list[int]:
+    return found.batches[kind.name.lower()].tolist()
+
+
+# --- The live loader --------------------------------------------------------------------------------------------------
+@pytest.mark.live
+def test_default_collate_stacks_into_shared_memory_and_nothing_is_copied_again(tmp_path: Path) -> None:
+    found = ledger(recorded(tmp_path / "t", num_workers=2))
+    assert bytes_of(found, Copy.COLLATE) == [4 * ROW_BYTES] * 3
+    assert bytes_of(found, Copy.FEEDER) == [0] * 3
+    assert found.batches["by_handle"].tolist() == [4 * ROW_BYTES] * 3
+    assert found.batches["tensors"].tolist() == [1] * 3
+    assert found.batches["worker"].tolist() == [0, 1, 0]
+    assert found.batches["yielded"].all()
+    assert not found.batches["avoidable"].any()
+    pipe = sum(found.batches[kind.name.lower()] for kind in (Copy.INDEX_WRITE, *MESSAGE))
+    assert found.batches["copied"].tolist() == pipe.tolist()
+    assert not found.notes
+
+
+@pytest.mark.live
+def test_a_stack_of_ones_own_costs_one_more_copy_of_exactly_the_batch(tmp_path: Path) -> None:
+    found = ledger(recorded(tmp_path / "t", collate_fn=stacked))
+    assert bytes_of(found, Copy.COLLATE) == [0] * 3
+    assert bytes_of(found, Copy.FEEDER) == found.batches["by_handle"].tolist() == [4 * ROW_BYTES] * 3
+    assert found.batches["avoidable"].tolist() == [4 * ROW_BYTES] * 3
+    copies = found.copies[found.copies["kind"] == Copy.FEEDER]
+    assert (copies["why"] == Why.NOT_SHARED_YET).all()
+    assert "default_collate stacks tensors" in found.text()
+
+
+@pytest.mark.live
+def test_many_tensors_are_many_segments_and_their_message_is_all_handles(tmp_path: Path) -> None:
+    found = ledger(recorded(tmp_path / "t", collate_fn=many))
+    count = MANY_TENSORS + 1
+    assert found.batches["tensors"].tolist() == [count] * 3
+    copies = found.copies[found.copies["kind"] == Copy.FEEDER]
+    assert copies["bytes"].tolist() == [12] * 3 * count
+    assert 0 < found.batches["payload"].max() <= HANDLE_BYTES * (count + 1)
+    for kind in MESSAGE:
+        assert (found.copies["why"][found.copies["kind"] == kind] == Why.MANY_TENSORS).all()
+    assert "many tensors: join the tensors" in found.text()
+
+
+@pytest.mark.live
+def test_a_few_tensors_are_no_remark(tmp_path: Path) -> None:
+    found = ledger(recorded(tmp_path / "t", collate_fn=few))
+    assert found.batches["tensors"].tolist() == [MANY_TENSORS] * 3
+    assert (found.batches["avoidable"] == found.batches["feeder"]).all()
+
+
+@pytest.mark.live
+def test_what_is_no_tensor_goes_through_the_pipe_and_is_copied_each_time(tmp_path: Path) -> None:
+    found = ledger(recorded(tmp_path / "t", collate_fn=text))
+    payload = len(pickle.dumps(text([]), pickle.HIGHEST_PROTOCOL))
+    assert payload == len(dumps(text([]))[0]) > LARGE_PAYLOAD
+    assert bytes_of(found, Copy.PICKLE) == bytes_of(found, Copy.REBUILD) == [payload] * 3
+    assert bytes_of(found, Copy.WRITE) == bytes_of(found, Copy.READ)
+    assert found.batches["write"].min() > payload
+    assert (found.batches["by_handle"] == 0).all()
+    assert (found.batches["avoidable"] == sum(found.batches[kind.name.lower()] for kind in MESSAGE)).all()
+    assert "pickled data: send the data as a tensor" in found.text()
+
+
+@pytest.mark.live
+def test_what_is_shared_already_crosses_without_a_copy(tmp_path: Path) -> None:
+    found = ledger(recorded(tmp_path / "t", collate_fn=shared))
+    assert found.batches["by_handle"].tolist() == [4 * ROW_BYTES] * 3
+    assert bytes_of(found, Copy.COLLATE) == bytes_of(found, Copy.FEEDER) == [0] * 3
+    assert not found.batches["avoidable"].any()
+    assert found.copies_per_byte < 1
+
+
+@pytest.mark.live
+def test_epochs_of_persistent_workers_are_told_apart(tmp_path: Path) -> None:
+    """Also where an epoch is left in the middle: what was prefetched for it is its own, and never yielded."""
+    options = {"persistent_workers": True, "num_workers": 2, "prefetch_factor": 1}
+    found = ledger(recorded(tmp_path / "t", epochs=3, take=1, **options))
+    assert set(found.batches["epoch"].tolist()) == {0, 1, 2}
+    for number in (0, 1):  # the last epoch's tasks may be cut short by the shutdown
+        batches = found.batches[found.batches["epoch"] == number]
+        assert batches["task"].tolist() == [0, 1, 2]
+        assert batches["yielded"].tolist() == [True, False, False]
+        assert batches["collate"].tolist() == batches["by_handle"].tolist() == [4 * ROW_BYTES] * 3
+
+
+class Pinner:
+    """A batch that pins itself, as a user's class may."""
+
+    def __init__(self, samples: list[torch.Tensor]) -> None:
+        self.samples = torch.stack(samples)
+
+    def pin_memory(self) -> Pinner:
+        self.samples = self.samples.clone()
+        return self
+
+
+@pytest.mark.live
+def test_what_an_object_pins_itself_is_said_to_be_unseen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
+    found = {}
+    for name, collate_fn in (("own", Pinner), ("plain", stacked)):
+        with minidl.trace(tmp_path / name):
+            list(minidl.DataLoader(Vectors(), 4, num_workers=1, pin_memory=True, collate_fn=collate_fn))
+        found[name] = ledger(read_trace(tmp_path / name))
+    assert found["own"].batches["pin"].tolist() == [0, 0, 0]
+    assert any(note.startswith("batches whose pinning shows no bytes: 3;") for note in found["own"].notes)
+    assert found["plain"].batches["pin"].tolist() == [4 * ROW_BYTES] * 3
+    assert not any("pinning shows no bytes" in note for note in found["plain"].notes)
+
+
+@pytest.mark.live
+def test_pinning_is_a_copy_and_a_simulated_one_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
+    found = ledger(recorded(tmp_path / "t", pin_memory=True))
+    assert bytes_of(found, Copy.PIN) == [4 * ROW_BYTES] * 3
+    assert bytes_of(found, Copy.READ) == bytes_of(found, Copy.WRITE)
+    assert found.notes == ["the pinning is simulated"]
+
+
+@pytest.mark.live
+def test_tasks_that_are_no_batches_are_not_counted_as_such(tmp_path: Path) -> None:
+    exhausted = ledger(recorded(tmp_path / "a", Stream()))
+    assert len(exhausted.sent) == 1
+    assert ev.Outcome.EXHAUSTED in exhausted.batches["outcome"]
+    with pytest.raises(ValueError, match="no"):
+        recorded(tmp_path / "b", collate_fn=failing)
+    failed = ledger(read_trace(tmp_path / "b"))
+    assert failed.batches["outcome"].tolist()[:2] == [ev.Outcome.DATA, ev.Outcome.ERROR]
+    assert 1 not in failed.sent["task"]
+
+
+@pytest.mark.live
+def test_without_workers_nothing_crosses(tmp_path: Path) -> None:
+    trace = recorded(tmp_path / "t", num_workers=0)
+    (number,) = trace.loaders
+    found = ledger(trace)
+    assert len(found.copies) == 0
+    assert found.text() == (
+        "no worker sent a batch to the loader\n"
+        f"  iterator {number} has no workers: it sends no batches, and the trace does not have its bytes"
+    )
+
+
+@pytest.mark.live
+def test_one_loader_of_two(tmp_path: Path) -> None:
+    with minidl.trace(tmp_path / "t"):
+        for collate_fn in (None, stacked):
+            list(minidl.DataLoader(Vectors(), batch_size=6, num_workers=1, collate_fn=collate_fn))
+    trace = read_trace(tmp_path / "t")
+    first, second = sorted(trace.loaders)
+    assert bytes_of(ledger(trace, first), Copy.FEEDER) == [0, 0]
+    assert bytes_of(ledger(trace, second), Copy.FEEDER) == [6 * ROW_BYTES] * 2
+    both = ledger(trace)
+    assert len(both.copies) == len(ledger(trace, first).copies) + len(ledger(trace, second).copies)
+    assert bytes_of(both, Copy.FEEDER) == [0, 0, 6 * ROW_BYTES, 6 * ROW_BYTES]
+    with pytest.raises(ValueError, match="the trace has no iterator 999"):
+        ledger(trace, 999)
+
+
+# --- Traces made by hand ----------------------------------------------------------------------------------------------
+LOADER, WORKER, FEEDER = 100, 200, 201
+
+
+def event(code: int, task: int, time: int, x: int = 0, y: int = 0, z: int = 0, **more: int) -> dict[str, int]:
+    return {"code": code, "task": task, "worker": 0, "time": time, "x": x, "y": y, "z": z, **more}
+
+
+def loader_line(number: int, **params: object) -> dict[str, object]:
+    return {"kind": "loader", "loader": number, **params}
+
+
+def made(path: Path, loader: list[dict[str, int]], worker: list[dict[str, int]], *lines: dict[str, object]) -> Trace:
+    write_process(path, loader, pid=LOADER, role="loader", loader=1, lines=lines)
+    write_process(path, worker, pid=WORKER, role="worker", worker=0, loader=1)
+    return read_trace(path)
+
+
+def message(task: int, at: int, payload: int, written: int, tensors: int, copied: int) -> list[dict[str, int]]:
+    """What a feeder thread says of one result."""
+    events = [
+        event(ev.RESULT_PICKLE[0], task, at),
+        event(ev.SHM_COPY[0], task, at + 1, copied, ev.Place.FEEDER, ev.Reason.NOT_SHARED_YET),
+        event(ev.SHM_COPY[1], task, at + 2, copied),
+        event(ev.RESULT_PICKLE[1], task, at + 3, payload, tensors, copied),
+        event(ev.RESULT_WRITE[0], task, at + 4, written),
+        event(ev.RESULT_WRITE[1], task, at + 5, written),
+    ]
+    return [e | {"tid": FEEDER} for e in events]
+
+
+def arrival(task: int, at: int, payload: int, read: int, tensors: int, by_handle: int) -> list[dict[str, int]]:
+    return [
+        event(ev.RESULT_READ, -1, at, read, worker=-1),
+        event(ev.RESULT_REBUILD[0], task, at + 1, payload),
+        event(ev.RESULT_REBUILD[1], task, at + 2, tensors, by_handle),
+        event(ev.YIELD, task, at + 3, ev.Outcome.DATA),
+    ]
+
+
+def epoch(number: int, at: int) -> dict[str, int]:
+    return event(ev.EPOCH[0], -1, at, number, worker=-1)
+
+
+def test_each_copy_is_counted_once_and_in_its_epoch(tmp_path: Path) -> None:
+    acknowledged = event(ev.RESULT_READ, -1, 45, 62, worker=-1)  # a read with no rebuilding: no batch's
+    trace = made(
+        tmp_path / "t",
+        [epoch(4, 1), *arrival(0, 20, 300, 400, 2, 5000), acknowledged, epoch(5, 50), *arrival(0, 70, 301, 402, 2, 7)],
+        [*message(0, 10, 300, 400, 2, 5000), *message(0, 60, 301, 402, 2, 7)],
+    )
+    found = ledger(trace)
+    columns = ["epoch", "task", "by_handle", "payload", "feeder", "write", "read", "rebuild", "copied", "avoidable"]
+    assert found.batches[columns].tolist() == [
+        (4, 0, 5000, 300, 5000, 400, 400, 300, 5000 + 2 * 300 + 2 * 400, 5000),
+        (5, 0, 7, 301, 7, 402, 402, 301, 7 + 2 * 301 + 2 * 402, 7),
+    ]
+    assert found.copies["pid"].tolist() == [WORKER] * 3 + [LOADER] * 2 + [WORKER] * 3 + [LOADER] * 2
+    assert found.copies["tid"].tolist() == [FEEDER] * 3 + [LOADER] * 2 + [FEEDER] * 3 + [LOADER] * 2
+    assert found.text() == (
+        "2 batches were sent, on average 2.4 KiB by handle in 2 tensors and 300 B pickled; "
+        "after collation each byte was copied 1.39 times\n"
+        "  copy              bytes   per batch   copies  avoidable  what\n"
+        "  feeder          4.9 KiB     2.4 KiB        2       100%  tensors into shared memory, by the feeder\n"
+        "        not shared yet: default_collate stacks tensors and arrays straight into shared memory;\n"
+        "        numbers, unbatched samples and the results of your own collate_fn are in private memory\n"
+        "        until the feeder copies them\n"
+        "  pickle            601 B       300 B        2         0%  the rest into a message, by the feeder\n"
+        "  write             802 B       401 B        2         0%  the message into the pipe, by the feeder\n"
+        "  read              802 B       401 B        2         0%  the message out of the pipe, by the reader\n"
+        "  rebuild           601 B       300 B        2         0%  the message into objects, by the reader"
+    )
+    assert repr(found) == "<Ledger: 2 batches, 0 B collated, 7.6 KiB copied, 4.9 KiB of it avoidable>"
+
+
+def test_two_threads_that_read_do_not_take_each_others_messages(tmp_path: Path) -> None:
+    """The pin threads of two loaders in one process: a read belongs to the rebuilding that follows in its thread."""
+    one, two = arrival(0, 20, 300, 400, 1, 1), arrival(0, 20, 500, 600, 1, 1)
+    mixed = [e | {"tid": 1, "loader": 1} for e in one] + [e | {"tid": 2, "loader": 2} for e in two]
+    both = [epoch(0, 1), epoch(0, 2) | {"loader": 2}, *sorted(mixed, key=lambda e: e["time"])]
+    found = ledger(made(tmp_path / "t", both, []))
+    assert found.batches[["loader", "read", "rebuild"]].tolist() == [(1, 400, 300), (2, 600, 500)]
+    # Thread 1 ends with a read that no rebuilding follows; of thread 2's first rebuilding, the read is lost.
+    lone = [event(ev.RESULT_READ, -1, 90, 62, worker=-1, tid=1, loader=1)]
+    cut = [e for e in both if not (e["code"] == ev.RESULT_READ and e.get("tid") == 2)]
+    found = ledger(made(tmp_path / "u", [*cut, *lone], []))
+    assert found.batches[["loader", "read", "rebuild"]].tolist() == [(1, 400, 300), (2, 0, 500)]
+
+
+def test_a_copy_that_did_not_end_is_left_out_and_said(tmp_path: Path) -> None:
+    worker = message(0, 10, 300, 400, 2, 5000)[:-1]
+    found = ledger(made(tmp_path / "t", [epoch(0, 1)], worker))
+    assert bytes_of(found, Copy.WRITE) == [0]
+    assert bytes_of(found, Copy.FEEDER) == [5000]
+    assert found.notes == ["copies that did not end before the trace, left out: 1"]
+
+
+def test_a_write_whose_end_is_not_recorded_but_whose_message_was_read_has_ended(tmp_path: Path) -> None:
+    worker = message(0, 10, 300, 400, 2, 5000)[:-1]
+    found = ledger(made(tmp_path / "t", [epoch(0, 1), *arrival(0, 20, 300, 400, 2, 5000)], worker))
+    assert bytes_of(found, Copy.WRITE) == bytes_of(found, Copy.READ) == [400]
+    assert not found.notes
+
+
+def test_an_epoch_whose_begin_is_lost_is_said(tmp_path: Path) -> None:
+    found = ledger(made(tmp_path / "t", [epoch(3, 50)], message(0, 10, 300, 400, 2, 5000) + message(0, 60, 1, 2, 1, 3)))
+    assert found.batches["epoch"].tolist() == [-1, 3]
+    assert found.notes == ["3 copies belong to an epoch whose begin is not in the trace"]
+
+
+@pytest.mark.parametrize(
+    ("other", "proven"),
+    [
+        ({"pin_memory": True, "pin_memory_device": "cuda"}, True),
+        ({"pin_memory": True, "pin_memory_device": "simulated"}, False),
+        ({"pin_memory": True, "pin_memory_device": None}, False),
+        ({"pin_memory": False, "pin_memory_device": "cuda"}, False),
+    ],
+)
+def test_pageable_is_said_where_another_loader_proves_an_accelerator(
+    tmp_path: Path, other: dict[str, object], proven: bool
+) -> None:
+    plain = loader_line(1, pin_memory=False, pin_memory_device=None)
+    trace = made(tmp_path / "t", [epoch(0, 1), *arrival(0, 20, 300, 400, 2, 5000)], [], plain, loader_line(2, **other))
+    notes = ledger(trace).notes
+    assert bool(notes) == proven
+    if proven:
+        assert notes[0].startswith("iterator 1 does not pin, and the machine has an accelerator (cuda")
+        assert "its 4.9 KiB are pageable" in notes[0]
+        assert notes[0].endswith("pin_memory=True")
+        assert ledger(trace, 1).notes == notes
+
+
+@pytest.mark.parametrize(
+    ("payload", "tensors", "why"),
+    [
+        (LARGE_PAYLOAD, 0, Why.NEEDED),
+        (LARGE_PAYLOAD + 1, 0, Why.PICKLED_DATA),
+        (LARGE_PAYLOAD + 1, LARGE_PAYLOAD // HANDLE_BYTES, Why.MANY_TENSORS),  # handles explain it
+        (LARGE_PAYLOAD * 2, LARGE_PAYLOAD // HANDLE_BYTES, Why.PICKLED_DATA),  # and here they do not
+        (300, MANY_TENSORS, Why.NEEDED),
+        (300, MANY_TENSORS + 1, Why.MANY_TENSORS),
+    ],
+)
+def test_why_a_message_is_large(tmp_path: Path, payload: int, tensors: int, why: Why) -> None:
+    trace = made(tmp_path / "t", [epoch(0, 1)], message(0, 10, payload, payload + 70, tensors, 0))
+    found = ledger(trace)
+    reasons = {kind: found.copies["why"][found.copies["kind"] == kind].tolist() for kind in (Copy.PICKLE, Copy.WRITE)}
+    assert reasons == {Copy.PICKLE: [why], Copy.WRITE: [why]}
+
+
+def test_an_empty_trace(tmp_path: Path) -> None:
+    found = ledger(made(tmp_path / "t", [], []))
+    assert found.text() == "no worker sent a batch to the loader"
+    assert np.isnan(found.copies_per_byte)
+    assert found.lines() == []
+
+
+def test_as_a_data_frame(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    frame = ledger(made(tmp_path / "t", [epoch(0, 1)], message(0, 10, 300, 400, 2, 5000))).to_pandas()
+    assert frame["kind"].tolist() == ["PICKLE", "FEEDER", "WRITE"]
+    assert frame["why"].tolist() == ["NEEDED", "NOT_SHARED_YET", "NEEDED"]
+    assert frame["bytes"].tolist() == [300, 5000, 400]
+
+
+# --- Slabs ------------------------------------------------------------------------------------------------------------
+def test_what_goes_in_slabs(tmp_path: Path) -> None:
+    """Collated into a slab, copied into it, or in no slab: each to the byte; what is inline is the message's."""
+    worker = [
+        event(ev.SLAB_TAKE, 0, 5, 0, 1 << 16, ev.SlabSource.NEW),
+        event(ev.RESULT_PUT, 0, 6, ev.Outcome.DATA),
+        event(ev.RESULT_PICKLE[0], 0, 7), event(ev.RESULT_PICKLE[1], 0, 8, 300, 40),
+        event(ev.SLAB_SEND, 0, 9, 0, 50_000, 20_000), event(ev.SLAB_FALLBACK, 0, 9, 2, 8000),
+        event(ev.RESULT_WRITE[0], 0, 10, 400), event(ev.RESULT_WRITE[1], 0, 11, 400),
+        event(ev.SLAB_TAKE, 1, 12, 256, 1 << 16, ev.SlabSource.ALONE),
+    ]  # fmt: skip
+    loader = [epoch(0, 1), *arrival(0, 20, 300, 400, 40, 58_064), event(ev.SLAB_RELEASE, 0, 30, 0, 1 << 16)]
+    found = ledger(
+        made(tmp_path, loader, worker, loader_line(1, num_workers=1, transport="arena", arena_bytes=1 << 20))
+    )
+    assert [bytes_of(found, kind) for kind in (Copy.COLLATE, Copy.SLAB, Copy.FEEDER)] == [[30_000], [20_000], [0]]
+    assert found.batches["by_handle"].tolist() == [58_000]
+    assert found.batches["avoidable"].tolist() == [20_000], "that of many tensors each has its handle costs no segment"
+    assert found.slabs == Slabs(
+        made=1, used=1, alone=1, kept=0, lost=0, leaves=2, most=2, most_bytes=2 << 16, alone_bytes=1 << 16,
+        budget=1 << 20,
+    )  # fmt: skip
+    text = found.text()
+    assert "feeder" not in text
+    assert "into the worker's socket, by the worker" in text
+    assert (
+        "1 slab made, each used 1 times on average; at most 2 in use at once (128.0 KiB); 1 slab (64.0 KiB) for" in text
+    )
+    assert "beyond a worker's budget of 1.0 MiB (MINIDL_ARENA_BYTES)" in text

@@ -1,0 +1,487 @@
+"""The verdict: runs whose bottleneck is known by construction, and imagined ones whose waiting is known to the ns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import made_trace
+import pytest
+import torch
+from oracle_trace import write_process
+
+import minidl
+from minidl.playback.state import MOST_WORKERS
+from minidl.speed.verdict import FEW_BATCHES, Bound, Cause, Verdict, Waiting, judge, verdict, waiting
+from minidl.tracefile import events as ev
+from minidl.tracefile.reader import Trace, read_trace
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+LONG = 0.06
+
+
+class Sleepy(minidl.Dataset[torch.Tensor]):
+    """Sample i is tensor(i); it sleeps `each` seconds, sample 0 `first` seconds more."""
+
+    def __init__(self, size: int = 12, each: float = 0.0, first: float = 0.0) -> None:
+        self.size, self.each, self.first = size, each, first
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(self.each + (0 if index else self.first))
+        return torch.tensor(index)
+
+
+class SleepySampler:
+    """Indices 0 to 11, each after a sleep."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __iter__(self) -> Iterator[int]:
+        for index in range(12):
+            time.sleep(LONG)
+            yield index
+
+
+def sleepy_collate(samples: list[torch.Tensor]) -> torch.Tensor:
+    time.sleep(LONG)
+    return torch.stack(samples)
+
+
+def record(directory: Path, dataset: Any = None, epochs: int = 1, **options: Any) -> Trace:
+    """Several epochs of a consumer that does nothing."""
+    with minidl.trace(directory), minidl.DataLoader(dataset or Sleepy(), **options) as loader:
+        for _ in range(epochs):
+            assert len(list(loader)) == len(loader)
+    return read_trace(directory)
+
+
+def number_in(trace: Trace) -> int:
+    """The number of the trace's only loader: a process that traces again counts on."""
+    (number,) = set(trace.events["loader"].tolist()) - {0}
+    return number
+
+
+def only(trace: Trace) -> Verdict:
+    return verdict(trace, number_in(trace))
+
+
+# --- Live runs --------------------------------------------------------------------------------------------------------
+@pytest.mark.live
+def test_head_of_line_names_the_sample_that_holds_the_others_back(tmp_path: Path) -> None:
+    trace = record(tmp_path / "trace", Sleepy(first=2.0), num_workers=2)
+    told = only(trace)
+    assert (told.kind, told.cause) == (Bound.HEAD_OF_LINE, Cause.HEAD_OF_LINE)
+    assert "task 0 of worker 0, sample 0" in told.sentence
+    assert "in_order=False" in told.next_step
+
+
+@pytest.mark.live
+def test_out_of_order_the_same_run_has_no_line_to_block(tmp_path: Path) -> None:
+    trace = record(tmp_path / "trace", Sleepy(first=0.3), num_workers=2, in_order=False)
+    found = waiting(trace, number_in(trace))
+    assert found.causes[Cause.HEAD_OF_LINE] == 0
+    assert (found.task, found.sample) == (-1, -1)
+
+
+SUPPLIED = {
+    Cause.SAMPLES: (Sleepy(each=LONG), {}),
+    Cause.COLLATE: (Sleepy(), {"collate_fn": sleepy_collate}),
+}
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("cause", SUPPLIED, ids=lambda cause: cause.name.lower())
+def test_supply_is_split_by_stage(tmp_path: Path, cause: Cause, workers: int) -> None:
+    dataset, options = SUPPLIED[cause]
+    # Twice as many batches for two workers, so that the loop waits as long; and more, where a busy machine takes longer
+    # to start the workers than they then work.
+    for attempt in range(4):
+        sized = Sleepy(12 * max(1, workers) << attempt, dataset.each)
+        trace = record(tmp_path / str(attempt), sized, num_workers=workers, **options)
+        found = waiting(trace, number_in(trace))
+        if found.share(Cause.START_UP) < 0.4:
+            break
+    told = only(trace)
+    assert (told.kind, told.cause) == (Bound.SUPPLY, cause)
+    assert ("num_workers=1" in told.next_step) is (workers == 0)
+
+
+@pytest.mark.live
+def test_a_slow_sampler_is_named_though_workers_idle(tmp_path: Path) -> None:
+    told = only(record(tmp_path / "trace", sampler=SleepySampler(), num_workers=2))
+    assert (told.kind, told.cause) == (Bound.SAMPLER, Cause.SAMPLER)
+
+
+@pytest.mark.live
+def test_short_epochs_that_start_workers_anew(tmp_path: Path) -> None:
+    trace = record(tmp_path / "trace", Sleepy(2), epochs=3, num_workers=2)
+    told = [verdict(trace, number) for number in trace.loaders]
+    assert [v.kind for v in told] == [Bound.START_UP] * 3
+    assert "persistent_workers=True" in told[0].next_step
+    assert any("one of 3 iterators" in text for text in told[0].evidence)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_a_slow_consumer_is_not_input_bound(tmp_path: Path, workers: int) -> None:
+    """Each training step takes twice as long as all waiting before it, however busy the machine is."""
+    waited = 0
+    with minidl.trace(tmp_path / "trace"), minidl.DataLoader(Sleepy(FEW_BATCHES), num_workers=workers) as loader:
+        begin = time.monotonic_ns()
+        for _ in loader:
+            waited += time.monotonic_ns() - begin
+            time.sleep(2 * waited / 1e9)
+            begin = time.monotonic_ns()
+    told = only(read_trace(tmp_path / "trace"))
+    assert (told.kind, told.cause) == (Bound.NOT_INPUT, None)
+
+
+class Shards(minidl.IterableDataset[int]):
+    """Of worker 0 two batches, of worker 1 twenty-four, each after a sleep."""
+
+    def __iter__(self) -> Iterator[int]:
+        info = minidl.get_worker_info()
+        assert info is not None
+        for number in range(24 if info.id else 2):
+            time.sleep(0.02)
+            yield number
+
+
+@pytest.mark.live
+def test_uneven_shards_are_found(tmp_path: Path) -> None:
+    with minidl.trace(tmp_path / "trace"):
+        assert len(list(minidl.DataLoader(Shards(), 1, num_workers=2))) == 26
+    trace = read_trace(tmp_path / "trace")
+    found = waiting(trace, number_in(trace))
+    assert found.out == 0
+    assert found.uneven > 0.5 * found.causes[Cause.SAMPLES]
+
+
+class Even(Shards):
+    def __iter__(self) -> Iterator[int]:
+        yield from range(12)
+
+
+@pytest.mark.live
+def test_even_shards_are_not_uneven(tmp_path: Path) -> None:
+    with minidl.trace(tmp_path / "trace"):
+        assert len(list(minidl.DataLoader(Even(), 1, num_workers=3))) == 36
+    trace = read_trace(tmp_path / "trace")
+    found = waiting(trace, number_in(trace))
+    assert (found.uneven, found.out) == (0, -1)
+
+
+def test_a_worker_that_is_always_slow_holds_the_line(tmp_path: Path) -> None:
+    found = waiting(imagined(tmp_path / "a", batches=60, step=10_000, cost=lambda t: 10_000_000 >> 4 * (t % 2)), 1)
+    assert (found.worker, found.lasting) == (0, 1.0)
+    options, _ = IMAGINED["one batch that takes as long as a hundred"]
+    assert waiting(imagined(tmp_path / "b", **options), 1).lasting < 0.5
+
+
+@pytest.mark.live
+def test_short_epochs_are_judged_together(tmp_path: Path) -> None:
+    """Each epoch of a loader that does not keep its workers is an iterator of its own, here of three batches."""
+    with minidl.trace(tmp_path / "trace"), minidl.DataLoader(Sleepy(3, each=LONG), batch_size=1) as loader:
+        for _ in range(3):
+            assert len(list(loader)) == 3
+    trace = read_trace(tmp_path / "trace")
+    for number in trace.loaders:
+        told = verdict(trace, number)
+        assert (told.kind, told.cause) == (Bound.SUPPLY, Cause.SAMPLES)
+        assert "2 of 3 iterators with the same parameters, taken together" in told.evidence
+
+
+def test_first_batches_count_from_the_second_epoch_on(tmp_path: Path) -> None:
+    assert waiting(imagined(tmp_path / "a", batches=10, step=20_000_000), 1).first == 0
+    found = waiting(imagined(tmp_path / "b", batches=10, step=20_000_000, epochs=3), 1)
+    assert 0.5 * found.total < found.first <= found.total
+
+
+# --- Imagined runs ----------------------------------------------------------------------------------------------------
+def imagined(directory: Path, **options: Any) -> Trace:
+    return read_trace(made_trace.write(directory, made_trace.Run(**options)))
+
+
+IMAGINED = {
+    "steps that take longer than batches": ({"batches": 200, "step": 20_000_000}, Bound.NOT_INPUT),
+    "steps that take no time": ({"batches": 200, "step": 10_000}, Bound.SUPPLY),
+    "a run of two batches": ({"batches": 2, "step": 100_000}, Bound.TOO_FEW),
+    "one batch that takes as long as a hundred": (
+        {"batches": 60, "step": 10_000, "cost": lambda task: 100_000_000 if task == 20 else 1_000_000},
+        Bound.HEAD_OF_LINE,
+    ),
+    "the same with a pin thread": (
+        {"batches": 60, "step": 10_000, "cost": lambda task: 100_000_000 if task == 20 else 1_000_000, "pin": True},
+        Bound.HEAD_OF_LINE,
+    ),
+    "a sample that hangs": (made_trace.HUNG | {"polls": 60}, Bound.HEAD_OF_LINE),
+}
+
+
+@pytest.mark.parametrize("run", IMAGINED)
+def test_imagined_runs(tmp_path: Path, run: str) -> None:
+    options, kind = IMAGINED[run]
+    assert only(imagined(tmp_path / "trace", **options)).kind is kind
+
+
+@pytest.mark.parametrize("run", IMAGINED)
+def test_every_nanosecond_has_one_cause(tmp_path: Path, run: str) -> None:
+    """The causes add up to the time in iter, in next and in the shutdown, which never overlap in an imagined run."""
+    trace = imagined(tmp_path / "trace", **IMAGINED[run][0])
+    found = waiting(trace, 1)
+    assert all(ns >= 0 for ns in found.causes.values())
+    begin, end = (trace.events["time"][place] for place in (0, -1))
+    nexts = [row for row in trace.spans() if row["code"] in (ev.NEXT[0], ev.SHUTDOWN[0])]
+    inside = sum((row["end"] if row["end"] >= 0 else end) - row["begin"] for row in nexts)
+    assert found.total == inside + nexts[0]["begin"] - begin
+
+
+def test_the_line_is_blocked_by_the_worker_of_the_slow_task(tmp_path: Path) -> None:
+    found = waiting(imagined(tmp_path / "trace", **IMAGINED["one batch that takes as long as a hundred"][0]), 1)
+    assert (found.task, found.worker) == (20, 0)
+    assert found.sample in range(80, 84)
+
+
+def test_pinning_is_waited_for_while_the_pin_thread_pins(tmp_path: Path) -> None:
+    """The imagined loader waits for each batch while it is rebuilt and pinned."""
+    trace = imagined(tmp_path / "trace", batches=20, pin=True, step=10_000)
+    spans, causes = trace.spans(), waiting(trace, 1).causes
+    for cause, code in ((Cause.PIN, ev.PIN[0]), (Cause.REBUILD, ev.RESULT_REBUILD[0])):
+        rows = spans[spans["code"] == code]
+        assert causes[cause] == (rows["end"] - rows["begin"]).sum() > 0
+
+
+LOADER = [
+    (0, ev.WORKER_START[0], -1, 0), (40, ev.WORKER_START[1], -1, 0), (100, ev.EPOCH[0], -1, -1, 0, 2, 2),
+    (110, ev.SAMPLER_NEXT[0], 0), (130, ev.SAMPLER_NEXT[1], 0), (150, ev.CONSUMER[0]), (200, ev.CONSUMER[1]),
+    (200, ev.NEXT[0], 0), (200, ev.RESULT_GET[0], 0, 0), (330, ev.RESULT_REBUILD[0], 1, 1),
+    (350, ev.RESULT_REBUILD[1], 1, 1), (350, ev.RESULT_GET[1], 1, 1), (350, ev.REORDER_STORE, 1, 1, 0, 1),
+    (350, ev.RESULT_GET[0], 0, 0), (440, ev.RESULT_REBUILD[0], 0, 0), (450, ev.RESULT_REBUILD[1], 0, 0),
+    (450, ev.RESULT_GET[1], 0, 0), (460, ev.YIELD, 0, 0), (460, ev.NEXT[1], 0), (460, ev.CONSUMER[0], 0),
+    (500, ev.CONSUMER[1], 0), (500, ev.SHUTDOWN[0]), (530, ev.SHUTDOWN[1]),
+]  # fmt: skip
+"""(time, code, task, worker, x, y, z). The loader waits for task 0, and task 1 comes first."""
+
+WORKERS = [
+    [
+        (260, ev.FETCH[0], 0, 0), (340, ev.COLLATE[0], 0, 0), (400, ev.COLLATE[1], 0, 0), (400, ev.FETCH[1], 0, 0),
+        (400, ev.RESULT_PICKLE[0], 0, 0), (400, ev.FETCH[0], 2, 0), (420, ev.RESULT_PICKLE[1], 0, 0),
+        (420, ev.RESULT_WRITE[0], 0, 0), (430, ev.RESULT_WRITE[1], 0, 0), (500, ev.FETCH[1], 2, 0),
+    ],
+    [
+        (250, ev.FETCH[0], 1, 1), (300, ev.FETCH[1], 1, 1), (300, ev.RESULT_PICKLE[0], 1, 1),
+        (300, ev.INDEX_GET[0], -1, 1), (310, ev.RESULT_PICKLE[1], 1, 1), (310, ev.RESULT_WRITE[0], 1, 1),
+        (320, ev.RESULT_WRITE[1], 1, 1), (380, ev.INDEX_GET[1], 3, 1), (380, ev.FETCH[0], 3, 1),
+        (500, ev.FETCH[1], 3, 1),
+    ],
+]  # fmt: skip
+"""Worker 0 makes task 0; worker 1 has sent task 1 at 320 and has nothing to do until 380."""
+
+
+SPLIT = {
+    Cause.START_UP: 130 + 60 + 30,  # iter but for the sampler; until task 0 is begun (260); the shutdown
+    Cause.SAMPLER: 20,
+    Cause.SAMPLES: 40 + 10 + 10 + 10 + 20 + 10,  # 260-300, half of 300-320, 320-330, half of 380-400, 400-440
+    Cause.IPC: 10 + 10,  # half of 300-320, a third of 400-430
+    Cause.REBUILD: 20 + 10,
+    Cause.HEAD_OF_LINE: 30,  # 350-380: task 1 lies ready, worker 1 is idle
+    Cause.COLLATE: 10,  # half of 380-400: task 1 lies ready, and no worker is idle
+    Cause.PIN: 0,
+    Cause.OVERHEAD: 10,  # from the result to the end of next
+}
+
+
+def test_a_timeline_written_by_hand_is_split_to_the_nanosecond(tmp_path: Path) -> None:
+    names = ("time", "code", "task", "worker", "x", "y", "z")
+    for pid, rows in enumerate([LOADER, *WORKERS], 100):
+        events = [dict(zip(names, row, strict=False)) for row in rows]
+        events = [event | {"time": event["time"] + 1} for event in events]  # 0 is no time
+        write_process(tmp_path / "trace", events, pid=pid, role="worker" if pid > 100 else "loader", loader=1)
+    found = waiting(read_trace(tmp_path / "trace"), 1)
+    assert found.causes == SPLIT
+    assert (found.total, found.ending) == (150 + 260 + 30, 30)
+    assert (found.consumer, found.task, found.worker) == (50 + 40, 0, 0)
+    assert found.busy == (140 + 50 + 50 + 70) / (250 * 2)  # fetching while the loader waits, 200-450
+
+
+def test_a_wait_that_is_hidden_in_part_is_not_blamed_on_the_last_step(tmp_path: Path) -> None:
+    """Samples take three times as long as collation; what the training step leaves of the wait is in collation."""
+    trace = imagined(tmp_path / "trace", batches=200)
+    found, told = waiting(trace, 1), verdict(trace, 1)
+    assert found.causes[Cause.COLLATE] > found.causes[Cause.SAMPLES]
+    assert (told.kind, told.cause) == (Bound.SUPPLY, Cause.SAMPLES)
+
+
+# --- The judgement alone ----------------------------------------------------------------------------------------------
+def made(consumer: int = 0, batches: int = 100, workers: int = 2, alike: int = 1, **causes: int) -> Waiting:
+    return Waiting({c: causes.get(c.name.lower(), 0) for c in Cause}, consumer, batches, workers, alike)
+
+
+JUDGED = [
+    (made(samples=50, collate=20, head_of_line=60), Bound.SUPPLY, Cause.SAMPLES),
+    (made(ipc=50, collate=20, head_of_line=60), Bound.SUPPLY, Cause.IPC),
+    (made(pin=30, rebuild=20, samples=40), Bound.READING, Cause.PIN),
+    (made(overhead=30, samples=20), Bound.OVERHEAD, Cause.OVERHEAD),
+    (made(consumer=901, samples=99), Bound.NOT_INPUT, None),
+    (made(consumer=899, samples=101), Bound.SUPPLY, Cause.SAMPLES),
+    # Start-up that was paid once is spread by a longer run, unless there is little else; paid again it is not.
+    (made(consumer=800, start_up=200, samples=50), Bound.NOT_INPUT, None),
+    (made(consumer=800, start_up=200, samples=50, alike=5), Bound.START_UP, Cause.START_UP),
+    (made(consumer=100, start_up=200, samples=50), Bound.START_UP, Cause.START_UP),
+    (made(consumer=100, start_up=200, samples=250, alike=5), Bound.SUPPLY, Cause.SAMPLES),
+    (made(batches=FEW_BATCHES - 1, samples=50), Bound.TOO_FEW, None),
+    (made(batches=FEW_BATCHES, samples=50), Bound.SUPPLY, Cause.SAMPLES),
+    (made(batches=1, start_up=100, samples=50, alike=2), Bound.START_UP, Cause.START_UP),
+    (made(batches=1, samples=50, alike=2), Bound.TOO_FEW, None),
+]
+
+
+@pytest.mark.parametrize(("found", "kind", "cause"), JUDGED)
+def test_the_kind_follows_from_the_shares(found: Waiting, kind: Bound, cause: Cause | None) -> None:
+    told = judge(found)
+    assert (told.kind, told.cause) == (kind, cause)
+    assert told.sentence.startswith(kind.value)
+
+
+def test_the_sentence_says_why_a_greater_start_up_is_not_the_verdict() -> None:
+    told = judge(made(consumer=443, start_up=92, samples=39, rebuild=31))
+    assert told.kind is Bound.SUPPLY
+    assert "57% of the waiting was for starting and ending workers, which does not count here" in told.sentence
+    assert "does not count here" not in judge(made(consumer=443, start_up=39, samples=39, rebuild=31)).sentence
+    assert "does not count here" not in judge(made(consumer=100, start_up=200, samples=50)).sentence
+
+
+@pytest.mark.parametrize(
+    ("causes", "title"),
+    [
+        ({"samples": 60, "overhead": 40}, "mostly while workers fetched samples"),
+        ({"collate": 41, "overhead": 29, "rebuild": 30}, "partly while workers collated batches"),
+        ({"ipc": 90}, "mostly while workers pickled and sent batches"),
+        ({"sampler": 90}, "mostly for the sampler"),
+    ],
+)
+def test_for_a_title_there_is_one_share_and_what_workers_made_is_one_verb(causes: dict[str, int], title: str) -> None:
+    told = judge(made(**causes))
+    assert told.brief == f"{told.kind.value}: the loop waited 100% of its time, {title}"
+    assert told.sentence.startswith(f"{told.kind.value}: the training loop waited 100% of its time, ")
+
+
+def test_more_workers_are_advised_only_where_there_are_cpus_for_them() -> None:
+    found = made(samples=50)
+    assert "more workers (2 for 8 CPUs)" in judge(found, cpus=8).next_step
+    assert "make samples cheaper: there are 2 workers for 2 CPUs" in judge(found, cpus=2).next_step
+    assert "if CPUs are idle" in judge(found).next_step
+    assert "num_workers" in judge(made(workers=0, samples=50), cpus=8).next_step
+
+
+def test_segments_are_blamed_only_where_there_are_some() -> None:
+    sending = made(ipc=50)
+    assert 'transport="arena"' in judge(sending).next_step
+    assert "arena" not in judge(sending, {"transport": "arena"}).next_step
+
+
+def test_a_reader_is_no_bottleneck_while_the_workers_are_all_at_work() -> None:
+    """More workers than CPUs: rebuilding takes long for the same reason as samples do, and a faster one would wait."""
+    reading = made(rebuild=60, samples=30)
+    assert judge(reading).kind is Bound.READING  # its workers idle
+    told = judge(replace(reading, spare=0.1, work={Cause.SAMPLES: 90, Cause.COLLATE: 5, Cause.IPC: 5}))
+    assert (told.kind, told.cause) == (Bound.SUPPLY, Cause.SAMPLES)
+    assert "while the workers were busy, mostly with samples" in told.sentence
+    assert "rebuilding messages 67%" in told.evidence[0]
+
+
+READ = {
+    "pickled data": (3e6, 0, "send the data as tensors"),
+    "many tensors": (25e3, 400, "join the tensors"),
+    "many tensors, whose handles are a large message": (100e3, 600, "join the tensors"),
+    "one tensor": (250, 1, "larger batches"),
+}
+
+
+@pytest.mark.parametrize("what", READ)
+def test_what_helps_a_slow_reader_depends_on_what_it_reads(what: str) -> None:
+    payload, tensors, step = READ[what]
+    assert step in judge(replace(made(rebuild=60), payload=payload, tensors=tensors)).next_step
+
+
+def test_a_reader_that_shares_the_cpus_with_busy_workers_may_wait_for_one() -> None:
+    found = replace(made(rebuild=60, workers=4), payload=250, tensors=1, busy=0.66)
+    assert "2.6 workers on average were busy and shared 2 CPUs" in judge(found, cpus=2).next_step
+    assert judge(found, cpus=8).next_step.startswith("use larger batches")
+
+
+def test_a_worker_that_always_blocks_the_line_is_told_from_a_slow_sample() -> None:
+    slow = replace(made(head_of_line=60), task=3, worker=1, sample=12)
+    assert "raise prefetch_factor" in judge(slow).next_step
+    step = judge(replace(slow, lasting=0.9)).next_step
+    assert "why worker 1 is slower" in step
+    assert "prefetch_factor" not in step  # a worker that is always slower is overtaken however much is prefetched
+
+
+def test_a_start_that_is_paid_once_is_not_saved_by_keeping_workers() -> None:
+    step = judge(made(consumer=100, start_up=200, samples=50)).next_step
+    assert "persistent_workers" not in step
+    assert "worker_init_fn" in step
+
+
+def test_large_samples_are_not_advised_to_grow() -> None:
+    small = replace(made(collate=50), shared=3000.0, tensors=1.0)
+    large = replace(small, shared=32e6)
+    assert "fewer and larger tensors" in judge(small).next_step
+    assert "fewer bytes per sample" in judge(large).next_step
+
+
+def test_uneven_shards_and_first_batches_are_named() -> None:
+    uneven = judge(replace(made(samples=50), uneven=40, out=1))
+    assert "make the shards even: worker 1" in uneven.next_step
+    assert any("80% of the waiting came after worker 1" in line for line in uneven.evidence)
+    assert "make epochs longer" in judge(replace(made(samples=50), first=40)).next_step
+    assert "shards" not in judge(replace(made(samples=50), uneven=10, out=1)).next_step
+
+
+def test_what_is_in_use_already_is_not_advised() -> None:
+    again = made(start_up=50, alike=3)
+    assert "persistent_workers" in judge(again).next_step
+    assert "persistent_workers" not in judge(again, {"persistent_workers": True}).next_step
+    collating = made(collate=50)
+    assert "stacks into shared memory" in judge(collating, {"collate_fn": "sleepy_collate"}).next_step
+    assert "stacks into shared memory" not in judge(collating, {"collate_fn": "default_collate"}).next_step
+
+
+@pytest.mark.parametrize("worker", [-(2**63), 2**40, 2**63 - 1])
+def test_a_damaged_workers_number_is_judged_too(worker: int, tmp_path: Path) -> None:
+    """It takes no memory for all the workers that there would be."""
+    told = [(ev.EPOCH[0], -1), (ev.NEXT[0], -1), (ev.RESULT_GET[0], worker), (ev.RESULT_GET[1], 0), (ev.NEXT[1], -1)]
+    events = [{"time": 10 * n, "code": c, "worker": w, "y": 2, "loader": 1} for n, (c, w) in enumerate(told, 1)]
+    write_process(tmp_path, events, role="loader", loader=1)
+    assert waiting(read_trace(tmp_path), 1).workers <= MOST_WORKERS
+
+
+def test_a_loader_whose_waits_are_not_seen_is_not_judged() -> None:
+    """Observed with pinned memory: torch's thread takes the batches, and nothing shows when the loop waits."""
+    found = Waiting(dict.fromkeys(Cause, 0) | {Cause.START_UP: 460}, 0, 100, 4, 1)
+    assert judge(found).kind is Bound.START_UP
+    blind = judge(found, {"unseen": ["consumer", "next"]})
+    assert blind.kind is Bound.UNSEEN
+    assert blind.sentence.startswith("unknown what bounds the loader: an observed loader with pinned memory")
+    assert judge(found, {"unseen": "next"}).kind is Bound.START_UP, "a trace may hold anything"
+
+
+def test_starting_workers_is_told_from_ending_them() -> None:
+    found = made(consumer=100, start_up=200, samples=50, alike=5)
+    start, end = (judge(replace(found, ending=ending)) for ending in (90, 110))
+    assert (start.kind, end.kind) == (Bound.START_UP, Bound.START_UP)
+    assert start.sentence.startswith("start-up-bound: ")
+    assert "worker_init_fn" in start.next_step
+    assert end.sentence.startswith("shutdown-bound: ")
+    assert "worker_init_fn" not in end.next_step
+    assert "what delays a worker's end" in end.next_step
