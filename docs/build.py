@@ -7,6 +7,7 @@ Warnings are errors. The site loads nothing from another host.
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shutil
@@ -212,7 +213,10 @@ def api() -> Iterator[str]:
         yield f"::: {home}.{name}\n    options: {{heading: minidl.{name}, toc_label: {name}}}\n"
 
 
-def main(out: Path = ROOT / "build" / "site") -> int:
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Build the documentation site.")
+    parser.add_argument("out", nargs="?", type=Path, default=ROOT / "build" / "site", metavar="DIR")
+    out = parser.parse_args().out
     site = Site(ROOT / "build" / "pages")
     shutil.rmtree(site.folder, ignore_errors=True)
     for source in PAGES:
@@ -230,4 +234,4 @@ def main(out: Path = ROOT / "build" / "site") -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(Path, sys.argv[1:])))
+    sys.exit(main())
