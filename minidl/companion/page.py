@@ -17,6 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, overload
 
+from markupsafe import Markup
+
 import minidl
 from minidl.articles import ARTICLES, sections
 from minidl.check.joint_rules import JOINT_RULES
@@ -28,7 +30,7 @@ from minidl.explore import diagrams
 from minidl.explore.guards import GUARDS, Guard
 from minidl.references import SourcePlace, places, source_line
 from minidl.tracefile.events import EVENTS, Event, Phase
-from minidl.views.page import Page, as_json, framed
+from minidl.views.frame import Page, filled
 
 PARTS: Final = ("a1", "a2", "a3", "a4", "path", "note", "drift", "files", "functions", "events")
 """Parts of the page, one of which is shown at a time."""
@@ -39,9 +41,6 @@ class CompanionPage(Page):
 
     height = 780
     shows = "reading companion of minidl"
-
-    def __repr__(self) -> str:
-        return f"<CompanionPage of {len(self):,} characters; html(path) writes it to a file>"
 
 
 @overload
@@ -54,16 +53,11 @@ def html(path: str | os.PathLike[str] | None = None) -> CompanionPage | Path:
     content = "".join(_part(name, sources) for name in PARTS)
     buttons = "".join(f'<button data-lang="{code}">{name}</button>' for code, name in LANGUAGES.items())
     tabs = "".join(f'<button data-part="{name}">{_word(name)}</button>' for name in PARTS)
-    holes = {
-        "TITLE": "minidl: reading companion",
-        "HEADING": _word("title"),
-        "LANGUAGES": buttons,
-        "TABS": tabs,
-        "CONTENT": content,
-        "FOOT": _foot(),
-        "DATA": as_json({"sources": sources.texts, "words": {key: _words()[key].titles for key in _words()}}),
-    }
-    return CompanionPage(framed("companion.html", holes, "minidl.companion")).written(path)
+    holes = {"heading": _word("title"), "languages": buttons, "tabs": tabs, "content": content, "foot": _foot()}
+    data = {"sources": sources.texts, "words": {key: _words()[key].titles for key in _words()}}
+    made = {name: Markup(text) for name, text in holes.items()}
+    title = "minidl: reading companion"
+    return CompanionPage(filled("companion.html", "minidl.companion", title=title, data=data, **made)).written(path)
 
 
 # --- Words ------------------------------------------------------------------------------------------------------------

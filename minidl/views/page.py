@@ -1,41 +1,34 @@
 """A trace as one self-contained HTML page: it needs no network, no server and no other file.
 
 Interface: `html(trace)` -> `Page`, a str that a notebook displays as the page itself, also in a saved notebook;
-`html(trace, path)` writes it. `page.html` beside this file draws the Scene, within `frame.html`, which it shares with
-`replay.html`: `framed` joins the two.
+`html(trace, path)` writes it. `page.html` beside this file, with the parts of its script in `timeline/`, draws the
+Scene, within the frame of all pages (see `frame`).
 
 Numbers go into the page as typed arrays, compressed and in base64 (for browsers older than 2023: `compress=False`).
-Text goes in as JSON with every character escaped that HTML could interpret, and the script displays it as text only. A
-content security policy allows the page's own script and style, by their hashes, and nothing else.
+Text goes in as JSON, and the script displays it as text only.
 """
 
 from __future__ import annotations
 
 import base64
 import gzip
-import hashlib
-import html as markup
-import json
 import os
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final, overload
 
 import numpy as np
 import numpy.typing as npt
-from typing_extensions import Self
 
 from minidl.references import source_line
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Ints, Rows, distinct, starts
 from minidl.tracefile.events import EVENTS, Event, Phase
 from minidl.tracefile.loaders import dataloaders, name_of
-from minidl.tracefile.packs import whole
 from minidl.tracefile.reader import Trace, read_trace
-from minidl.views.colours import ACTORS, BATCHES, HATCHED, THEMES, paint
+from minidl.views.colours import ACTORS, BATCHES, HATCHED, paint
+from minidl.views.frame import Page, filled
 from minidl.views.scene import (
     FADING,
     Fate,
@@ -51,7 +44,6 @@ from minidl.views.scene import (
 
 Columns = dict[str, npt.NDArray[Any]]
 
-FRAME_HEIGHT: Final = 640  # pixels of the page in a notebook
 EXACT: Final = 1 << 53
 """Integers up to here are numbers in JavaScript; a column with larger ones goes as 64-bit integers."""
 
@@ -63,31 +55,6 @@ _CPU_FIELDS = [
     for side, own in (("b", event), ("e", EVENTS[code + 1]))
     for column, field in zip("xyz", own.fields, strict=False) if field.is_cpu
 ]  # fmt: skip
-
-
-class Page(str):
-    """A page as text. A notebook displays it in a sandboxed frame that can run the page's script and nothing else."""
-
-    height = FRAME_HEIGHT
-    shows = "timeline of a minidl trace"
-
-    def __repr__(self) -> str:
-        return f"<Page of {len(self):,} characters; html(trace, path) writes it to a file>"
-
-    def _repr_html_(self) -> str:
-        return (
-            f'<iframe sandbox="allow-scripts" style="width:100%;height:{self.height}px;border:0" '
-            f'title="{self.shows}" srcdoc="{markup.escape(self, quote=True)}"></iframe>'
-        )
-
-    def written(self, path: str | os.PathLike[str] | None) -> Self | Path:
-        """Write the page to `path` and return that; return the page itself if there is none."""
-        if path is None:
-            return self
-        target = Path(path)
-        with whole(target) as draft:
-            draft.write_text(self, encoding="utf-8")
-        return target
 
 
 @overload
@@ -128,7 +95,7 @@ def html(
     trace = read_trace(trace)
     scene = scene_of(trace, since=since, until=until, workers=workers)
     words = describe(scene, title_of(trace) if title is None else title) | {"perfetto": perfetto}
-    return filled(*packed(words, columns(scene), 4 if compress else 0)).written(path)
+    return page_of(*packed(words, columns(scene), 4 if compress else 0)).written(path)
 
 
 # --- The words ------------------------------------------------------------------------------------------------------
@@ -348,33 +315,9 @@ def packed(words: dict[str, Any], numbers: Columns, level: int) -> tuple[dict[st
     return {**words, "columns": layout, "compressed": level > 0}, base64.b64encode(data).decode()
 
 
-def filled(words: dict[str, Any], numbers: str, connect: str = "") -> Page:
-    """Return the template with its holes filled. Two pages of one trace are the same, byte for byte.
-
-    connect: where the page may send requests to, as in a content security policy; "" = nowhere.
-    """
-    holes = {"TITLE": markup.escape(words["title"]), "WORDS": as_json(words), "NUMBERS": numbers}
-    return Page(framed("page.html", holes, connect=connect))
-
-
-def framed(name: str, holes: dict[str, str], package: str = "minidl.views", connect: str = "") -> str:
-    """Return `frame.html` with the style, body and script of the page `name` of `package`, and its holes filled.
-
-    connect: see `filled`.
-    """
-    places = (("minidl.views", "frame.html"), (package, name))
-    frame, own = (files(where).joinpath(each).read_text(encoding="utf-8") for where, each in places)
-    parts = re.fullmatch(r"<style>\n(.*)</style>\n(.*)<script>\n(.*)</script>\n", own, re.DOTALL)
-    assert parts is not None
-    themes = {
-        name.upper(): " ".join(f"--{role}: {colour};" for role, colour in of.items()) for name, of in THEMES.items()
-    }
-    page = _filled(frame, themes | dict(zip(("STYLE", "BODY", "SCRIPT"), parts.groups(), strict=True)))
-    return _filled(page, {**holes, "POLICY": _policy(page, connect)})
-
-
-def _filled(template: str, holes: dict[str, str]) -> str:
-    return re.sub(r"\{\{([A-Z]+)\}\}", lambda match: holes.get(match[1], match[0]), template)
+def page_of(words: dict[str, Any], numbers: str, connect: str = "") -> Page:
+    """Return the page. connect: see `frame.filled`."""
+    return Page(filled("page.html", connect=connect, title=words["title"], words=words, numbers=numbers))
 
 
 def _joined(numbers: Columns) -> tuple[list[tuple[str, str, int, int]], bytes]:
@@ -397,20 +340,3 @@ def _smallest(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if info.min <= low and high <= info.max:
             return column.astype(f"<{kind}")
     return column.astype("<f8" if low >= -EXACT and high <= EXACT else "<i8")
-
-
-def _policy(template: str, connect: str) -> str:
-    """Return a content security policy: the page's own style and script, by their hashes, and `connect` alone."""
-    hashes = []
-    for tag in ("style", "script"):
-        found: Sequence[str] = re.findall(rf"<{tag}>(.*?)</{tag}>", template, re.DOTALL)
-        (source,) = found
-        hashes.append(f"{tag}-src 'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'")
-    hashes += [f"connect-src {connect}"] if connect else []
-    return f"default-src 'none'; base-uri 'none'; form-action 'none'; {'; '.join(hashes)}"
-
-
-def as_json(value: object) -> str:
-    """Return JSON that HTML reads as text anywhere in a page, and that every encoding can write."""
-    text = json.dumps(value, separators=(",", ":"))
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

@@ -4,7 +4,7 @@ Interface: `replay(trace)` -> `NotebookReplay`, a Replay that a notebook shows a
 without a network; `html(at)` -> `ReplayPage`, the page as a str. This module computes the states; `replay.html` beside
 it draws them.
 
-A page holds a window of events (`MOST_EVENTS` by default), and names it. Text is escaped and shown as in `page`.
+A page holds a window of events (`MOST_EVENTS` by default), and names it. Text is escaped as in all pages (`frame`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import base64
 import copy
 import gzip
-import html as markup
 import json
 import os
 from dataclasses import asdict
@@ -30,7 +29,7 @@ from minidl.tracefile.loaders import in_words
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.words import size
 from minidl.views.colours import ACTORS, legend, paint
-from minidl.views.page import Page, as_json, framed
+from minidl.views.frame import Page, filled
 
 LEAST_HEIGHT, BESIDE_WORKERS, WORKER_HEIGHT = 680, 530, 54
 """Of the page in a notebook, in pixels: at least, without its workers, for each worker."""
@@ -43,9 +42,6 @@ class ReplayPage(Page):
     """A replay's page as text."""
 
     shows = "replay of a minidl trace"
-
-    def __repr__(self) -> str:
-        return f"<ReplayPage of {len(self):,} characters; html(path) of the replay writes it to a file>"
 
 
 class NotebookReplay(Replay):
@@ -235,13 +231,9 @@ def _spans(at: Replay, begin: int, end: int) -> tuple[list[str], list[list[int]]
 
 # --- The page ---------------------------------------------------------------------------------------------------------
 def _fill(shown: dict[str, Any], compress: bool) -> ReplayPage:
-    """Return the template with its holes filled. Two pages of one replay are the same, byte for byte."""
-    data = as_json(shown)
-    if compress:
-        raw = json.dumps(shown, separators=(",", ":")).encode()
-        data = base64.b64encode(gzip.compress(raw, 6, mtime=0)).decode()
-    kind = "application/octet-stream" if compress else "application/json"
-    page = ReplayPage(framed("replay.html", {"TITLE": markup.escape(shown["title"]), "KIND": kind, "DATA": data}))
+    raw = json.dumps(shown, separators=(",", ":")).encode()
+    data = base64.b64encode(gzip.compress(raw, 6, mtime=0)).decode() if compress else ""
+    page = ReplayPage(filled("replay.html", title=shown["title"], shown=shown, data=data))
     workers = {key for now in (shown["base"], *shown["steps"]) for key in now if key.startswith("worker ")}
     page.height = max(LEAST_HEIGHT, BESIDE_WORKERS + WORKER_HEIGHT * len(workers))
     return page

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)> {{WORDS}} \u2028 \ud800 &lt; \x00"
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)> {{ words }} \u2028 \ud800 &lt; \x00"
 """Text that must be shown as text, wherever a page shows it."""
 
 

@@ -1,0 +1,52 @@
+// Header and legend.
+
+function atHeadline() {  // the place that the title is about
+  const {bar: at, begin: from, end: until} = words.headline;
+  if (at < 0) return words.live ? now() : showAll();
+  const pad = (until - from) * .01;
+  show(from - pad, until + pad);
+  choose(null);
+  bringIntoView(bar(at));
+  pursue("headline");
+  redraw();
+}
+
+function said() {  // what the headline is said from
+  const {evidence, bar: at} = words.headline;
+  return [...(evidence.length ? [make("ul", null, ...evidence.map(text => make("li", text)))] : []),
+    ...(at >= 0 ? [styled("div", "row", null, button("show it", atHeadline), button("select it", () => choose(bar(at))))] : [])];
+}
+
+function around() {  // all that is written around the timeline
+  chooseLoaders();
+  $("headline").textContent = words.headline.sentence;
+  $("headline").classList.toggle("wrong", words.headline.wrong);
+  $("next").hidden = !words.headline.next;
+  $("next").replaceChildren(make("b", "next step: "), words.headline.next);
+  $("title").textContent = $("title").title = words.title;
+  $("count").textContent = `${words.events.toLocaleString("en")} events, ${begin.length.toLocaleString("en")} bars, ${duration(words.last - words.begin)}`;
+  const open = openBars();
+  $("open").hidden = !open.length || goesOn() && !words.headline.wrong;
+  $("open").textContent = open.length ? `${open.length} not ended` : "";
+  $("problems").hidden = !words.problems.length;
+  if (words.problems.length) {
+    $("problems").firstElementChild.textContent = `Missing from the trace: ${words.problems[0]}` + (words.problems.length > 1 ? ` (and ${words.problems.length - 1} more)` : "");
+    $("problems").lastElementChild.replaceChildren(...words.problems.map(p => make("li", p)));
+  }
+  $("perfetto").hidden = !words.perfetto;
+  if (words.live) sayLive();
+  drawLegend($("legend"), words.legend);
+}
+
+function wire() {
+  $("dataloader").addEventListener("change", () => { showLoader($("dataloader").value); choose(null); find($("query").value); });
+  $("headline").addEventListener("click", atHeadline);
+  $("headline").addEventListener("keydown", event => { if (event.key === "Enter") atHeadline(); });
+  $("open").addEventListener("click", () => {
+    $("query").value = "open"; find("open");
+    matchAt = -1;
+    go(1);
+  });
+  $("follow").addEventListener("click", now);
+  for (const event of ["pointerdown", "focus"]) $("perfetto").addEventListener(event, () => { $("perfetto").href = perfettoHere(); });
+}

@@ -1,0 +1,72 @@
+// Pointer and keys.
+
+const framed = window.self !== window.top;
+let drag = null;
+
+canvas.addEventListener("wheel", event => {
+  if (event.offsetX < gutter) return;
+  if (framed && document.activeElement !== canvas && !event.ctrlKey) return;  // the page around scrolls until this one is clicked
+  event.preventDefault();
+  const unit = event.deltaMode === 1 ? 18 : event.deltaMode === 2 ? 300 : 1;
+  if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) pan((event.deltaX || event.deltaY) * unit / (wide - gutter));
+  else zoom(Math.exp(Math.max(-300, Math.min(300, event.deltaY * unit)) * .0022), event.offsetX);
+}, {passive: false});
+
+canvas.addEventListener("pointerdown", event => {
+  if (event.button) return;
+  canvas.focus({preventScroll: true});
+  canvas.setPointerCapture(event.pointerId);
+  drag = {x: event.clientX, y: event.clientY, v0, v1, top: scroller.scrollTop, moved: false};
+});
+canvas.addEventListener("pointermove", event => {
+  const area = canvas.getBoundingClientRect();
+  pointer = {x: event.clientX - area.left, y: event.clientY - area.top};
+  if (drag) {
+    const dx = event.clientX - drag.x, dy = event.clientY - drag.y;
+    if (Math.abs(dx) + Math.abs(dy) > 4) drag.moved = true;
+    if (drag.moved) {
+      canvas.classList.add("dragging");
+      const by = dx / (wide - gutter) * (drag.v1 - drag.v0);
+      scroller.scrollTop = drag.top - dy;
+      show(drag.v0 - by, drag.v1 - by);
+    }
+    return;
+  }
+  const what = at(pointer.x, pointer.y);
+  if (!same(what, hovered)) { hovered = what; canvas.style.cursor = what ? "pointer" : ""; }
+  tip(what, pointer.x, pointer.y);
+  redraw(false);
+});
+canvas.addEventListener("pointerup", event => {
+  canvas.classList.remove("dragging");
+  const clicked = drag && !drag.moved;
+  drag = null;
+  if (!clicked) return;
+  hideTip();
+  const what = at(event.offsetX, event.offsetY);
+  if (event.shiftKey && what) { chosen = what; addBatch(); } else choose(what, false);
+});
+canvas.addEventListener("pointerleave", () => { pointer = null; hideTip(); redraw(false); });
+canvas.addEventListener("dblclick", zoomToChosen);
+scroller.addEventListener("scroll", () => redraw());
+
+const KEYS = {
+  ArrowLeft: () => pan(-.15), a: () => pan(-.15), ArrowRight: () => pan(.15), d: () => pan(.15),
+  ArrowUp: () => { scroller.scrollTop -= 40; }, ArrowDown: () => { scroller.scrollTop += 40; },
+  PageUp: () => { scroller.scrollTop -= high * .7; }, PageDown: () => { scroller.scrollTop += high * .7; },
+  "+": () => zoom(.7), "=": () => zoom(.7), w: () => zoom(.7), "-": () => zoom(1 / .7), s: () => zoom(1 / .7),
+  f: atHeadline, l: now, 0: showAll, Home: showAll, "[": () => step(-1), "]": () => step(1), "{": () => stepRow(-1), "}": () => stepRow(1),
+  Enter: zoomToChosen, b: addBatch, n: () => go(1), p: () => go(-1), "/": () => $("query").focus(), "?": keys,
+  Escape: () => choose(null),
+};
+document.addEventListener("keydown", event => {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const inside = event.target === canvas || event.target === document.body;
+  const act = KEYS[event.key] || KEYS[event.key.toLowerCase()];
+  if (inside && act) { event.preventDefault(); act(); }
+});
+
+$("all").addEventListener("click", showAll);
+$("help").addEventListener("click", keys);
+$("close").addEventListener("click", () => choose(null));
+themed(retheme);
