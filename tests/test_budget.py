@@ -23,7 +23,7 @@ AT_MOST = {
     "minidl/playback minidl/check": 3700,
     "minidl/hang": 6340,
     "minidl/speed": 2750,
-    "minidl/views": 4220,
+    "minidl/views": 4200,
     "minidl/explore": 2520,
     "minidl/prove": 5720,
     "minidl": 41900,
