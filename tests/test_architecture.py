@@ -64,7 +64,7 @@ ORDER = (
     ("hang", "examine"),
     (
         "views",
-        "colours layout scene template attached chrome perfetto text page picture queries live_page viewer replay_page "
+        "colours frame layout scene template attached chrome perfetto text page picture queries live_page viewer replay_page "
         "replay_terminal",
     ),
     ("", "merge __init__ run demo"),
