@@ -64,8 +64,8 @@ ORDER = (
     ("hang", "examine"),
     (
         "views",
-        "colours frame layout scene template attached chrome perfetto text page picture queries live_page viewer replay_page "
-        "replay_terminal",
+        "colours frame layout scene template attached chrome perfetto text page picture queries live_page viewer "
+        "replay_page replay_terminal",
     ),
     ("", "merge __init__ run demo"),
     ("hang.watch", "waits vitals dumps folding watcher"),

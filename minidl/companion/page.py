@@ -17,8 +17,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, overload
 
-from markupsafe import Markup
-
 import minidl
 from minidl.articles import ARTICLES, sections
 from minidl.check.joint_rules import JOINT_RULES
@@ -49,6 +47,8 @@ def html(path: None = None) -> CompanionPage: ...
 def html(path: str | os.PathLike[str]) -> Path: ...
 def html(path: str | os.PathLike[str] | None = None) -> CompanionPage | Path:
     """Return the page, or write it to `path` and return that. Raises RowError, MomentError, OSError."""
+    from markupsafe import Markup
+
     sources = _Sources()
     content = "".join(_part(name, sources) for name in PARTS)
     buttons = "".join(f'<button data-lang="{code}">{name}</button>' for code, name in LANGUAGES.items())

@@ -18,14 +18,15 @@ import hashlib
 import html
 import os
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 from typing_extensions import Self
 
 from minidl.tracefile.packs import whole
 from minidl.views.colours import THEMES
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 HERE: Final = "minidl.views"
 
@@ -65,6 +66,8 @@ def filled(template: str, package: str = HERE, *, connect: str = "", **holes: An
 
 @functools.cache
 def _templates(package: str) -> Environment:
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+
     places = ChoiceLoader([PackageLoader(place, "") for place in (package, HERE)])
     found = Environment(loader=places, autoescape=True, undefined=StrictUndefined)
     found.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
@@ -72,10 +75,10 @@ def _templates(package: str) -> Environment:
     return found
 
 
-def _policy(style: str, script: str, connect: str) -> Markup:
+def _policy(style: str, script: str, connect: str) -> str:
     """Return a content security policy: this style and this script, by their hashes, and `connect` alone."""
     rules = ["default-src 'none'", "base-uri 'none'", "form-action 'none'"]
     for kind, source in (("style-src", style), ("script-src", script)):
         rules.append(f"{kind} 'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'")
     rules += [f"connect-src {connect}"] if connect else []
-    return Markup("; ".join(rules))
+    return "; ".join(rules)
