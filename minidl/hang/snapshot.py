@@ -21,7 +21,7 @@ from minidl.hang.limits import LONG
 from minidl.loader.protocol import LoaderState
 from minidl.playback.actors import as_dicts
 from minidl.playback.follower import Follower, causal_order
-from minidl.playback.state import Activity, MessageStage, ProtocolState, Queued, WorkerNow
+from minidl.playback.state import STARTING, MessageStage, ProtocolState, Queued, WorkerNow
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Positions, Rows
 from minidl.tracefile.events import Message, Outcome
@@ -385,7 +385,7 @@ class _Iterator:
                 words, since = "starting (nothing recorded yet)", since or self.begun
             elif process.whole_until and not cut:
                 words, since = "no longer recorded", job.cut(process)
-            elif worker.activity is Activity.STARTING:
+            elif worker.activity == STARTING:
                 since = process.start_ns
             life = lives.get(pid, ProcessLife.UNKNOWN)
             shown = Doing(words, max(0, now - since) / 1e9)

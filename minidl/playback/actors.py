@@ -11,8 +11,9 @@ is independent of it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Final, NoReturn
 
 from minidl.loader.dispatcher import EPOCH_END, STORED, Deliver, Dispatcher, DispatchError, Wait
 from minidl.loader.protocol import (
@@ -23,6 +24,7 @@ from minidl.loader.protocol import (
     PinLifecycle,
     PinState,
     ProtocolError,
+    TableKey,
     WorkerEvent,
     WorkerLifecycle,
     WorkerState,
@@ -42,23 +44,8 @@ def as_dicts(events: Rows, rows: Positions | slice) -> Iterator[dict[str, int]]:
         yield {"time": time, "code": code, "task": task, "worker": worker, "x": x, "y": y, "z": z, "pid": pid}
 
 
-def _value(member: int) -> int:
-    """Return a plain integer: comparing thousands of rows to enumeration members is slow."""
-    return int(member)
-
-
-_TASK, _RESULT, _RESUME, _SENTINEL = map(_value, (Message.TASK, Message.RESULT, Message.RESUME, Message.SENTINEL))
-_DATA, _ERROR, _OUT_OF_DATA = map(_value, (Outcome.DATA, Outcome.ERROR, Outcome.EXHAUSTED))
-
-
 class DispatcherReplay:
     """Drive a Dispatcher. received: the code by which the loader receives: ready_get's end if it pins memory."""
-
-    READS: Final = (
-        *(*ev.EPOCH, ev.TASK_ASSIGNED, ev.RESULT_GET[1], ev.READY_GET[1], ev.WORKER_EXHAUSTED, ev.FOUND_DEAD),
-        *(ev.REORDER_STORE, ev.REORDER_POP, ev.RCVD_ADVANCE, ev.YIELD, ev.RESUME_PUT, ev.SENTINEL_PUT),
-        ev.RESUMED,
-    )
 
     def __init__(self, num_workers: int, prefetch_factor: int, in_order: bool, received: int) -> None:
         self.dispatcher: Dispatcher = Dispatcher(num_workers, prefetch_factor, in_order)
@@ -75,84 +62,93 @@ class DispatcherReplay:
 
     def step(self, event: Row) -> None:
         """Follow one event."""
-        code = event["code"]
-        if code in (ev.EPOCH[0], ev.RESUME_PUT):  # counts begin anew before persistent workers know
-            self.dispatcher.reset()
-            self.due = self.stored = None
-            self.announced = 0
-            self.idle = code == ev.RESUME_PUT
-        elif code == ev.SENTINEL_PUT:
-            if event["x"] == QueueId.INDEX and 0 <= event["worker"] < self.dispatcher.num_workers:
-                self.dispatcher.worker_unavailable(event["worker"])
-        elif not self.idle:
-            self._follow(code, event)
+        if not self.idle or event["code"] in self._ALWAYS:
+            self._STEPS[event["code"]](self, event)
 
-    def _follow(self, code: int, event: Row) -> None:
-        task, worker, x, y = event["task"], event["worker"], event["x"], event["y"]
-        if code == self._received_code:
-            if x == _RESULT and y != _OUT_OF_DATA:
-                self._received(task)
-        elif code == ev.TASK_ASSIGNED:
-            self._assigned(task, worker, y)
-        elif code == ev.YIELD:
-            self._yielded(task)
-        elif code == ev.RCVD_ADVANCE:
-            self._advanced(x)
-        elif code == ev.REORDER_STORE:
-            self._stored(task, x, y)
-        elif code == ev.REORDER_POP:
-            self._popped(task, y)
-        elif code == ev.WORKER_EXHAUSTED:
-            self.dispatcher.exhausted(task, worker)
-        elif code == ev.RESUMED and 0 <= y < self.dispatcher.num_workers:
-            self.dispatcher.start_at(y)
-        elif code in (ev.FOUND_DEAD, ev.EPOCH[1]):
-            self.idle = True
-            if code == ev.EPOCH[1] and event["z"] == Ending.EXHAUSTED:
-                self._ended()
+    def _begun(self, event: Row) -> None:
+        """Begin counts anew: the loader does so before persistent workers know of the epoch."""
+        self.dispatcher.reset()
+        self.due = self.stored = None
+        self.announced = 0
+        self.idle = event["code"] == ev.RESUME_PUT
 
-    def _assigned(self, task: int, worker: int, outstanding: int) -> None:
+    def _told_to_leave(self, event: Row) -> None:
+        if event["x"] == QueueId.INDEX and 0 <= event["worker"] < self.dispatcher.num_workers:
+            self.dispatcher.worker_unavailable(event["worker"])
+
+    def _resumed(self, event: Row) -> None:
+        if 0 <= event["y"] < self.dispatcher.num_workers:
+            self.dispatcher.start_at(event["y"])
+
+    def _assigned(self, event: Row) -> None:
+        task, worker = event["task"], event["worker"]
         decided = self.dispatcher.assign(None)
         if decided is None or (decided.idx, decided.worker_id) != (task, worker):
             own = "nothing" if decided is None else f"task {decided.idx} for worker {decided.worker_id}"
             raise DispatchError(f"the dispatcher assigns {own}; the trace has task {task} for worker {worker}")
-        _same("tasks outstanding", self.dispatcher.tasks_outstanding, outstanding)
+        _same("tasks outstanding", self.dispatcher.tasks_outstanding, event["y"])
 
-    def _received(self, task: int) -> None:
+    def _received(self, event: Row) -> None:
+        if event["code"] != self._received_code or event["x"] != Message.RESULT or event["y"] == Outcome.EXHAUSTED:
+            return
         if self.stored is not None:
             raise DispatchError(f"task {self.stored} came before its turn, but the trace has no reorder_store of it")
         if not isinstance(step := self.dispatcher.next_step(), Wait):
             raise DispatchError(f"a result is received while the dispatcher decides {step}")
-        answer = self.dispatcher.receive(task, None)
+        answer = self.dispatcher.receive(event["task"], None)
         self.due = answer.idx if isinstance(answer, Deliver) else None
-        self.stored = task if answer is STORED else None
+        self.stored = event["task"] if answer is STORED else None
 
-    def _stored(self, task: int, rcvd_idx: int, depth: int) -> None:
+    def _exhausted(self, event: Row) -> None:
+        self.dispatcher.exhausted(event["task"], event["worker"])
+
+    def _stored(self, event: Row) -> None:
         stored, self.stored = self.stored, None
-        _same("task to be stored", stored, task)
-        _same("rcvd_idx", self.dispatcher.rcvd_idx, rcvd_idx)
-        _same("depth of the reorder buffer", self.dispatcher.reorder_depth, depth)
+        _same("task to be stored", stored, event["task"])
+        _same("rcvd_idx", self.dispatcher.rcvd_idx, event["x"])
+        _same("depth of the reorder buffer", self.dispatcher.reorder_depth, event["y"])
 
-    def _popped(self, task: int, depth: int) -> None:
+    def _popped(self, event: Row) -> None:
         step = self.dispatcher.next_step()
         self.due = step.idx if isinstance(step, Deliver) else None
-        _same("task whose turn it is", self.due, task)
-        _same("depth of the reorder buffer", self.dispatcher.reorder_depth, depth)
+        _same("task whose turn it is", self.due, event["task"])
+        _same("depth of the reorder buffer", self.dispatcher.reorder_depth, event["y"])
 
-    def _advanced(self, rcvd_idx: int) -> None:
+    def _advanced(self, event: Row) -> None:
         if self.due is None and isinstance(step := self.dispatcher.next_step(), Deliver):
             raise DispatchError(f"rcvd_idx moves on while task {step.idx} is due")
-        _same("rcvd_idx", self.dispatcher.rcvd_idx, rcvd_idx)
-        self.announced = rcvd_idx
+        _same("rcvd_idx", self.dispatcher.rcvd_idx, event["x"])
+        self.announced = event["x"]
 
-    def _yielded(self, task: int) -> None:
+    def _yielded(self, event: Row) -> None:
         due, self.due = self.due, None
-        _same("task to be yielded", due, task)
+        _same("task to be yielded", due, event["task"])
         _same("rcvd_idx, as announced", self.dispatcher.rcvd_idx, self.announced)
 
-    def _ended(self) -> None:
-        if self.dispatcher.next_step() is not EPOCH_END:
+    def _stopped(self, event: Row) -> None:
+        self.idle = True
+        ran_out = event["code"] == ev.EPOCH[1] and event["z"] == Ending.EXHAUSTED
+        if ran_out and self.dispatcher.next_step() is not EPOCH_END:
             raise DispatchError("the epoch ends, but the dispatcher still has a batch to yield or to wait for")
+
+    _STEPS: Final[Mapping[int, Callable[[DispatcherReplay, Row], None]]] = {
+        ev.EPOCH[0]: _begun,
+        ev.RESUME_PUT: _begun,
+        ev.SENTINEL_PUT: _told_to_leave,
+        ev.RESUMED: _resumed,
+        ev.TASK_ASSIGNED: _assigned,
+        ev.RESULT_GET[1]: _received,
+        ev.READY_GET[1]: _received,
+        ev.WORKER_EXHAUSTED: _exhausted,
+        ev.REORDER_STORE: _stored,
+        ev.REORDER_POP: _popped,
+        ev.RCVD_ADVANCE: _advanced,
+        ev.YIELD: _yielded,
+        ev.FOUND_DEAD: _stopped,
+        ev.EPOCH[1]: _stopped,
+    }
+    _ALWAYS: Final = (ev.EPOCH[0], ev.RESUME_PUT, ev.SENTINEL_PUT)
+    READS: Final = tuple(_STEPS)
 
 
 def _same(what: str, decided: int | None, found: int) -> None:
@@ -161,117 +157,147 @@ def _same(what: str, decided: int | None, found: int) -> None:
         raise DispatchError(f"{what}: the dispatcher has {own}, the trace {found}")
 
 
-class _Alive:
-    """Base of the classes that drive a lifecycle, `life`; a copy drives its own."""
+# --- The lifecycles ---------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step of its actor's lifecycle that an event tells.
 
-    def __copy__(self) -> Any:
+    x, y: the event's numbers with which it tells the step, () = any; at: the states in which it does, () = any;
+    otherwise: only if it tells no step before. happened: a text says instead why the event is impossible then.
+    """
+
+    happened: TableKey | str
+    x: Sequence[int] = ()
+    y: Sequence[int] = ()
+    at: Sequence[TableKey] = ()
+    otherwise: bool = False
+
+    def told_by(self, event: Row, state: TableKey) -> bool:
+        """Whether an event tells it to an actor in this state."""
+        x, y = not self.x or event["x"] in self.x, not self.y or event["y"] in self.y
+        return x and y and (not self.at or state in self.at)
+
+
+_Told = tuple[TableKey | None, tuple[Step, ...]]
+_DATA, _ERROR, _OUT_OF_DATA = ((int(outcome),) for outcome in Outcome)
+
+
+def _tells(forced: TableKey | None, *steps: Step) -> _Told:
+    return forced, steps
+
+
+class LifecycleReplay:
+    """Drive a lifecycle, `life`; a copy drives its own.
+
+    TABLE: of each event that it reads, where the actor is after it, if its lifecycle does not allow it (None: where it
+    was), and the steps that the event tells, in order.
+    """
+
+    TABLE: ClassVar[Mapping[int, _Told]]
+
+    def __init__(self, life: Any) -> None:
+        self.life = life
+
+    def __copy__(self) -> LifecycleReplay:
         new = object.__new__(type(self))
-        new.__dict__.update(self.__dict__, life=copy.copy(self.__dict__["life"]))
+        new.__dict__.update(self.__dict__, life=copy.copy(self.life))
         return new
-
-
-class LoaderReplay(_Alive):
-    """Drive a LoaderLifecycle."""
-
-    READS: Final = (
-        *(*ev.EPOCH, *ev.NEXT, *ev.CONSUMER, *ev.SHUTDOWN, ev.WORKER_START[0], ev.RESUME_PUT),
-        *(ev.DONE_EVENT_SET, ev.JOIN[0], ev.TERMINATE),
-    )
-    _OUTCOMES: Final = {_DATA: LoaderEvent.YIELD, _ERROR: LoaderEvent.RAISE, _OUT_OF_DATA: LoaderEvent.EPOCH_END}
-    _SHUTDOWN: Final = {
-        LoaderState.STOPPING_PIN: LoaderEvent.PIN_STOPPED,
-        LoaderState.STOPPING_WORKERS: LoaderEvent.SIGNALLED,
-        LoaderState.JOINING: LoaderEvent.JOINED,
-    }
-
-    def __init__(self) -> None:
-        self.life = LoaderLifecycle()
 
     def step(self, event: Row) -> None:
         """Follow one event."""
-        code = event["code"]
-        if code == ev.EPOCH[0]:
-            self._start_or_resume()
-            self.life.handle(LoaderEvent.EPOCH_BEGIN)
-        elif code in (ev.WORKER_START[0], ev.RESUME_PUT):
-            self._start_or_resume()
-        elif code in (ev.DONE_EVENT_SET, ev.JOIN[0], ev.TERMINATE):
-            self._shut_down_further(code, event["x"])
-        elif code == ev.CONSUMER[0] and self.life.state is LoaderState.PRIMING:
-            self.life.handle(LoaderEvent.PRIMED)
-        elif code == ev.NEXT[0]:
-            self.life.handle(LoaderEvent.NEXT)
-        elif code == ev.NEXT[1]:
-            self._handed_out(event["y"])
-        elif code == ev.SHUTDOWN[0]:
-            self.life.handle(LoaderEvent.SHUT_DOWN)
-        elif code == ev.SHUTDOWN[1]:
-            while (done := self._SHUTDOWN.get(self.life.state)) is not None:
-                self.life.handle(done)  # steps that leave no event of their own
-            self.life.handle(LoaderEvent.TERMINATED)
+        told = False
+        for step in self.TABLE[event["code"]][1]:
+            if not (told and step.otherwise) and step.told_by(event, self.life.state):
+                told = True
+                if isinstance(step.happened, str):
+                    self._refuse(step.happened)
+                self.life.handle(step.happened)
 
-    def _start_or_resume(self) -> None:
-        """Handle the one event of all workers at the first of them, or at the epoch that follows."""
-        if self.life.state is LoaderState.NEW:
-            self.life.handle(LoaderEvent.START)
-        elif self.life.state not in (LoaderState.STARTING, LoaderState.RESUMING):
-            self.life.handle(LoaderEvent.RESUME)
+    def force(self, event: Row) -> None:
+        """Go where an event leads that `step` has refused."""
+        self.life.state = self.TABLE[event["code"]][0] or self.life.state
 
-    def _shut_down_further(self, code: int, x: int) -> None:
-        """Handle the shutdown's steps at their first events; an interrupted shutdown lacks some."""
-        state = self.life.state
-        if code == ev.DONE_EVENT_SET and x == DoneEvent.WORKERS and state is LoaderState.STOPPING_PIN:
-            self.life.handle(LoaderEvent.PIN_STOPPED)
-        elif code == ev.JOIN[0] and x == Actor.WORKER and state is LoaderState.STOPPING_WORKERS:
-            self.life.handle(LoaderEvent.SIGNALLED)
-        elif code == ev.TERMINATE and state is LoaderState.JOINING:
-            self.life.handle(LoaderEvent.JOINED)
-
-    def _handed_out(self, outcome: int) -> None:
-        happened = self._OUTCOMES.get(outcome)
-        if happened is None:
-            raise ProtocolError(f"{self.life.actor}: next ends with the unknown outcome {outcome}")
-        self.life.handle(happened)
+    def _refuse(self, why: str) -> NoReturn:
+        raise ProtocolError(f"{self.life.actor}: {why.format(state=self.life.state.name)}")
 
 
-class WorkerReplay(_Alive):
+_L, _LE = LoaderState, LoaderEvent
+_START_OR_RESUME: Final = (  # one step of all workers: told by the first of them, or by the epoch that follows
+    Step(_LE.RESUME, at=tuple(set(_L) - {_L.NEW, _L.STARTING, _L.RESUMING})),
+    Step(_LE.START, at=(_L.NEW,)),
+)
+_ENDS_OF_NEXT: Final = {_LE.YIELD: _DATA, _LE.RAISE: _ERROR, _LE.EPOCH_END: _OUT_OF_DATA}
+_PIN_STOPPED: Final = Step(_LE.PIN_STOPPED, at=(_L.STOPPING_PIN,))
+_SIGNALLED: Final = Step(_LE.SIGNALLED, at=(_L.STOPPING_WORKERS,))
+_JOINED: Final = Step(_LE.JOINED, at=(_L.JOINING,))
+
+
+class LoaderReplay(LifecycleReplay):
+    """Drive a LoaderLifecycle. A step of the shutdown ends at the first event of the next one, if it leaves one."""
+
+    TABLE: ClassVar = {
+        ev.WORKER_START[0]: _tells(None, *_START_OR_RESUME),
+        ev.RESUME_PUT: _tells(_L.RESUMING, *_START_OR_RESUME),
+        ev.EPOCH[0]: _tells(_L.PRIMING, *_START_OR_RESUME, Step(_LE.EPOCH_BEGIN)),
+        ev.CONSUMER[0]: _tells(_L.IDLE, Step(_LE.PRIMED, at=(_L.PRIMING,))),
+        ev.NEXT[0]: _tells(_L.WAITING, Step(_LE.NEXT)),
+        ev.NEXT[1]: _tells(
+            _L.IDLE,
+            *(Step(happened, y=outcome) for happened, outcome in _ENDS_OF_NEXT.items()),
+            Step("next ends with an unknown outcome", otherwise=True),
+        ),
+        ev.SHUTDOWN[0]: _tells(_L.STOPPING_PIN, Step(_LE.SHUT_DOWN)),
+        ev.DONE_EVENT_SET: _tells(None, replace(_PIN_STOPPED, x=(DoneEvent.WORKERS,))),
+        ev.JOIN[0]: _tells(None, replace(_SIGNALLED, x=(Actor.WORKER,))),
+        ev.TERMINATE: _tells(None, _JOINED),
+        ev.SHUTDOWN[1]: _tells(_L.CLOSED, _PIN_STOPPED, _SIGNALLED, _JOINED, Step(_LE.TERMINATED)),
+    }
+    READS: Final = tuple(TABLE)
+
+    def __init__(self) -> None:
+        super().__init__(LoaderLifecycle())
+
+
+_W, _WE = WorkerState, WorkerEvent
+_UNASKED: Final = Step("it fetches in state {state}, with no task taken", at=tuple(set(_W) - {_W.FETCHING}))
+_UNTOLD: Final = Step("it leaves for a sentinel that it has not received", at=tuple(set(_W) - {_W.ENDED}))
+
+
+class WorkerReplay(LifecycleReplay):
     """Drive a WorkerLifecycle. done_set_at: when the workers' done event was set (ns), None if it never was."""
 
-    READS: Final = (
-        *(ev.WORKER_READY, ev.INDEX_GET[1], ev.DONE_EVENT_SEEN, *ev.FETCH, ev.RESULT_PUT, ev.RESUME_ACK),
-        *(ev.SENTINEL_GET, ev.WORKER_EXIT),
-    )
-    _LEAVES_FOR: Final = {
-        int(Ending.ORPHANED): WorkerEvent.PARENT_DIED,
-        int(Ending.INTERRUPTED): WorkerEvent.INTERRUPTED,
+    TABLE: ClassVar = {
+        ev.WORKER_READY: _tells(_W.WAITING, Step(_WE.READY)),
+        ev.INDEX_GET[1]: _tells(None),  # see `_taken`
+        ev.DONE_EVENT_SEEN: _tells(None),
+        ev.FETCH[0]: _tells(_W.FETCHING, _UNASKED),
+        ev.FETCH[1]: _tells(_W.WAITING, Step(_WE.ITERATION_END, x=_OUT_OF_DATA), Step(_WE.FETCHED, otherwise=True)),
+        ev.RESULT_PUT: _tells(_W.WAITING),
+        ev.RESUME_ACK: _tells(_W.WAITING, Step(_WE.RESUME)),
+        ev.SENTINEL_GET: _tells(_W.ENDED),  # see `_sentinel`
+        ev.WORKER_EXIT: _tells(
+            _W.ENDED,
+            replace(_UNTOLD, x=(Ending.SENTINEL,)),
+            Step(_WE.PARENT_DIED, x=(Ending.ORPHANED,)),
+            Step(_WE.INTERRUPTED, x=(Ending.INTERRUPTED,)),
+        ),
     }
+    READS: Final = tuple(TABLE)
 
     def __init__(self, worker_id: int, done_set_at: int | None) -> None:
-        self.life = WorkerLifecycle(worker_id)
+        super().__init__(WorkerLifecycle(worker_id))
         self.done_set_at = done_set_at
         self.pending: int | None = None  # the task that came, of which the next event says whether it is skipped
 
     def step(self, event: Row) -> None:
         """Follow one event."""
-        code, x = event["code"], event["x"]
         if self.pending is not None:
-            self._taken(code, event["task"])
-        if code == ev.WORKER_READY:
-            self.life.handle(WorkerEvent.READY)
-        elif code == ev.INDEX_GET[1] and x == _TASK:
+            self._taken(event["code"], event["task"])
+        if event["code"] == ev.INDEX_GET[1] and event["x"] == Message.TASK:
             self.pending = event["task"]
-        elif code == ev.FETCH[0] and self.life.state is not WorkerState.FETCHING:
-            raise ProtocolError(f"{self.life.actor}: it fetches in state {self.life.state.name}, with no task taken")
-        elif code == ev.FETCH[1]:
-            self.life.handle(WorkerEvent.ITERATION_END if x == _OUT_OF_DATA else WorkerEvent.FETCHED)
-        elif code == ev.RESUME_ACK:
-            self.life.handle(WorkerEvent.RESUME)
-        elif code == ev.SENTINEL_GET:
+        elif event["code"] == ev.SENTINEL_GET:
             self._sentinel(event["time"])
-        elif code == ev.WORKER_EXIT and x == Ending.SENTINEL and self.life.state is not WorkerState.ENDED:
-            raise ProtocolError(f"{self.life.actor}: it leaves for a sentinel that it has not received")
-        elif code == ev.WORKER_EXIT and (why := self._LEAVES_FOR.get(x)) is not None:
-            self.life.handle(why)
+        super().step(event)
 
     def _taken(self, code: int, task: int) -> None:
         """Handle the task that came, now that its next event says whether it is fetched, answered or skipped."""
@@ -286,40 +312,34 @@ class WorkerReplay(_Alive):
     def _sentinel(self, time: int) -> None:
         if self.life.allows(WorkerEvent.SENTINEL):
             self.life.handle(WorkerEvent.SENTINEL)
-            return
-        if self.done_set_at is None or self.done_set_at > time:
-            raise ProtocolError(f"{self.life.actor}: a sentinel before the done event, its dataset not ended")
-        self.life.handle(WorkerEvent.SENTINEL_WHEN_DONE)
+        elif self.done_set_at is None or self.done_set_at > time:
+            self._refuse("a sentinel before the done event, its dataset not ended")
+        else:
+            self.life.handle(WorkerEvent.SENTINEL_WHEN_DONE)
 
 
-class PinReplay(_Alive):
-    """Drive a PinLifecycle."""
+_P, _PE = PinState, PinEvent
+_PUT: Final = (Step(_PE.PINNED), Step(_PE.PUT))
+_AT_ANOTHER_STEP: Final = Step("it pins in state {state}", at=tuple(set(_P) - {_P.PINNING}))
 
-    READS: Final = (ev.PIN_START, ev.RESULT_GET[1], *ev.PIN, ev.READY_PUT, ev.PIN_EXIT)
+
+class PinReplay(LifecycleReplay):
+    """Drive a PinLifecycle. It passes a resumption's answer on as it is, which leaves no event."""
+
+    TABLE: ClassVar = {
+        ev.PIN_START: _tells(_P.WAITING, Step(_PE.READY)),
+        ev.RESULT_GET[1]: _tells(
+            _P.PINNING,
+            Step(_PE.WOKEN, x=(Message.SENTINEL,)),
+            Step(_PE.RESULT, x=(Message.RESULT, Message.RESUME)),
+            *(replace(step, x=(Message.RESUME,)) for step in _PUT),
+        ),
+        ev.PIN[0]: _tells(_P.PINNING, _AT_ANOTHER_STEP),
+        ev.PIN[1]: _tells(None, _AT_ANOTHER_STEP),
+        ev.READY_PUT: _tells(_P.WAITING, *_PUT),
+        ev.PIN_EXIT: _tells(_P.ENDED, Step(_PE.DIED, x=(Ending.ERROR,)), Step(_PE.DONE, otherwise=True)),
+    }
+    READS: Final = tuple(TABLE)
 
     def __init__(self) -> None:
-        self.life = PinLifecycle()
-
-    def step(self, event: Row) -> None:
-        """Follow one event."""
-        code, x = event["code"], event["x"]
-        if code == ev.PIN_START:
-            self.life.handle(PinEvent.READY)
-        elif code == ev.RESULT_GET[1]:
-            self._received(x)
-        elif code in ev.PIN and self.life.state is not PinState.PINNING:
-            raise ProtocolError(f"{self.life.actor}: it pins in state {self.life.state.name}")
-        elif code == ev.READY_PUT:
-            self.life.handle(PinEvent.PINNED)
-            self.life.handle(PinEvent.PUT)
-        elif code == ev.PIN_EXIT:
-            self.life.handle(PinEvent.DIED if x == Ending.ERROR else PinEvent.DONE)
-
-    def _received(self, message: int) -> None:
-        if message == _SENTINEL:
-            self.life.handle(PinEvent.WOKEN)
-        elif message in (_RESULT, _RESUME):
-            self.life.handle(PinEvent.RESULT)
-        if message == _RESUME:  # passed on as it is, which leaves no event
-            self.life.handle(PinEvent.PINNED)
-            self.life.handle(PinEvent.PUT)
+        super().__init__(PinLifecycle())

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from minidl.loader.dispatcher import DispatchError
-from minidl.loader.protocol import LoaderState, PinState, ProtocolError, WorkerState
-from minidl.playback.actors import DispatcherReplay, LoaderReplay, PinReplay, Row, WorkerReplay
+from minidl.loader.protocol import LoaderState, ProtocolError, WorkerState
+from minidl.playback.actors import DispatcherReplay, LifecycleReplay, LoaderReplay, PinReplay, Row, WorkerReplay
 from minidl.playback.inferred import InferredDispatch
-from minidl.playback.state import MOST_WORKERS, Activity, MessageStage, PinNow, ProtocolState, Queued, WorkerNow
+from minidl.playback.state import MOST_WORKERS, STARTING, MessageStage, PinNow, ProtocolState, Queued, WorkerNow
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Positions, Rows
 from minidl.tracefile.events import Actor, DoneEvent, Message, Place, QueueId
@@ -32,34 +32,6 @@ from minidl.tracefile.loaders import first_epochs
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
 
-
-_LOADER_FORCED: Final = {
-    ev.EPOCH[0]: LoaderState.PRIMING,
-    ev.NEXT[0]: LoaderState.WAITING,
-    ev.NEXT[1]: LoaderState.IDLE,
-    ev.CONSUMER[0]: LoaderState.IDLE,
-    ev.EPOCH[1]: LoaderState.EXHAUSTED,
-    ev.RESUME_PUT: LoaderState.RESUMING,
-    ev.SHUTDOWN[0]: LoaderState.STOPPING_PIN,
-    ev.SHUTDOWN[1]: LoaderState.CLOSED,
-}
-_WORKER_FORCED: Final = {
-    ev.WORKER_READY: WorkerState.WAITING,
-    ev.FETCH[0]: WorkerState.FETCHING,
-    ev.FETCH[1]: WorkerState.WAITING,
-    ev.RESUME_ACK: WorkerState.WAITING,
-    ev.RESULT_PUT: WorkerState.WAITING,
-    ev.SENTINEL_GET: WorkerState.ENDED,
-    ev.WORKER_EXIT: WorkerState.ENDED,
-}
-_PIN_FORCED: Final = {
-    ev.PIN_START: PinState.WAITING,
-    ev.RESULT_GET[1]: PinState.PINNING,
-    ev.PIN[0]: PinState.PINNING,
-    ev.READY_PUT: PinState.WAITING,
-    ev.PIN_EXIT: PinState.ENDED,
-}
-"""Where an actor is after an event that its table did not allow, or that came after events that are lost."""
 
 _AT_HOME: Final = (*ev.EPOCH, *ev.NEXT, *ev.CONSUMER, *ev.WORKER_START, ev.TASK_ASSIGNED, ev.INDEX_PUT, *ev.SHUTDOWN)
 """Events that only the loader's own process records."""
@@ -76,14 +48,14 @@ _WITH_WORKERS: Final = (
 )
 """Events that an iterator without workers never records."""
 
-_ALONE: Final = (Activity.FETCHING, Activity.SAMPLE, Activity.COLLATING, Activity.READY)
-"""Activities of the loader's own process without workers."""
+_ALONE: Final = (ev.FETCH[0], ev.SAMPLE[0], ev.COLLATE[0], ev.WORKER_READY)
+"""What the loader's own process does without workers."""
 
 _OBSERVED: Final = "observed from outside: the loader's inner state is inferred from its events"
 _CUT: Final = "earlier events were overwritten: the state is inferred from later events, until the next epoch begins"
 
-_BETWEEN_TASKS: Final = (Activity.READY, Activity.WAITING, Activity.ANSWERED)
-"""Activities of an idle worker; a poll of its queue that brings nothing makes it no less idle."""
+_BETWEEN_TASKS: Final = (ev.WORKER_READY, ev.INDEX_GET[0], ev.RESULT_PUT)
+"""What an idle worker does; a poll of its queue that brings nothing makes it no less idle."""
 
 _IN_PIPE: Final = (MessageStage.WRITING, MessageStage.WRITTEN)
 
@@ -114,7 +86,7 @@ def _move(
 
 
 class Follower:
-    """One iterator's state, event by event.
+    """One iterator's state, event by event. now: what of it the events say by themselves; `state` adds the rest.
 
     facts: its parameters as the trace has them. start: time of the trace's first event. first_epoch: the number of its
     first epoch (see `loaders.first_epochs`). Before events are stepped,
@@ -122,43 +94,29 @@ class Follower:
     """
 
     def __init__(self, facts: Mapping[str, Any], start: int = 0, first_epoch: int = 0) -> None:
+        self.now = ProtocolState(time=0.0, since=start, alone=facts.get("num_workers", 0) == 0)
         self.first_epoch = first_epoch
         self.in_order = facts.get("in_order", True) is not False
         self.observed = facts.get("observed") is True
-        self.alone = facts.get("num_workers", 0) == 0
-        self.pinned = False
-        self.lossy = False
+        self.pinned = self.lossy = False
         self.done_set_at: int | None = None
-        self.pid = 0
-        self.start = self.time = self.since = start
+        self.start = start
         self.stepped = 0
         self.whole_from = 0  # before this time events are missing
         self.partial = self.observed
-        self.note = _OBSERVED if self.observed else ""
+        self.now.note = _OBSERVED if self.observed else ""
         self.exact: DispatcherReplay | None = None
         self.inferred = InferredDispatch(self.in_order)
         self.loader_life = LoaderReplay()
         self.worker_lives: dict[int, WorkerReplay] = {}
         self.pin_life = PinReplay()
-        self.epoch: int | None = None
-        self.sampling: int | None = None
-        self.in_hand: int | None = None
-        self.waiting_for: int | None = None
-        self.waiting_worker = -1
-        self.consumer: int | None = None
-        self.yielded = self.resumed = 0
         self.kept: dict[int, int] = {}  # worker -> task with which its state came
-        self.taken: int | None = None
         self.workers: dict[int, WorkerNow] = {}  # without what their lifecycles and index queues say
         self.index_queues: dict[int, list[Queued]] = {}
         self.pipe: list[Queued] = []
         self.outbox: list[Queued] = []  # results that their feeder threads have not begun to write
         self.ready: list[Queued] = []
         self.in_flight: dict[int, int] | None = {}  # task -> bytes; None between two epochs
-        self.pin: PinNow | None = None
-        self.done_events: tuple[DoneEvent, ...] = ()
-        self.joining: tuple[tuple[Actor, int], ...] = ()
-        self.violation = ""
 
     def announce(self, rows: Rows, missing_until: int = 0, *, lossy: bool = False) -> None:
         """Look ahead at the next events of this iterator, in the order in which they will be stepped.
@@ -169,17 +127,17 @@ class Follower:
         codes = rows["code"]
         self.lossy |= lossy
         self.pinned = self.pinned or bool(np.isin(codes, (ev.PIN_START, *ev.READY_GET, ev.READY_PUT)).any())
-        self.alone = self.alone and not np.isin(codes, _WITH_WORKERS).any()
+        self.now.alone = self.now.alone and not np.isin(codes, _WITH_WORKERS).any()
         done = rows[(codes == ev.DONE_EVENT_SET) & (rows["x"] == DoneEvent.WORKERS)]
         if self.done_set_at is None and len(done):
             self.done_set_at = int(done["time"][0])
             for life in self.worker_lives.values():
                 life.done_set_at = self.done_set_at
         home = rows["pid"][np.isin(codes, _AT_HOME)]
-        if not self.pid and len(home):
-            self.pid = int(home[0])
+        if not self.now.pid and len(home):
+            self.now.pid = int(home[0])
         if not self.stepped and len(rows):
-            self.since = int(rows["time"][0])
+            self.now.since = int(rows["time"][0])
         if missing_until:
             self._lose(missing_until)
 
@@ -190,12 +148,13 @@ class Follower:
             return
         if self.exact is not None:
             self._part(self.exact, _CUT)
-        self.partial, self.note = True, _CUT
+        self.partial, self.now.note = True, _CUT
 
     def __copy__(self) -> Follower:
         new = Follower.__new__(Follower)
         new.__dict__.update(
             self.__dict__,
+            now=replace(self.now),
             exact=copy.copy(self.exact),
             inferred=copy.copy(self.inferred),
             loader_life=copy.copy(self.loader_life),
@@ -219,8 +178,8 @@ class Follower:
     # --- one event
     def step(self, event: Row) -> None:
         """Follow one event; never raises for what the event says."""
-        self.violation = ""
-        self.time = event["time"]
+        self.now.violation = ""
+        self.now.time = (event["time"] - self.start) / 1e9
         self.stepped += 1
         for follow in _FOLLOWED[event["code"]]:
             follow(self, event)
@@ -228,34 +187,34 @@ class Follower:
     def _violated(self, what: str) -> None:
         if not self.partial:
             lacking = " (events of this trace were lost)" if self.lossy else ""
-            self.violation = f"{self.violation}; {what}" if self.violation else what + lacking
+            self.now.violation = f"{self.now.violation}; {what}" if self.now.violation else what + lacking
 
-    def _live(self, replayed: Any, forced: Mapping[int, Any], event: Row) -> None:
+    def _live(self, replayed: LifecycleReplay, event: Row) -> None:
         """Move an actor's lifecycle; if it refuses, by what the event says of its state."""
         try:
             replayed.step(event)
         except ProtocolError as error:
             self._violated(str(error))
-            replayed.life.state = forced.get(event["code"], replayed.life.state)
+            replayed.force(event)
 
     def _loader_lives(self, event: Row) -> None:
         life = self.loader_life.life
         before, was_down = life.state, life.shut_down
-        self._live(self.loader_life, _LOADER_FORCED, event)
+        self._live(self.loader_life, event)
         if life.state is not before and not (was_down and life.state is not LoaderState.CLOSED):
-            self.since = event["time"]
+            self.now.since = event["time"]
 
     def _worker_lives(self, event: Row) -> None:
         number = event["worker"]
         if 0 <= number < MOST_WORKERS:
             if number not in self.worker_lives:
                 self.worker_lives[number] = WorkerReplay(number, self.done_set_at)
-            self._live(self.worker_lives[number], _WORKER_FORCED, event)
+            self._live(self.worker_lives[number], event)
             self._worker(number)
 
     def _pin_lives(self, event: Row) -> None:
         if self.pinned:
-            self._live(self.pin_life, _PIN_FORCED, event)
+            self._live(self.pin_life, event)
 
     # --- what is decided
     def _decide(self, event: Row) -> None:
@@ -275,18 +234,18 @@ class Follower:
         self._infer(event)
 
     def _infer(self, event: Row) -> None:
-        if self.exact is None and not self.alone:
+        if self.exact is None and not self.now.alone:
             self.inferred.step(event, self.received_by)
             if event["code"] == ev.RCVD_ADVANCE and self.partial and self.in_order:
                 self._prune(event["x"])
 
     def _part(self, exact: DispatcherReplay, note: str) -> None:
         """Go on without the dispatcher until the next epoch begins."""
-        self.inferred, self.exact, self.note = InferredDispatch.of(exact), None, note
+        self.inferred, self.exact, self.now.note = InferredDispatch.of(exact), None, note
 
     def _know(self) -> None:
         """From this epoch's begin on nothing is missing; at that moment every queue is empty."""
-        self.partial, self.note = False, ""
+        self.partial, self.now.note = False, ""
         for queue in self._queues():
             queue.clear()
 
@@ -303,7 +262,7 @@ class Follower:
     def _begin_epoch(self, event: Row) -> None:
         workers, prefetch = event["y"], event["z"]
         if not self.partial:
-            self.note = ""
+            self.now.note = ""
             if 0 < workers <= MOST_WORKERS and prefetch > 0:
                 was = None if self.exact is None else self.exact.dispatcher
                 if was is None or (was.num_workers, was.prefetch_factor) != (workers, prefetch):
@@ -311,7 +270,7 @@ class Follower:
                 return
         self.exact = None
         self.inferred = InferredDispatch(self.in_order)
-        if not self.alone:
+        if not self.now.alone:
             self.inferred.begin(min(max(workers, 0), MOST_WORKERS))
 
     # --- the state
@@ -319,46 +278,31 @@ class Follower:
         """The state after the events so far."""
         known = self.inferred if self.exact is None else InferredDispatch.of(self.exact)
         tasks = dict(sorted(known.tasks.items()))
-        return ProtocolState(
-            time=(self.time - self.start) / 1e9,
-            since=self.since,
-            epoch=self.epoch,
+        pin = self.now.pin
+        return replace(
+            self.now,
             loader=self.loader_life.life.state,
-            pid=self.pid,
-            alone=self.alone,
             send_idx=known.send_idx,
             rcvd_idx=known.rcvd_idx,
             task_info=tasks,
             tasks_outstanding=known.outstanding,
             workers_num_tasks=tuple(known.num_tasks[worker] for worker in sorted(known.num_tasks)),
             workers_status=tuple(known.status[worker] for worker in sorted(known.status)),
-            reorder_buffer=tuple(task for task, entry in tasks.items() if entry.fetched and task != self.in_hand),
-            sampling=self.sampling,
-            in_hand=self.in_hand,
-            waiting_for=self.waiting_for,
-            waiting_worker=self.waiting_worker,
-            consumer=self.consumer,
-            yielded=self.yielded,
-            resumed=self.resumed,
+            reorder_buffer=tuple(task for task, it in tasks.items() if it.fetched and task != self.now.in_hand),
             kept=dict(sorted(self.kept.items())),
-            taken=self.taken,
             workers=tuple(map(self._worker_now, sorted(self.workers))),
             result_queue=(*self.pipe, *self.outbox),
-            pin=None if self.pin is None else replace(self.pin, state=self.pin_life.life.state),
+            pin=pin and replace(pin, state=self.pin_life.life.state),
             ready_queue=tuple(self.ready),
             bytes_in_flight=sum((self.in_flight or {}).values()),
-            done_events=self.done_events,
-            joining=self.joining,
-            known=not self.partial and not self.note,
-            note=self.note,
-            violation=self.violation,
+            known=not self.partial and not self.now.note,
         )
 
     def _worker_now(self, number: int) -> WorkerNow:
         worker = self.workers[number]
         if number < 0:  # the loader's own process, which has no lifecycle of a worker's
-            state = WorkerState.WAITING if worker.activity is Activity.READY else WorkerState.FETCHING
-            return replace(worker, pid=self.pid, state=state)
+            state = WorkerState.WAITING if worker.activity == ev.WORKER_READY else WorkerState.FETCHING
+            return replace(worker, pid=self.now.pid, state=state)
         state = self.worker_lives[number].life.state if number in self.worker_lives else worker.state
         return replace(worker, state=state, index_queue=tuple(self.index_queues.get(number, ())))
 
@@ -368,7 +312,7 @@ class Follower:
             self.workers[number] = WorkerNow(number)
         return self.workers[number]
 
-    def _work(self, event: Row, activity: Activity, position: int = -1, index: int = -1) -> WorkerNow:
+    def _work(self, event: Row, activity: int, position: int = -1, index: int = -1) -> WorkerNow:
         """Note what the event's worker does from here on; return it (one that is not kept, if its number is none)."""
         number = event["worker"]
         if not (0 <= number < MOST_WORKERS or (number == -1 and activity in _ALONE)):
@@ -403,21 +347,21 @@ class Follower:
         message = event["x"]
         if message != Message.EMPTY and message in _MESSAGES:
             self._take_index(event["worker"], Message(message), event["task"])
-        self._work(event, Activity.TAKEN if message == Message.TASK else Activity.READY)
+        self._work(event, ev.INDEX_GET[1] if message == Message.TASK else ev.WORKER_READY)
 
     def _worker_started(self, event: Row) -> None:
         number = event["worker"]
         if 0 <= number < MOST_WORKERS and event["x"]:  # its own events say what it does, perhaps earlier ones
             worker = self._worker(number)
             worker.pid = event["x"]
-            if worker.activity is Activity.STARTING:
+            if worker.activity == STARTING:
                 worker.since = event["time"]
 
     def _worker_ready(self, event: Row) -> None:
-        self._work(event, Activity.READY).pid = event["x"]
+        self._work(event, ev.WORKER_READY).pid = event["x"]
 
     def _gone(self, event: Row, pid: int, exit_code: int) -> None:
-        worker = self._work(event, Activity.GONE)
+        worker = self._work(event, ev.WORKER_GONE)
         worker.pid, worker.exit_code, worker.task = pid, exit_code, -1
 
     def _found_dead(self, event: Row) -> None:
@@ -451,7 +395,7 @@ class Follower:
             self.in_flight[task] = self.in_flight.get(task, 0) + size
 
     def _put_result(self, event: Row) -> None:
-        worker = self._work(event, Activity.ANSWERED)
+        worker = self._work(event, ev.RESULT_PUT)
         shared, worker.making = worker.making, 0
         self.outbox.append(Queued(Message.RESULT, event["task"], event["worker"], shared=shared, since=event["time"]))
 
@@ -477,7 +421,7 @@ class Follower:
         """Return the worker whose message is written; an acknowledgement or the loader's sentinel names none."""
         if event["worker"] >= 0:
             return event["worker"]
-        return next((n for n, worker in self.workers.items() if worker.pid == event["pid"] != self.pid), -1)
+        return next((n for n, worker in self.workers.items() if worker.pid == event["pid"] != self.now.pid), -1)
 
     def _read_result(self, event: Row) -> None:
         """Mark a message as read; readers take one after the other, so a second one before that is ignored."""
@@ -498,9 +442,9 @@ class Follower:
         self._violated(f"{_named(kind, task)}{result} comes out of the result queue, and was not in it")
 
     def _wait(self, event: Row) -> None:
-        self.in_hand = None  # of leftovers of the last epoch, and of answers that no task waits for any more
+        self.now.in_hand = None  # of leftovers of the last epoch, and of answers that no task waits for any more
         self._seem(LoaderState.WAITING, event)
-        self.waiting_for, self.waiting_worker = (event["task"], event["worker"]) if self.in_order else (-1, -1)
+        self.now.waiting_for, self.now.waiting_worker = (event["task"], event["worker"]) if self.in_order else (-1, -1)
 
     def _result_wait(self, event: Row) -> None:
         if not self.pinned:
@@ -513,15 +457,15 @@ class Follower:
         if not self.pinned:
             self._got(event)
         elif message == Message.RESULT:
-            self.pin = replace(self.pin or PinNow(), task=event["task"])
-        elif message == Message.RESUME and DoneEvent.PIN_THREAD not in self.done_events:
+            self.now.pin = replace(self.now.pin or PinNow(), task=event["task"])
+        elif message == Message.RESUME and DoneEvent.PIN_THREAD not in self.now.done_events:
             # It is passed on as it is, without an event.
             self.ready.append(Queued(Message.RESUME, -1, event["worker"], since=event["time"]))
 
     def _got(self, event: Row) -> None:
-        self.waiting_for, self.waiting_worker = None, -1
+        self.now.waiting_for, self.now.waiting_worker = None, -1
         if event["x"] == Message.RESULT:
-            self.in_hand = event["task"]
+            self.now.in_hand = event["task"]
 
     def _ready_got(self, event: Row) -> None:
         if event["x"] in _MESSAGES and event["x"] != Message.EMPTY:
@@ -533,10 +477,10 @@ class Follower:
 
     # --- the pin thread
     def _pin(self, simulated: int, task: int = -1) -> None:
-        self.pin = PinNow(task=task, simulated=bool(simulated))
+        self.now.pin = PinNow(task=task, simulated=bool(simulated))
 
     def _unpin(self, event: Row) -> None:
-        self.pin = replace(self.pin or PinNow(), task=-1)
+        self.now.pin = replace(self.now.pin or PinNow(), task=-1)
 
     def _put_ready(self, event: Row) -> None:
         self.ready.append(Queued(Message.RESULT, event["task"], event["worker"], since=event["time"]))
@@ -544,31 +488,31 @@ class Follower:
 
     # --- the loader
     def _epoch_begun(self, event: Row) -> None:
-        self.epoch, self.yielded, self.resumed = event["x"] + self.first_epoch, 0, 0
-        self.kept, self.taken = {}, None
-        self.in_hand = self.waiting_for = self.consumer = None
+        self.now.epoch, self.now.yielded, self.now.resumed = event["x"] + self.first_epoch, 0, 0
+        self.kept, self.now.taken = {}, None
+        self.now.in_hand = self.now.waiting_for = self.now.consumer = None
         self.in_flight = {}
 
     def _yielded(self, event: Row) -> None:
         self._landed(event)
-        self.yielded = event["y"]
+        self.now.yielded = event["y"]
         self._seem(LoaderState.IDLE, event)
 
     def _landed(self, event: Row) -> None:
         """Let go of a task that is yielded, or that ends its worker's dataset."""
-        self.in_hand = None
+        self.now.in_hand = None
         if self.in_flight is not None:
             self.in_flight.pop(event["task"], None)
 
     def _was_resumed(self, event: Row) -> None:
-        self.resumed = event["x"]
+        self.now.resumed = event["x"]
 
     def _state_kept(self, event: Row) -> None:
         if -1 <= event["worker"] < MOST_WORKERS:
             self.kept[event["worker"]] = event["task"]
 
     def _state_taken(self, event: Row) -> None:
-        self.taken = event["x"]
+        self.now.taken = event["x"]
 
     def _epoch_ended(self, event: Row) -> None:
         self.in_flight = None
@@ -581,18 +525,18 @@ class Follower:
             self._set_state(state, event)
 
     def _set_state(self, state: LoaderState, event: Row) -> None:
-        self.loader_life.life.state, self.since = state, event["time"]
+        self.loader_life.life.state, self.now.since = state, event["time"]
 
     def _done(self, event: Row) -> None:
         if event["x"] in _DONE_EVENTS:
-            self.done_events = tuple(sorted({*self.done_events, DoneEvent(event["x"])}))
+            self.now.done_events = tuple(sorted({*self.now.done_events, DoneEvent(event["x"])}))
 
     def _join_begun(self, event: Row) -> None:
         if event["x"] in _ACTORS:
-            self.joining = (*self.joining, (Actor(event["x"]), event["worker"]))
+            self.now.joining = (*self.now.joining, (Actor(event["x"]), event["worker"]))
 
     def _join_ended(self, event: Row) -> None:
-        self.joining = tuple(who for who in self.joining if who != (event["x"], event["worker"]))
+        self.now.joining = tuple(who for who in self.now.joining if who != (event["x"], event["worker"]))
 
     def _sentinel_put(self, event: Row) -> None:
         if event["x"] == QueueId.INDEX:
@@ -619,7 +563,7 @@ _ACTORS: Final = frozenset(map(int, Actor))
 _Handler = Callable[[Follower, Row], object]
 
 
-def _works(activity: Activity) -> _Handler:
+def _works(activity: int) -> _Handler:
     return lambda follower, event: follower._work(event, activity)
 
 
@@ -636,11 +580,11 @@ def _puts_index(message: Message) -> _Handler:
 
 
 def _has(what: str) -> _Handler:
-    return lambda follower, event: setattr(follower, what, event["task"])
+    return lambda follower, event: setattr(follower.now, what, event["task"])
 
 
 def _lets_go_of(what: str) -> _Handler:
-    return lambda follower, event: setattr(follower, what, None)
+    return lambda follower, event: setattr(follower.now, what, None)
 
 
 _HANDLERS: Final[Mapping[int, _Handler]] = {
@@ -651,14 +595,14 @@ _HANDLERS: Final[Mapping[int, _Handler]] = {
     ev.INDEX_PUT: _puts_index(Message.TASK),
     ev.INDEX_WRITE[0]: _writes_index(MessageStage.ENQUEUED, MessageStage.WRITING),
     ev.INDEX_WRITE[1]: _writes_index(MessageStage.WRITING, MessageStage.WRITTEN),
-    ev.INDEX_GET[0]: _works(Activity.WAITING),
+    ev.INDEX_GET[0]: _works(ev.INDEX_GET[0]),
     ev.INDEX_GET[1]: Follower._index_got,
-    ev.FETCH[0]: _works(Activity.FETCHING),
-    ev.SAMPLE[0]: lambda follower, e: follower._work(e, Activity.SAMPLE, e["x"], e["y"]),
-    ev.SAMPLE[1]: _works(Activity.FETCHING),
-    ev.COLLATE[0]: _works(Activity.COLLATING),
-    ev.COLLATE[1]: _works(Activity.FETCHING),
-    ev.FETCH[1]: _works(Activity.READY),
+    ev.FETCH[0]: _works(ev.FETCH[0]),
+    ev.SAMPLE[0]: lambda follower, e: follower._work(e, ev.SAMPLE[0], e["x"], e["y"]),
+    ev.SAMPLE[1]: _works(ev.FETCH[0]),
+    ev.COLLATE[0]: _works(ev.COLLATE[0]),
+    ev.COLLATE[1]: _works(ev.FETCH[0]),
+    ev.FETCH[1]: _works(ev.WORKER_READY),
     ev.SHM_ALLOC: Follower._shm,
     ev.SLAB_TAKE: Follower._slab,
     ev.SLAB_SEND: Follower._slab,
@@ -688,14 +632,14 @@ _HANDLERS: Final[Mapping[int, _Handler]] = {
     ev.NEXT[1]: _lets_go_of("waiting_for"),
     ev.CONSUMER[0]: _has("consumer"),
     ev.CONSUMER[1]: _lets_go_of("consumer"),
-    ev.WORKER_START[0]: _works(Activity.STARTING),
+    ev.WORKER_START[0]: _works(STARTING),
     ev.WORKER_START[1]: Follower._worker_started,
-    ev.WORKER_INIT[0]: _works(Activity.INITIALISING),
-    ev.WORKER_INIT[1]: _works(Activity.READY),
-    ev.MAKE_FETCHER[0]: _works(Activity.OPENING),
-    ev.MAKE_FETCHER[1]: _works(Activity.READY),
+    ev.WORKER_INIT[0]: _works(ev.WORKER_INIT[0]),
+    ev.WORKER_INIT[1]: _works(ev.WORKER_READY),
+    ev.MAKE_FETCHER[0]: _works(ev.MAKE_FETCHER[0]),
+    ev.MAKE_FETCHER[1]: _works(ev.WORKER_READY),
     ev.WORKER_READY: Follower._worker_ready,
-    ev.WORKER_EXIT: _works(Activity.LEFT),
+    ev.WORKER_EXIT: _works(ev.WORKER_EXIT),
     ev.WORKER_GONE: lambda follower, event: follower._gone(event, event["x"], event["y"]),
     ev.FOUND_DEAD: Follower._found_dead,
     ev.RESUME_PUT: _puts_index(Message.RESUME),

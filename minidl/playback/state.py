@@ -1,7 +1,7 @@
 """The state of an iterator, its workers, its pin thread and its queues at one moment of a recorded run.
 
 Interface: `ProtocolState`, made of `TaskState`, `WorkerNow`, `PinNow` and `Queued`. `follower.Follower` makes one from
-events, `words.lines` renders one. All are immutable, and equal states compare equal. `since` is in ns of
+events, `words.lines` renders one. Equal states compare equal; none is changed once it is returned. `since` is in ns of
 CLOCK_MONOTONIC, as the events' times; `time` is in seconds after the trace's first event.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from minidl.loader.protocol import LoaderState, PinState, WorkerState
@@ -35,33 +35,10 @@ class MessageStage(enum.Enum):
     REBUILT = "rebuilt"
 
 
-class Activity(enum.Enum):
-    """What a worker's main thread does."""
+STARTING: Final = 0
+"""What a worker does of which no event has told anything yet."""
 
-    STARTING = "starting"
-    INITIALISING = "in worker_init_fn"
-    OPENING = "making its fetcher"
-    READY = "between two steps"
-    WAITING = "waiting for a task"
-    TAKEN = "has taken"
-    FETCHING = "fetching"
-    SAMPLE = "asking the dataset"
-    COLLATING = "collating"
-    ANSWERED = "has answered"
-    LEFT = "has left its loop"
-    GONE = "gone"
-
-
-_ABOUT_A_TASK: Final = (Activity.TAKEN, Activity.FETCHING, Activity.SAMPLE, Activity.COLLATING, Activity.ANSWERED)
-_STEPS: Final = {
-    Activity.INITIALISING: ev.WORKER_INIT[0],
-    Activity.OPENING: ev.MAKE_FETCHER[0],
-    Activity.WAITING: ev.INDEX_GET[0],
-    Activity.FETCHING: ev.FETCH[0],
-    Activity.SAMPLE: ev.SAMPLE[0],
-    Activity.COLLATING: ev.COLLATE[0],
-}
-"""Activities that are spans of the event table, and have its words."""
+_ABOUT_A_TASK: Final = (ev.INDEX_GET[1], ev.FETCH[0], ev.SAMPLE[0], ev.COLLATE[0], ev.RESULT_PUT)
 
 _SHUTTING_DOWN: Final = (
     LoaderState.STOPPING_PIN,
@@ -114,7 +91,8 @@ class Queued(NamedTuple):
 class WorkerNow:
     """One worker. worker -1 is the loader's own process if there are no workers and it fetches itself.
 
-    task, position, index: what `activity` is about, -1 = none. making: bytes of shared memory that the batch in work
+    activity: the event from which on its main thread does what it does (`Event.doing`), or STARTING. task, position,
+    index: what `activity` is about, -1 = none. making: bytes of shared memory that the batch in work
     has by now. exit_code: None while the process runs, as far as the loader knows. since: when it began `activity`; an
     idle worker, when it became idle, however often it has polled its queue.
     """
@@ -122,7 +100,7 @@ class WorkerNow:
     worker: int
     pid: int = 0
     state: WorkerState = WorkerState.STARTING
-    activity: Activity = Activity.STARTING
+    activity: int = STARTING
     task: int = -1
     position: int = -1
     index: int = -1
@@ -139,22 +117,21 @@ class WorkerNow:
     @property
     def held(self) -> int:
         """The task that it has taken and not answered; -1 = none."""
-        return -1 if self.activity is Activity.ANSWERED else self.task
+        return -1 if self.activity == ev.RESULT_PUT else self.task
 
     @property
     def idle(self) -> bool:
         """Whether it waits for a task, or has left."""
-        return self.activity in (Activity.WAITING, Activity.LEFT, Activity.GONE)
+        return self.activity in (ev.INDEX_GET[0], ev.WORKER_EXIT, ev.WORKER_GONE)
 
     @property
     def doing(self) -> str:
         """`activity` in words."""
-        if self.activity in _STEPS:
-            step = {"code": _STEPS[self.activity], "task": self.task, "worker": self.worker}
-            return doing(step | {"bx": self.position, "by": self.index})
-        if self.activity is Activity.GONE and self.exit_code is not None:
-            return f"{self.activity.value}, exit code {self.exit_code}"
-        return f"{self.activity.value} task {self.task}" if self.about >= 0 else self.activity.value
+        if self.activity == STARTING:
+            return "starting"
+        code = f", exit code {self.exit_code}" if self.activity == ev.WORKER_GONE and self.exit_code is not None else ""
+        step = {"code": self.activity, "task": self.task, "worker": self.worker, "bx": self.position, "by": self.index}
+        return doing(step) + code
 
     def __repr__(self) -> str:
         who = f"worker {self.worker}" if self.worker >= 0 else "no worker"
@@ -170,7 +147,7 @@ class PinNow:
     simulated: bool = False
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(repr=False)
 class ProtocolState:
     """The complete state of the protocol's actors at one moment.
 
@@ -189,38 +166,38 @@ class ProtocolState:
     and `note` gives the reason. violation: why the protocol does not allow the event that led here; "" = it does.
     """
 
-    time: float
-    since: int
-    epoch: int | None
-    loader: LoaderState
-    pid: int
-    alone: bool
-    send_idx: int | None
-    rcvd_idx: int | None
-    task_info: Mapping[int, TaskState]
-    tasks_outstanding: int | None
-    workers_num_tasks: tuple[int, ...]
-    workers_status: tuple[bool, ...]
-    reorder_buffer: tuple[int, ...]
-    sampling: int | None
-    in_hand: int | None
-    waiting_for: int | None
-    waiting_worker: int
-    consumer: int | None
-    yielded: int
-    resumed: int
-    kept: Mapping[int, int]
-    taken: int | None
-    workers: tuple[WorkerNow, ...]
-    result_queue: tuple[Queued, ...]
-    pin: PinNow | None
-    ready_queue: tuple[Queued, ...]
-    bytes_in_flight: int
-    done_events: tuple[DoneEvent, ...]
-    joining: tuple[tuple[Actor, int], ...]
-    known: bool
-    note: str
-    violation: str
+    time: float = 0.0
+    since: int = 0
+    epoch: int | None = None
+    loader: LoaderState = LoaderState.NEW
+    pid: int = 0
+    alone: bool = False
+    send_idx: int | None = None
+    rcvd_idx: int | None = None
+    task_info: Mapping[int, TaskState] = field(default_factory=dict)
+    tasks_outstanding: int | None = None
+    workers_num_tasks: tuple[int, ...] = ()
+    workers_status: tuple[bool, ...] = ()
+    reorder_buffer: tuple[int, ...] = ()
+    sampling: int | None = None
+    in_hand: int | None = None
+    waiting_for: int | None = None
+    waiting_worker: int = -1
+    consumer: int | None = None
+    yielded: int = 0
+    resumed: int = 0
+    kept: Mapping[int, int] = field(default_factory=dict)
+    taken: int | None = None
+    workers: tuple[WorkerNow, ...] = ()
+    result_queue: tuple[Queued, ...] = ()
+    pin: PinNow | None = None
+    ready_queue: tuple[Queued, ...] = ()
+    bytes_in_flight: int = 0
+    done_events: tuple[DoneEvent, ...] = ()
+    joining: tuple[tuple[Actor, int], ...] = ()
+    known: bool = True
+    note: str = ""
+    violation: str = ""
 
     def worker(self, worker_id: int) -> WorkerNow:
         """Return the worker of this number. Raises KeyError if no event has named it."""

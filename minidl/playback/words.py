@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from minidl.playback.state import Activity, ProtocolState, Queued, WorkerNow
+from minidl.playback.state import ProtocolState, Queued, WorkerNow
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS, Event, Field, Phase
 from minidl.tracefile.loaders import first_epochs
@@ -195,7 +195,7 @@ def _worker(state: ProtocolState, worker: WorkerNow) -> StateLine:
     tasks = f", {counted(state.workers_num_tasks[number], 'task')}" if number < len(state.workers_num_tasks) else ""
     last = ", no more" if number < len(state.workers_status) and not state.workers_status[number] else ""
     queue = f"; queue: {_messages(worker.index_queue)}" if worker.index_queue else ""
-    sampling = worker.position if worker.activity is Activity.SAMPLE else -1
+    sampling = worker.position if worker.activity == ev.SAMPLE[0] else -1
     place = f", place {sampling + 1} in its batch" if sampling >= 0 else ""
     return StateLine(f"worker {number}", f"{worker.state.name}{tasks}{last}, {worker.doing}{place}{queue}", shown)
 

@@ -150,7 +150,8 @@ class Event:
     detail level "sample". stage: what a span's time is spent on, for summaries ("" = nothing).
 
     For views: words is the event as a sentence, which `playback.words` fills in; with_slabs the sentence with transport
-    "arena", if that is another; doing what a thread does between a begin and its end. legend: the span's name in
+    "arena", if that is another; doing what a thread does between a begin and
+    its end, or a worker after an instant or an end of its own. legend: the span's name in
     legends, if it is not the stage; letter: its character in a timeline of text, the same for all with one `label`;
     marker: of what is drawn as a mark. way: whether a span is a step of a batch between its index_put and its yield, or
     on its way to a device.
@@ -288,7 +289,7 @@ INDEX_GET = _span(
     "the worker waits at its index queue; the end has the message and its task",
     "loader.worker:run", "_utils.worker:_worker_loop", "1 §2.4.5", stage="idle",
     words=("worker {worker} waits at its index queue", "worker {worker} takes {got} from its index queue"),
-    doing="waiting for a task", letter=".")  # fmt: skip
+    doing=("waiting for a task", "has taken task {task}"), letter=".")  # fmt: skip
 FETCH = _span(
     22, "fetch", Track.WORKER, "#11c7b8", "task worker", ("count:samples", "outcome:Outcome cpu:ns? cpu_wait:ns?"),
     "the fetcher makes the task's batch: samples, then collation",
@@ -336,7 +337,8 @@ RESULT_PUT = _instant(
     32, "result_put", Track.WORKER, _GREEN, "task worker", "outcome:Outcome",
     "the task's result is about to enter the result queue (enqueued: the feeder thread has not pickled it yet)",
     "loader.worker:work", "_utils.worker:_worker_loop", "1 §2.4.5",
-    words="worker {worker} puts the result of task {task} into the result queue: {outcome}")  # fmt: skip
+    words="worker {worker} puts the result of task {task} into the result queue: {outcome}",
+    doing="has answered task {task}")  # fmt: skip
 RESULT_PICKLE = _span(
     34, "result_pickle", Track.FEEDER, "#8e6ca8", "task worker", ("", "bytes:B tensors copied:B"),
     "the feeder thread pickles the result; tensors go by descriptor, copied is what had to be moved to shared memory "
@@ -447,17 +449,17 @@ WORKER_READY = _instant(
     72, "worker_ready", Track.WORKER, _GREY, "worker", "pid parent_pid seed",
     "the worker is seeded and initialised and enters its loop",
     "loader.worker:run", "_utils.worker:_worker_loop", "1 §2.4.5",
-    words="worker {worker} is ready")  # fmt: skip
+    words="worker {worker} is ready", doing="between two steps")  # fmt: skip
 WORKER_EXIT = _instant(
     73, "worker_exit", Track.WORKER, _GREY, "worker", "ending:Ending",
     "the worker leaves its loop",
     "loader.worker:run", "_utils.worker:_worker_loop", "4 §shutdown",
-    words="worker {worker} leaves its loop: {ending}")  # fmt: skip
+    words="worker {worker} leaves its loop: {ending}", doing="has left its loop")  # fmt: skip
 WORKER_GONE = _instant(
     74, "worker_gone", Track.LOADER, _SLATE, "worker", "pid exit_code",
     "the loader has seen that the worker's process has ended (a negative code is a signal)",
     "loader.crew:shut_down, loader.iterators:__next__", "dataloader:_shutdown_workers", "4 §shutdown",
-    words="worker {worker}'s process is gone: exit code {exit_code}")  # fmt: skip
+    words="worker {worker}'s process is gone: exit code {exit_code}", doing="gone")  # fmt: skip
 PIN_START = _instant(
     75, "pin_start", Track.PIN, _GREY, "", "simulated",
     "the pin-memory thread runs",

@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 
 from minidl.hang.headline import headline
-from minidl.playback.state import Activity, ProtocolState, Queued, WorkerNow
+from minidl.playback.state import ProtocolState, Queued, WorkerNow
 from minidl.playback.stepper import Replay
 from minidl.playback.words import name_of
 from minidl.tracefile import events as ev
@@ -196,11 +196,11 @@ def _worker(state: ProtocolState, worker: WorkerNow) -> dict[str, Any]:
         "pid": worker.pid,
         "state": worker.state.name,
         "doing": worker.doing,
-        "task": -1 if worker.activity is Activity.ANSWERED else worker.about,
+        "task": -1 if worker.activity == ev.RESULT_PUT else worker.about,
         "queue": [_message(message) for message in worker.index_queue],
         "tasks": state.workers_num_tasks[number] if 0 <= number < len(state.workers_num_tasks) else None,
         "active": state.workers_status[number] if 0 <= number < len(state.workers_status) else None,
-        "gone": worker.activity is Activity.GONE,
+        "gone": worker.activity == ev.WORKER_GONE,
     }
 
 

@@ -11,7 +11,7 @@ from minidl.hang.finding import Focus, FocusScope, RecordedWait, from_trace
 from minidl.hang.headline.run_context import STEPS, LastWait, RunContext
 from minidl.hang.places import LoaderStep
 from minidl.hang.snapshot import IteratorSnapshot, Job
-from minidl.playback.state import Activity, MessageStage, ProtocolState
+from minidl.playback.state import STARTING, MessageStage, ProtocolState
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Message
 from minidl.tracefile.open_spans import since
@@ -25,7 +25,7 @@ def _what_helps(focus: Focus, state: ProtocolState, process: Process, sample: in
     look = f"print its stack: py-spy dump --pid {process.pid}"
     if silent:
         return f"check whether it is stopped (T) or swapped out: ps -o stat,wchan -p {process.pid}"
-    if any(one.activity is Activity.STARTING and one.worker == focus.worker for one in state.workers):
+    if any(one.activity == STARTING and one.worker == focus.worker for one in state.workers):
         return f"check the start of the worker's process: its imports, the unpickling of the dataset; {look}"
     step = STEPS.get(focus.code)
     known = remedies.SHARED_MEMORY if focus.code == ev.SHM_COPY[0] else remedies.in_step(step, sample)
