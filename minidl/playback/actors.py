@@ -159,7 +159,7 @@ def _same(what: str, decided: int | None, found: int) -> None:
 
 # --- The lifecycles ---------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class Step:
+class ToldStep:
     """A step of its actor's lifecycle that an event tells.
 
     x, y: the event's numbers with which it tells the step, () = any; at: the states in which it does, () = any;
@@ -178,11 +178,11 @@ class Step:
         return x and y and (not self.at or state in self.at)
 
 
-_Told = tuple[TableKey | None, tuple[Step, ...]]
+_Told = tuple[TableKey | None, tuple[ToldStep, ...]]
 _DATA, _ERROR, _OUT_OF_DATA = ((int(outcome),) for outcome in Outcome)
 
 
-def _tells(forced: TableKey | None, *steps: Step) -> _Told:
+def _tells(forced: TableKey | None, *steps: ToldStep) -> _Told:
     return forced, steps
 
 
@@ -223,13 +223,13 @@ class LifecycleReplay:
 
 _L, _LE = LoaderState, LoaderEvent
 _START_OR_RESUME: Final = (  # one step of all workers: told by the first of them, or by the epoch that follows
-    Step(_LE.RESUME, at=tuple(set(_L) - {_L.NEW, _L.STARTING, _L.RESUMING})),
-    Step(_LE.START, at=(_L.NEW,)),
+    ToldStep(_LE.RESUME, at=tuple(set(_L) - {_L.NEW, _L.STARTING, _L.RESUMING})),
+    ToldStep(_LE.START, at=(_L.NEW,)),
 )
 _ENDS_OF_NEXT: Final = {_LE.YIELD: _DATA, _LE.RAISE: _ERROR, _LE.EPOCH_END: _OUT_OF_DATA}
-_PIN_STOPPED: Final = Step(_LE.PIN_STOPPED, at=(_L.STOPPING_PIN,))
-_SIGNALLED: Final = Step(_LE.SIGNALLED, at=(_L.STOPPING_WORKERS,))
-_JOINED: Final = Step(_LE.JOINED, at=(_L.JOINING,))
+_PIN_STOPPED: Final = ToldStep(_LE.PIN_STOPPED, at=(_L.STOPPING_PIN,))
+_SIGNALLED: Final = ToldStep(_LE.SIGNALLED, at=(_L.STOPPING_WORKERS,))
+_JOINED: Final = ToldStep(_LE.JOINED, at=(_L.JOINING,))
 
 
 class LoaderReplay(LifecycleReplay):
@@ -238,19 +238,19 @@ class LoaderReplay(LifecycleReplay):
     TABLE: ClassVar = {
         ev.WORKER_START[0]: _tells(None, *_START_OR_RESUME),
         ev.RESUME_PUT: _tells(_L.RESUMING, *_START_OR_RESUME),
-        ev.EPOCH[0]: _tells(_L.PRIMING, *_START_OR_RESUME, Step(_LE.EPOCH_BEGIN)),
-        ev.CONSUMER[0]: _tells(_L.IDLE, Step(_LE.PRIMED, at=(_L.PRIMING,))),
-        ev.NEXT[0]: _tells(_L.WAITING, Step(_LE.NEXT)),
+        ev.EPOCH[0]: _tells(_L.PRIMING, *_START_OR_RESUME, ToldStep(_LE.EPOCH_BEGIN)),
+        ev.CONSUMER[0]: _tells(_L.IDLE, ToldStep(_LE.PRIMED, at=(_L.PRIMING,))),
+        ev.NEXT[0]: _tells(_L.WAITING, ToldStep(_LE.NEXT)),
         ev.NEXT[1]: _tells(
             _L.IDLE,
-            *(Step(happened, y=outcome) for happened, outcome in _ENDS_OF_NEXT.items()),
-            Step("next ends with an unknown outcome", otherwise=True),
+            *(ToldStep(happened, y=outcome) for happened, outcome in _ENDS_OF_NEXT.items()),
+            ToldStep("next ends with an unknown outcome", otherwise=True),
         ),
-        ev.SHUTDOWN[0]: _tells(_L.STOPPING_PIN, Step(_LE.SHUT_DOWN)),
+        ev.SHUTDOWN[0]: _tells(_L.STOPPING_PIN, ToldStep(_LE.SHUT_DOWN)),
         ev.DONE_EVENT_SET: _tells(None, replace(_PIN_STOPPED, x=(DoneEvent.WORKERS,))),
         ev.JOIN[0]: _tells(None, replace(_SIGNALLED, x=(Actor.WORKER,))),
         ev.TERMINATE: _tells(None, _JOINED),
-        ev.SHUTDOWN[1]: _tells(_L.CLOSED, _PIN_STOPPED, _SIGNALLED, _JOINED, Step(_LE.TERMINATED)),
+        ev.SHUTDOWN[1]: _tells(_L.CLOSED, _PIN_STOPPED, _SIGNALLED, _JOINED, ToldStep(_LE.TERMINATED)),
     }
     READS: Final = tuple(TABLE)
 
@@ -259,27 +259,29 @@ class LoaderReplay(LifecycleReplay):
 
 
 _W, _WE = WorkerState, WorkerEvent
-_UNASKED: Final = Step("it fetches in state {state}, with no task taken", at=tuple(set(_W) - {_W.FETCHING}))
-_UNTOLD: Final = Step("it leaves for a sentinel that it has not received", at=tuple(set(_W) - {_W.ENDED}))
+_UNASKED: Final = ToldStep("it fetches in state {state}, with no task taken", at=tuple(set(_W) - {_W.FETCHING}))
+_UNTOLD: Final = ToldStep("it leaves for a sentinel that it has not received", at=tuple(set(_W) - {_W.ENDED}))
 
 
 class WorkerReplay(LifecycleReplay):
     """Drive a WorkerLifecycle. done_set_at: when the workers' done event was set (ns), None if it never was."""
 
     TABLE: ClassVar = {
-        ev.WORKER_READY: _tells(_W.WAITING, Step(_WE.READY)),
+        ev.WORKER_READY: _tells(_W.WAITING, ToldStep(_WE.READY)),
         ev.INDEX_GET[1]: _tells(None),  # see `_taken`
         ev.DONE_EVENT_SEEN: _tells(None),
         ev.FETCH[0]: _tells(_W.FETCHING, _UNASKED),
-        ev.FETCH[1]: _tells(_W.WAITING, Step(_WE.ITERATION_END, x=_OUT_OF_DATA), Step(_WE.FETCHED, otherwise=True)),
+        ev.FETCH[1]: _tells(
+            _W.WAITING, ToldStep(_WE.ITERATION_END, x=_OUT_OF_DATA), ToldStep(_WE.FETCHED, otherwise=True)
+        ),
         ev.RESULT_PUT: _tells(_W.WAITING),
-        ev.RESUME_ACK: _tells(_W.WAITING, Step(_WE.RESUME)),
+        ev.RESUME_ACK: _tells(_W.WAITING, ToldStep(_WE.RESUME)),
         ev.SENTINEL_GET: _tells(_W.ENDED),  # see `_sentinel`
         ev.WORKER_EXIT: _tells(
             _W.ENDED,
             replace(_UNTOLD, x=(Ending.SENTINEL,)),
-            Step(_WE.PARENT_DIED, x=(Ending.ORPHANED,)),
-            Step(_WE.INTERRUPTED, x=(Ending.INTERRUPTED,)),
+            ToldStep(_WE.PARENT_DIED, x=(Ending.ORPHANED,)),
+            ToldStep(_WE.INTERRUPTED, x=(Ending.INTERRUPTED,)),
         ),
     }
     READS: Final = tuple(TABLE)
@@ -319,25 +321,25 @@ class WorkerReplay(LifecycleReplay):
 
 
 _P, _PE = PinState, PinEvent
-_PUT: Final = (Step(_PE.PINNED), Step(_PE.PUT))
-_AT_ANOTHER_STEP: Final = Step("it pins in state {state}", at=tuple(set(_P) - {_P.PINNING}))
+_PUT: Final = (ToldStep(_PE.PINNED), ToldStep(_PE.PUT))
+_AT_ANOTHER_STEP: Final = ToldStep("it pins in state {state}", at=tuple(set(_P) - {_P.PINNING}))
 
 
 class PinReplay(LifecycleReplay):
     """Drive a PinLifecycle. It passes a resumption's answer on as it is, which leaves no event."""
 
     TABLE: ClassVar = {
-        ev.PIN_START: _tells(_P.WAITING, Step(_PE.READY)),
+        ev.PIN_START: _tells(_P.WAITING, ToldStep(_PE.READY)),
         ev.RESULT_GET[1]: _tells(
             _P.PINNING,
-            Step(_PE.WOKEN, x=(Message.SENTINEL,)),
-            Step(_PE.RESULT, x=(Message.RESULT, Message.RESUME)),
+            ToldStep(_PE.WOKEN, x=(Message.SENTINEL,)),
+            ToldStep(_PE.RESULT, x=(Message.RESULT, Message.RESUME)),
             *(replace(step, x=(Message.RESUME,)) for step in _PUT),
         ),
         ev.PIN[0]: _tells(_P.PINNING, _AT_ANOTHER_STEP),
         ev.PIN[1]: _tells(None, _AT_ANOTHER_STEP),
         ev.READY_PUT: _tells(_P.WAITING, *_PUT),
-        ev.PIN_EXIT: _tells(_P.ENDED, Step(_PE.DIED, x=(Ending.ERROR,)), Step(_PE.DONE, otherwise=True)),
+        ev.PIN_EXIT: _tells(_P.ENDED, ToldStep(_PE.DIED, x=(Ending.ERROR,)), ToldStep(_PE.DONE, otherwise=True)),
     }
     READS: Final = tuple(TABLE)
 
