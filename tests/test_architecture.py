@@ -55,7 +55,7 @@ ORDER = (
     ),
     ("hang", "limits places finding remedies case chain"),
     ("hang.rules", "judgement activity processes motion parties threads semaphores kernel table"),
-    ("hang", "diagnose"),
+    ("hang", "outcomes sentence diagnose"),
     ("speed", "device_use ledger cpu_use verdict"),
     ("hang", "live recent snapshot consult"),
     ("hang.headline", "run_context waiting hangs deaths errors bounds goes_on __init__"),

@@ -1,37 +1,129 @@
 """One case: the evidence of a run's processes, with the role of each process and the place of each thread.
 
 Interface: `RunFacts(looks, told)`. looks: evidence of one or more moments, the latest last. told: a trace's wait.
-`loops` are the threads that iterate, `workers` the worker processes; `name` names a process. Pure.
+`loops` are the threads that iterate, `workers` the worker processes; `at` gives a thread with all that is known of it;
+`name` names a process. Pure.
 """
 
 from __future__ import annotations
 
-import copy
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
 from minidl.hang.evidence.graph import Blocked, KernelWait, waits
-from minidl.hang.evidence.model import Frame, RunEvidence, SeenProcess, SeenThread
-from minidl.hang.finding import RecordedWait
+from minidl.hang.evidence.model import Frame, RunEvidence, SeenProcess, SeenThread, Syscall
+from minidl.hang.finding import RecordedWait, detail
 from minidl.hang.limits import POLLED
 from minidl.hang.places import AT_HOME, LoaderStep, ThreadPlace, is_worker, library, place_of
 
 _OWN_THREADS: Final = frozenset({
     LoaderStep.FEEDER_IDLE, LoaderStep.SERVE, LoaderStep.PICKLE, LoaderStep.WRITE, LoaderStep.PIN, LoaderStep.WATCH,
 })  # fmt: skip
+_FETCHING: Final = frozenset({LoaderStep.SAMPLE, LoaderStep.ITERATE, LoaderStep.COLLATE})
+_NOWHERE: Final = KernelWait(Blocked.UNKNOWN, "not seen")
+_NO_CALL: Final = Syscall("")
 
 
-@dataclass(frozen=True, slots=True)
-class LoopThread:
-    """A thread that iterates over a loader, or did so before."""
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ThreadFacts:
+    """A thread of the run: where it is, and what it waits for. Empty values for a thread that was not examined.
 
-    pid: int
-    tid: int
+    by, waiters: in a chain of waits, how the thread before it waits for it, and all threads before it.
+    """
+
+    case: RunFacts
+    process: SeenProcess
+    seen: SeenThread
     place: ThreadPlace
+    wait: KernelWait
+    by: str = ""
+    waiters: tuple[ThreadFacts, ...] = ()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def tid(self) -> int:
+        return self.seen.tid
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.pid, self.tid
+
+    @property
+    def kind(self) -> Blocked:
+        return self.wait.kind
+
+    @property
+    def step(self) -> LoaderStep:
+        return self.place.step
+
+    @property
+    def stack(self) -> tuple[Frame, ...]:
+        """Its frames, innermost first; none if they were not seen."""
+        return self.seen.stack or ()
+
+    @property
+    def call(self) -> Syscall:
+        """The system call that it is in; one without a name if that was not seen."""
+        return self.seen.syscall or _NO_CALL
+
+    @property
+    def name(self) -> str:
+        """The name of its process."""
+        return self.case.name(self.pid)
+
+    @property
+    def label(self) -> str:
+        """Its own name within the process."""
+        return self.seen.python_name or self.seen.name
+
+    @property
+    def is_main(self) -> bool:
+        return self.tid == self.pid
+
+    @property
+    def in_worker(self) -> bool:
+        return self.pid in self.case.workers
+
+    @property
+    def iterates(self) -> bool:
+        """Whether it is in a loader's `next`, or in what that calls without workers."""
+        steps = {self.step, *self.place.outer}
+        return bool(steps & (AT_HOME | _FETCHING)) and LoaderStep.PIN not in steps
+
+    @property
+    def is_loaders(self) -> bool:
+        """Whether it is a thread that the loader started: by its innermost step, or by a step around it."""
+        return bool(_OWN_THREADS & {self.step, *self.place.outer})
+
+    @property
+    def before(self) -> SeenThread | None:
+        """The thread at the first look; None if there was one look only, or if another process had that id."""
+        then = self.case.looks[0].process(self.pid) if len(self.case.looks) > 1 else None
+        return None if then is None or then.started != self.process.started else then.thread(self.tid)
+
+    @property
+    def place_before(self) -> ThreadPlace | None:
+        """Where it was at the first look; None without a first look or a stack."""
+        then = self.before
+        return place_of(then) if then is not None and then.stack else None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it waits for a task, as a worker's main thread: by its stack, or by what it is blocked in."""
+        if self.place.seen:
+            return self.step is LoaderStep.IDLE and not self.place.interrupted
+        if self.kind is Blocked.FILE_LOCK:
+            return False
+        if self.seen.syscall is None:
+            return "poll" in self.seen.wchan or (not self.seen.wchan and 0 <= self.seen.idle <= POLLED)
+        return 0 <= self.call.timeout < POLLED and self.kind is Blocked.PIPE_READ
 
 
 class RunFacts:
@@ -40,83 +132,79 @@ class RunFacts:
     def __init__(self, looks: Sequence[RunEvidence], told: RecordedWait | None = None) -> None:
         self.looks = tuple(looks)
         self.now = looks[-1]
-        self.told = told
-        self.waits = waits(self.now)
-        self.places = {(p.pid, t.tid): place_of(t) for p in self.now.processes for t in p.threads}
+        self.told = told or RecordedWait()
         self.processes = {process.pid: process for process in self.now.processes}
-        self.brief = False  # for a title: words without process ids and times of sleep
+        known = waits(self.now)
+        self._threads = {
+            (process.pid, seen.tid): ThreadFacts(self, process, seen, place_of(seen), known[process.pid, seen.tid])
+            for process in self.now.processes
+            for seen in process.threads
+        }
 
-    def in_brief(self) -> RunFacts:
-        """The same case, with words for a title."""
-        short = copy.copy(self)
-        short.brief = True
-        return short
+    # --- threads
+    def at(self, pid: int, tid: int = 0, by: str = "") -> ThreadFacts:
+        """A thread; the main thread of its process if `tid` is 0. by: how another one waits for it."""
+        found = self._threads.get((pid, tid or pid))
+        if found is None:
+            process = self.processes.get(pid) or SeenProcess(pid, 0, "", (), "?", 0.0)
+            seen = SeenThread(tid or pid, "", ("?", "?"), (0.0, 0.0), (0, 0))
+            found = ThreadFacts(self, process, seen, ThreadPlace(LoaderStep.OTHER, seen=False), _NOWHERE)
+        return replace(found, by=by) if by else found
 
-    # --- who is who
+    def threads(self, pid: int) -> list[ThreadFacts]:
+        """The threads of a process; none if it was not examined."""
+        return [self.at(pid, seen.tid) for seen in self.processes[pid].threads] if pid in self.processes else []
+
+    def helpers(self, pid: int, but: int = 0) -> list[ThreadFacts]:
+        """The threads of a process, not the main one, that run Python code of the user or of libraries."""
+        return [one for one in self.threads(pid) if one.tid not in (pid, but) and one.stack and not one.is_loaders]
+
+    # --- the role of each process
     @cached_property
     def workers(self) -> dict[int, int]:
         """pid -> number of each worker process: by the trace, by its stack, or else by order of start."""
-        told = self.told or RecordedWait()
-        found = [
-            p for p in self.now.processes if (p.pid in told.numbers or is_worker(p)) and not self._forked_by_worker(p)
-        ]
-        numbers = dict(told.numbers)
-        crews: dict[tuple[int, bool], list[SeenProcess]] = {}
-        for process in sorted(found, key=lambda p: (p.started, p.pid)):
-            crews.setdefault((process.ppid, process.pid in told.others), []).append(process)
+        found = [one for one in self.now.processes if self._is_worker(one)]
+        numbers = dict(self.told.numbers)
+        by_stack = {one.pid: self.at(one.pid).place.worker for one in found}
+        numbers = {pid: number for pid, number in by_stack.items() if number >= 0} | numbers
+        crews: dict[tuple[int, bool], list[int]] = {}
+        for one in sorted(found, key=lambda one: (one.started, one.pid)):
+            crews.setdefault((one.ppid, one.pid in self.told.others), []).append(one.pid)
         for crew in crews.values():
-            for process in crew:
-                place = self.places.get((process.pid, process.pid))
-                if place is not None and place.worker >= 0:
-                    numbers.setdefault(process.pid, place.worker)
-            recorded = told.numbers.values() if any(p.pid in told.numbers for p in crew) else ()
-            taken = {*recorded, *(numbers[p.pid] for p in crew if p.pid in numbers)}
+            recorded = self.told.numbers.values() if any(pid in self.told.numbers for pid in crew) else ()
+            taken = {*recorded, *(numbers[pid] for pid in crew if pid in numbers)}
             free = (number for number in itertools.count() if number not in taken)
-            for process in crew:
-                if process.pid not in numbers:
-                    numbers[process.pid] = next(free)
-        return {process.pid: numbers[process.pid] for process in found}
+            numbers |= {pid: next(free) for pid in crew if pid not in numbers}
+        return {one.pid: numbers[one.pid] for one in found}
 
-    def _forked_by_worker(self, process: SeenProcess) -> bool:
-        """Whether a worker's code made the process: a fork has its parent's name and stack."""
+    def _is_worker(self, process: SeenProcess) -> bool:
+        """Whether a process is a worker, and not a fork that a worker's code made: that has its name and stack."""
         parent = self.processes.get(process.ppid)
-        return parent is not None and is_worker(parent) and (not self.told or process.pid not in self.told.numbers)
+        forked = parent is not None and is_worker(parent)
+        return process.pid in self.told.numbers or (is_worker(process) and not forked)
 
     @cached_property
-    def loops(self) -> list[LoopThread]:
+    def loops(self) -> list[ThreadFacts]:
         """The threads that iterate, those that wait in the loader first; else the main threads of workers' parents."""
-        out, homes = [], {self._home_of(pid) for pid in self.workers} | set(self.told.ranks if self.told else ())
+        homes = {self.home_of(pid) for pid in self.workers} | set(self.told.ranks)
+        found: list[ThreadFacts] = []
         for process in self.now.processes:
-            if (
-                process.pid in self.workers
-                or self._below_worker(process)
-                or process.ended
-                or self.is_server(process.pid)
-            ):
+            if process.ended or self.is_server(process.pid) or process.pid in self._in_workers:
                 continue
-            mine = [LoopThread(process.pid, t.tid, self.places[process.pid, t.tid]) for t in process.threads]
-            inside = [one for one in mine if self._at_home(one)]
-            if not inside and (process.pid in homes or process.pid == self.now.main):
-                inside = [one for one in mine if one.tid == process.pid]
-            out += inside
-        told = self.told.pid if self.told else 0
-        several = any(one.pid in homes for one in out)
-        out = [one for one in out if one.pid in homes or not several or self._at_home(one)]
-        return sorted(out, key=lambda one: (one.pid != told, not self._at_home(one), one.pid))
+            mine = self.threads(process.pid)
+            instead = [one for one in mine if one.is_main and (one.pid in homes or one.pid == self.now.main)]
+            found += [one for one in mine if one.iterates] or instead
+        if any(one.pid in homes for one in found):
+            found = [one for one in found if one.pid in homes or one.iterates]
+        return sorted(found, key=lambda one: (one.pid != self.told.pid, not one.iterates, one.pid))
 
-    def _at_home(self, one: LoopThread) -> bool:
-        steps = {one.place.step, *one.place.outer}
-        fetching = {LoaderStep.SAMPLE, LoaderStep.ITERATE, LoaderStep.COLLATE}
-        return bool(steps & (AT_HOME | fetching)) and LoaderStep.PIN not in steps
+    @cached_property
+    def _in_workers(self) -> set[int]:
+        """The workers and their descendants."""
+        return {one.pid for pid in self.workers for one in self.family(pid)}
 
-    def _below_worker(self, process: SeenProcess) -> bool:
-        seen = set()
-        while process.ppid in self.processes and process.pid not in seen:
-            seen.add(process.pid)
-            process = self.processes[process.ppid]
-            if process.pid in self.workers:
-                return True
-        return False
+    def is_loop(self, pid: int) -> bool:
+        return any(pid == loop.pid for loop in self.loops)
 
     def family(self, pid: int) -> list[SeenProcess]:
         """A process and its descendants."""
@@ -126,37 +214,31 @@ class RunFacts:
             own, grows = own | more, bool(more)
         return [one for one in self.processes.values() if one.pid in own]
 
-    def workers_of(self, pid: int, queue: str = "") -> dict[int, int]:
-        """Worker's number -> pid, of the workers that a process has started.
+    def workers_of(self, pid: int, queue: str = "") -> dict[int, ThreadFacts]:
+        """Worker's number -> its main thread, of the workers that a process has started.
 
         queue: the address of the result queue that the loop waits at. A process may have several loaders: the workers
         of this one have its queue, at the same address if they were forked. Of two with one number the busy one stays.
         """
-        mine = [worker for worker in self.workers if self._home_of(worker) == pid]
-        told = self.told if self.told and self.told.pid in (0, pid) else None  # it is about no other process
-        if told and told.numbers.keys() & set(mine):
-            late = [worker for worker in mine if worker not in told.numbers and worker not in told.others]
-            mine = [worker for worker in mine if worker in told.numbers]
-            mine += [worker for worker in late if self.workers[worker] in told.unheard]
-        elif told:  # none of its own workers has recorded anything yet
-            mine = [worker for worker in mine if worker not in told.others]
-        queues = {worker: self._queue_of(worker) for worker in mine}
+        mine = [worker for worker in self.workers if self.home_of(worker) == pid]
+        if self.told.pid in (0, pid):  # what is told is about no other process
+            mine = self._recorded(mine)
+        queues = {worker: _queue_of(self.at(worker)) for worker in mine}
         if queue and queue in queues.values():  # unknown while a worker starts
             mine = [worker for worker in mine if queues[worker] in (queue, "")]
-        mine = sorted(mine, key=lambda worker: not self.idle_worker(worker))
-        return {self.workers[worker]: worker for worker in mine}
+        threads = sorted((self.at(worker) for worker in mine), key=lambda worker: not worker.is_idle)
+        return {self.workers[worker.pid]: worker for worker in threads}
 
-    def _queue_of(self, worker: int) -> str:
-        """The address of a worker's result queue, by its stack."""
-        found = (f for f in self.stack(worker, worker) if f.name == "_worker_loop")
-        return next((address(f.variables.get("data_queue", "")) for f in found), "")
+    def _recorded(self, mine: list[int]) -> list[int]:
+        """Of a process's workers those that the trace's wait is about, with those that have not recorded anything."""
+        told = self.told
+        if not told.numbers.keys() & set(mine):
+            return [worker for worker in mine if worker not in told.others]
+        late = [worker for worker in mine if worker not in told.numbers and worker not in told.others]
+        known = [worker for worker in mine if worker in told.numbers]
+        return known + [worker for worker in late if self.workers[worker] in told.unheard]
 
-    def queue_at(self, pid: int, tid: int) -> str:
-        """The address of the queue that a thread gets from, by its stack."""
-        found = (f for f in self.stack(pid, tid) if f.name == "get" and f.file.endswith("queues.py"))
-        return next((address(f.variables.get("self", "")) for f in found), "")
-
-    def _home_of(self, worker: int) -> int:
+    def home_of(self, worker: int) -> int:
         """The process that a worker belongs to: its parent, or the parent of its fork server."""
         parent = self.processes[worker].ppid
         return self.processes[parent].ppid if self.is_server(parent) else parent
@@ -174,83 +256,6 @@ class RunFacts:
         parent = self.processes.get(process.ppid)
         return pid != self.now.main and (parent is None or not _has_servers_command(parent))
 
-    # --- names
-    def name(self, pid: int) -> str:
-        named = "" if self.brief else f" (pid {pid})"
-        if pid in self.workers:
-            return f"{self._rank(self._home_of(pid))}worker {self.workers[pid]}{named}"
-        if any(pid == loop.pid for loop in self.loops):
-            if self._in_no_loader(pid):
-                return f"process {self.processes[pid].name}{named}, in no loader now"
-            return f"{self._rank(pid)}the loop{named}"
-        process = self.processes.get(pid)
-        if process is None:
-            return f"process {pid} (not examined)"
-        if self.is_server(pid):
-            return f"the fork server{named}"
-        of = f", a child of worker {self.workers[process.ppid]}" if process.ppid in self.workers else ""
-        return f"{self._rank(pid)}process {process.name}{named}{of}"
-
-    def _in_no_loader(self, pid: int) -> bool:
-        """Whether there is no sign (stack, worker, trace) that a process iterates, or did so before."""
-        told = self.told
-        recorded = told is not None and (told.own_code or told.task >= 0 or told.worker >= 0 or told.sample >= 0)
-        mine = [loop for loop in self.loops if loop.pid == pid]
-        working = any(self._home_of(worker) == pid for worker in self.workers)
-        return not recorded and not working and all(one.place.seen and not self._at_home(one) for one in mine)
-
-    def _rank(self, pid: int) -> str:
-        if self.told and pid in self.told.ranks:
-            return f"rank {self.told.ranks[pid]}: "
-        return ""
-
-    # --- what threads do
-    def thread(self, pid: int, tid: int) -> SeenThread | None:
-        process = self.processes.get(pid)
-        return process.thread(tid) if process is not None else None
-
-    def threads(self, pid: int) -> tuple[SeenThread, ...]:
-        """The threads of a process; none if it was not examined."""
-        return self.processes[pid].threads if pid in self.processes else ()
-
-    def stack(self, pid: int, tid: int) -> tuple[Frame, ...]:
-        """The frames of a thread, innermost first; none if they were not seen."""
-        thread = self.thread(pid, tid)
-        return (thread.stack if thread is not None else None) or ()
-
-    def place(self, pid: int, tid: int) -> ThreadPlace:
-        return self.places.get((pid, tid), ThreadPlace(LoaderStep.OTHER, seen=False))
-
-    def wait(self, pid: int, tid: int) -> KernelWait | None:
-        return self.waits.get((pid, tid))
-
-    def idle_worker(self, pid: int) -> bool:
-        """Whether a worker's main thread waits for a task, by its stack or by what it is blocked in."""
-        place = self.place(pid, pid)
-        if place.seen:
-            return place.step is LoaderStep.IDLE and not place.interrupted
-        thread, wait = self.thread(pid, pid), self.wait(pid, pid)
-        if wait is None or thread is None:
-            return False
-        if wait.kind is Blocked.FILE_LOCK:
-            return False
-        if thread.syscall is None:
-            return "poll" in thread.wchan or (not thread.wchan and 0 <= thread.idle <= POLLED)
-        return _polls(thread) and wait.kind is Blocked.PIPE_READ
-
-    def users_threads(self, pid: int, but: int = 0) -> list[SeenThread]:
-        """The threads of a process that run Python code of the user or of libraries, but not the loader's own."""
-        return [
-            thread
-            for thread in self.threads(pid)
-            if thread.tid not in (pid, but) and thread.stack and not self._is_loaders(self.places[pid, thread.tid])
-        ]
-
-    @staticmethod
-    def _is_loaders(place: ThreadPlace) -> bool:
-        """Whether a thread is the loader's own: by its innermost step, or by a step around it."""
-        return bool(_OWN_THREADS & {place.step, *place.outer})
-
     def forked(self, pid: int) -> bool | None:
         """Whether a process was forked from its parent without a new program; None = unknown."""
         process = self.processes.get(pid)
@@ -261,17 +266,32 @@ class RunFacts:
         parent = self.processes.get(process.ppid)
         return None if parent is None else parent.command == process.command
 
-    def thread_before(self, pid: int, tid: int) -> SeenThread | None:
-        """A thread at the first look; None if there was one look only, or if another process had that id."""
-        now, then = self.processes.get(pid), self.looks[0].process(pid) if len(self.looks) > 1 else None
-        if now is None or then is None or then.started != now.started:
-            return None
-        return then.thread(tid)
+    # --- names
+    def name(self, pid: int) -> str:
+        """A process in words."""
+        process, number = self.processes.get(pid), detail(f" (pid {pid})")
+        if pid in self.workers:
+            return f"{self._rank(self.home_of(pid))}worker {self.workers[pid]}{number}"
+        if process is None:
+            return f"process {pid} (not examined)"
+        if self.is_loop(pid):
+            named = f"process {process.name}{number}, in no loader now"
+            return named if self._in_no_loader(pid) else f"{self._rank(pid)}the loop{number}"
+        if self.is_server(pid):
+            return f"the fork server{number}"
+        of = f", a child of worker {self.workers[process.ppid]}" if process.ppid in self.workers else ""
+        return f"{self._rank(pid)}process {process.name}{number}{of}"
 
-    def before(self, pid: int, tid: int) -> ThreadPlace | None:
-        """Where a thread was at the first look; None without a first look or a stack."""
-        thread = self.thread_before(pid, tid)
-        return place_of(thread) if thread is not None and thread.stack else None
+    def _in_no_loader(self, pid: int) -> bool:
+        """Whether there is no sign (stack, worker, trace) that a process iterates, or did so before."""
+        told = self.told
+        recorded = told.own_code or max(told.task, told.worker, told.sample) >= 0
+        if recorded or any(self.home_of(worker) == pid for worker in self.workers):
+            return False
+        return all(one.place.seen and not one.iterates for one in self.loops if one.pid == pid)
+
+    def _rank(self, pid: int) -> str:
+        return f"rank {self.told.ranks[pid]}: " if pid in self.told.ranks else ""
 
     @property
     def apart(self) -> float:
@@ -283,9 +303,10 @@ def _has_servers_command(process: SeenProcess) -> bool:
     return "multiprocessing.forkserver" in " ".join(process.command)
 
 
-def _polls(thread: SeenThread) -> bool:
-    call = thread.syscall
-    return call is not None and 0 <= call.timeout <= 5.0
+def _queue_of(worker: ThreadFacts) -> str:
+    """The address of a worker's result queue, by its stack."""
+    found = (frame for frame in worker.stack if frame.name == "_worker_loop")
+    return next((address(frame.variables.get("data_queue", "")) for frame in found), "")
 
 
 def address(text: str) -> str:
@@ -297,13 +318,9 @@ def address(text: str) -> str:
 def spot(place: ThreadPlace) -> str:
     """Where in the user's code: "D.hook at data.py:6"; "" = unknown."""
     frame = place.users or (place.inside[0] if place.inside else None)
-    if frame is None:
-        return ""
-    return f"{frame.function} at {frame.base}:{frame.line}"
+    return f"{frame.function} at {frame.base}:{frame.line}" if frame is not None else ""
 
 
 def in_library(place: ThreadPlace) -> str:
     """The innermost frame if it is a library's, "" if it is the user's own."""
-    if not place.inside or not library(place.inside[0].file):
-        return ""
-    return str(place.inside[0])
+    return str(place.inside[0]) if place.inside and library(place.inside[0].file) else ""

@@ -1,280 +1,187 @@
 """The chain of waits: from the loop to the thread that it waits for, and on to a thread that waits for no other one.
 
-Interface: `follow(case, loop)` -> `Chain`. Pure.
+Interface: `follow(loop)` -> `Chain`. Pure. The table `STEPS` says whom a thread waits for.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
 
-from minidl.hang.case import LoopThread, RunFacts, address
-from minidl.hang.evidence.graph import Blocked, KernelWait
-from minidl.hang.evidence.model import BACKLOG, Descriptor, Frame, SeenThread
+from minidl.hang.case import RunFacts, ThreadFacts, address
+from minidl.hang.evidence.graph import Blocked
+from minidl.hang.evidence.model import BACKLOG, Descriptor, Frame
 from minidl.hang.limits import POLLED
 from minidl.hang.places import AT_HOME, LoaderStep, ThreadPlace, library
 
-_NOWHERE: Final = KernelWait(Blocked.UNKNOWN, "not seen")
-_ENDS: Final = frozenset({
-    Blocked.COMPUTES, Blocked.READY, Blocked.SLEEPS, Blocked.STOPPED, Blocked.TRACED, Blocked.UNINTERRUPTIBLE,
-    Blocked.ENDED, Blocked.TERMINAL, Blocked.FIFO,
-})  # fmt: skip
-"""States of a thread that no other thread of the run could end."""
-
-_COLLECTIVE: Final = re.compile(
-    r"^(\w+\.)?(all_reduce|all_gather\w*|barrier|monitored_barrier|broadcast\w*|reduce\w*|gather\w*|scatter\w*|recv|send|"
-    r"all_to_all\w*|_all_gather\w*|wait|_sync\w*|init_process_group|synchronize)$"
-)
 LONGEST: Final = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """A thread of the chain. by: how the thread before waits for it; "" for the first one."""
-
-    pid: int
-    tid: int
-    place: ThreadPlace
-    wait: KernelWait
-    by: str = ""
+NOT_RUNNING: Final = frozenset({Blocked.STOPPED, Blocked.TRACED, Blocked.UNINTERRUPTIBLE})
+TWO_ENDS: Final = frozenset({Blocked.SOCKET, Blocked.PIPE_READ, Blocked.PIPE_WRITE})
+_ENDS: Final = NOT_RUNNING | {
+    Blocked.COMPUTES, Blocked.READY, Blocked.SLEEPS, Blocked.ENDED, Blocked.TERMINAL, Blocked.FIFO,
+}  # fmt: skip
+"""States of a thread that no other thread of the run could end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The links from the loop on. cycle: the last link waits for an earlier one, at position `back`.
+    """The links from the loop on. back: the position of the link that the last one waits for: a cycle; -1 = none.
 
-    others: (pid, tid) of further threads that could end the last link's wait. missing: the worker of the loop's batch
-    is known and idle, so no process works on that batch. before: for a part of a chain, the links that wait for it.
+    missing: the worker of the loop's batch is known and idle, so no process works on that batch.
     """
 
-    links: tuple[Link, ...]
-    cycle: bool = False
+    links: tuple[ThreadFacts, ...]
     back: int = -1
-    others: tuple[tuple[int, int], ...] = ()
     missing: bool = False
-    before: tuple[Link, ...] = ()
 
     @property
-    def end(self) -> Link:
+    def first(self) -> ThreadFacts:
+        return self.links[0]
+
+    @property
+    def end(self) -> ThreadFacts:
         return self.links[-1]
 
+    @property
+    def cycle(self) -> bool:
+        return self.back >= 0
 
-def follow(case: RunFacts, loop: LoopThread) -> Chain:
+
+def follow(loop: ThreadFacts) -> Chain:
     """The chain of waits that begins at a loop."""
-    links = [_link(case, loop.pid, loop.tid, "")]
+    links = [loop]
     while len(links) < LONGEST:
-        following, missing = _next(case, links[-1], links)
-        seen = [(link.pid, link.tid) for link in links]
-        if not following:
+        following, missing = _next(links[-1])
+        if following is None:
             return Chain(tuple(links), missing=missing)
-        pid, tid, by = following[0]
-        if (pid, tid) in seen:
-            return Chain((*links, _link(case, pid, tid, by)), cycle=True, back=seen.index((pid, tid)))
-        if len(following) > 1 and not by:
-            return Chain(tuple(links), others=tuple((one[0], one[1]) for one in following))
-        links.append(_link(case, pid, tid, by))
+        seen = [link.key for link in links]
+        links.append(replace(following, waiters=tuple(links)))
+        if following.key in seen:
+            return Chain(tuple(links), seen.index(following.key))
     return Chain(tuple(links))
 
 
-def _link(case: RunFacts, pid: int, tid: int, by: str) -> Link:
-    return Link(pid, tid, case.place(pid, tid), case.wait(pid, tid) or _NOWHERE, by)
+def _next(link: ThreadFacts) -> tuple[ThreadFacts | None, bool]:
+    """The thread that a link waits for, and whether there is none because the worker has nothing to do."""
+    for step in STEPS:
+        if step.applies is None:
+            if (found := step.leads_to(link)) is not None:
+                return found, False
+        elif step.applies(link):
+            found = step.leads_to(link)
+            return found, found is None and step.missing(link)
+    return None, False
 
 
-_Next = list[tuple[int, int, str]]
+# --- The loop and its workers -----------------------------------------------------------------------------------------
+def _asks_for_a_batch(link: ThreadFacts) -> bool:
+    return link.step in (LoaderStep.NEXT, LoaderStep.READ) and not link.in_worker
 
 
-def _next(case: RunFacts, link: Link, links: list[Link]) -> tuple[_Next, bool]:
-    """The threads that a link waits for, and whether the worker that it waits for has nothing to do."""
-    for applies, followed in _DECIDED:
-        if applies(case, link):
-            return followed(case, link)
-    for found in _TRIED:
-        if following := found(case, link):
-            return following, False
-    if any(frame.name == "_run_once" for frame in link.place.inside[:3]):
-        return [], False  # an event loop: the descriptors of its selector name no other thread
-    if link.wait.kind in TWO_ENDS:
-        return _at_the_other_end(case, link, links), False
-    return _holder(case, link), False
+def _polls_for_results(link: ThreadFacts) -> bool:
+    """Whether a thread without a stack waits for a batch: by the trace, or because it polls a pipe of its workers."""
+    told, workers = link.case.told, list(link.case.workers_of(link.pid).values())
+    if link.place.seen or link.in_worker or not workers:
+        return False
+    if told.pid == link.pid:
+        return not told.own_code
+    if link.call.name:
+        polled = link.kind is Blocked.PIPE_READ and link.wait.bounded
+        return polled and bool({worker.pid for worker in workers} & {holder.pid for holder in link.wait.holders})
+    late = any(not worker.is_idle for worker in workers)
+    return "poll" in link.seen.wchan or (not link.seen.wchan and 0 <= link.seen.idle <= POLLED and late)
 
 
-def _holder(case: RunFacts, link: Link) -> _Next:
-    """The holder of what a thread waits for, if it is certain or the only candidate."""
-    holders = [(one.pid, one.tid or one.pid, one.why) for one in link.wait.holders if one.pid in case.processes]
-    shared = link.wait.kind in (Blocked.FILE_LOCK, Blocked.SEMAPHORE)  # a process that shares one need not hold it
-    only = len({pid for pid, _, _ in holders}) == 1 and not shared
-    return holders[:1] if link.wait.certain or only else []
-
-
-def _fetches_memory(case: RunFacts, link: Link) -> bool:
-    asks = not link.place.seen and link.wait.kind is Blocked.SOCKET and link.pid not in case.workers
-    return link.place.step is LoaderStep.HAND_OVER or asks
-
-
-def _has_memory(case: RunFacts, link: Link) -> _Next:
-    """The worker that has the memory which a loop fetches: the worker that can't answer, if there is one."""
-    workers, handed_over = case.workers_of(link.pid), link.place.step is LoaderStep.HAND_OVER
-    pid = workers.get(_awaited(case, link), 0)
-    slow = [worker for worker in workers.values() if _cannot_answer(case, worker)]
-    if not slow and pid and case.idle_worker(pid):  # it would answer: another worker has the memory
-        slow = [worker for worker in workers.values() if _works(case, worker)]
-    serving = [one.pid for one in link.wait.holders if one.pid in case.workers]
-    if handed_over and len(serving) == 1:  # the kernel knows the peer
-        slow = serving
-    chosen = slow[0] if slow else (pid if handed_over else 0)
-    return [(chosen, chosen, "has the batch's memory, and hands it out")] if chosen else []
-
-
-TWO_ENDS: Final = frozenset({Blocked.SOCKET, Blocked.PIPE_READ, Blocked.PIPE_WRITE})
-
-
-def _at_the_other_end(case: RunFacts, link: Link, links: list[Link]) -> _Next:
-    """The thread that has a pipe's or socket's other end, if there is only one candidate.
-
-    A descriptor belongs to a process; the stacks show which of its threads reads or writes there.
-    """
-    why = {one.pid: one.why for one in link.wait.holders if one.pid in case.processes}
-    others = [pid for pid in why if pid != link.pid] or list(why)
-    if len(others) != 1:
-        return []
-    pid = others[0]
-    process, theirs = case.processes[pid], _other_end(case, link)
-    if case.is_server(pid) and joins(link):  # the child is gone
-        return []
-    kept = link.pid in why or any(  # its own copy of the end: the others may only have inherited theirs
-        theirs.kind == "pipe" and one.inode == theirs.inode and one.mode != theirs.mode
-        for one in case.processes[link.pid].descriptors
-    )
-    if (theirs.about == BACKLOG or kept) and any(pid == one.pid for one in links):
-        return []
-    for thread in process.threads:
-        fds = thread.syscall.fds if thread.syscall is not None else ()
-        ends = {one.inode for fd in fds if (one := process.descriptor(fd)) is not None}
-        inode = theirs.peer if theirs.kind == "socket" else theirs.inode
-        if (pid, thread.tid) != (link.pid, link.tid) and inode and inode in ends:
-            return [(pid, thread.tid, why[pid])]
-    serving = [(t.tid, served) for t in process.threads if (served := serves(t)) is not None]
-    calls = [(tid, one) for tid, one in serving if (at := case.wait(pid, tid)) is not None and at.kind not in TWO_ENDS]
-    if calls and len({one for _, one in calls}) == 1:  # a manager has a thread for each client; these are in a call
-        return [(pid, calls[0][0], why[pid])]
-    could = [thread.tid for thread in case.users_threads(pid, but=link.tid)]
-    in_loader = case.idle_worker(pid) if pid in case.workers else bool(could) and case.place(pid, pid).step in AT_HOME
-    if pid != link.pid and not in_loader:
-        could.insert(0, pid)
-    return [(pid, could[0], why[pid])] if len(could) == 1 else []
-
-
-def serves(thread: SeenThread) -> str | None:
-    """The method that a thread of a multiprocessing.Manager runs for a client; "" = unknown, None = no such thread."""
-    for frame in thread.stack or ():
-        if frame.name == "serve_client":
-            return frame.variables.get("methodname", "").strip("'\"")
-    return None
-
-
-def _other_end(case: RunFacts, link: Link) -> Descriptor:
-    """The descriptor that a thread waits at; an empty one if it is unknown."""
-    process, thread = case.processes[link.pid], case.thread(link.pid, link.tid)
-    fds = thread.syscall.fds if thread is not None and thread.syscall is not None else ()
-    return next((one for fd in fds if (one := process.descriptor(fd)) is not None), Descriptor(-1, "", ""))
-
-
-def _maker(case: RunFacts, link: Link) -> tuple[_Next, bool]:
+def _maker(link: ThreadFacts) -> ThreadFacts | None:
     """The thread that holds up the batch that the loop waits for: of the worker that makes it, or the pin thread."""
-    pin = _pin_thread(case, link.pid)
-    if pin is not None:
-        return [(link.pid, pin, "pins the batch")], False
-    workers = case.workers_of(link.pid, _queue(case, link))
-    number = _awaited(case, link)
-    if number in workers:
-        return _in_worker(case, workers[number], _batch(case))
+    case, number = link.case, awaited(link)
+    if (pin := _pin_thread(case, link.pid)) is not None:
+        return replace(pin, by="pins the batch")
+    batch = f"batch {case.told.task}" if case.told.task >= 0 else "the next batch"
+    workers = case.workers_of(link.pid, _queue(link))
     if number >= 0 and workers:
-        return [], False  # it is gone
-    busy = [pid for pid in workers.values() if not case.idle_worker(pid)]
-    busy.sort(key=lambda pid: -_quiet_for(case, pid))
+        return _maker_in(workers[number], batch) if number in workers else None
+    busy = [worker for worker in workers.values() if not worker.is_idle]
     if busy:
-        return _in_worker(case, busy[0], f"{_batch(case)}, or another of {len(busy)} workers that have work")
-    for pid in workers.values():
-        found, _ = _in_worker(case, pid, "a batch")
-        if found and found[0][1] != pid:
-            return found, False
-    return [], bool(workers)
+        longest = max(busy, key=lambda worker: worker.seen.idle)
+        return _maker_in(longest, f"{batch}, or another of {len(busy)} workers that have work")
+    made = (_maker_in(worker, "a batch") for worker in workers.values())
+    return next((thread for thread in made if not thread.is_main), None)
 
 
-def _queue(case: RunFacts, link: Link) -> str:
-    """The result queue that a loop waits at, or its pin thread if it has one."""
-    for tid in (link.tid, *(t.tid for t in case.processes[link.pid].threads if _pins(case.place(link.pid, t.tid)))):
-        if found := case.queue_at(link.pid, tid):
-            return found
-    return ""
+def _none_is_busy(link: ThreadFacts) -> bool:
+    """Of a loop whose batch no thread makes: whether all its workers are idle, and not one of them gone."""
+    return awaited(link) < 0 and bool(link.case.workers_of(link.pid, _queue(link)))
+
+
+def _maker_in(worker: ThreadFacts, batch: str) -> ThreadFacts:
+    """The worker's main thread, which has to make a batch; or its feeder, if the main thread has made it."""
+    sends = (LoaderStep.PICKLE, LoaderStep.WRITE)
+    for thread in worker.case.threads(worker.pid) if worker.is_idle else ():
+        if thread.step in sends or _busy_unseen(thread):
+            return replace(thread, by=f"has made {batch}")
+    return replace(worker, by=f"has to make {batch}")
+
+
+def _busy_unseen(thread: ThreadFacts) -> bool:
+    """Whether another thread of a worker, without a stack, is not in the wait of an idle feeder or server."""
+    if thread.is_main or thread.place.seen:
+        return False
+    serves = thread.kind is Blocked.SOCKET and thread.call.name.startswith("accept")
+    return thread.kind not in (Blocked.FUTEX, Blocked.UNKNOWN, Blocked.OTHER) and not serves
+
+
+def _queue(link: ThreadFacts) -> str:
+    """The address of the result queue that a loop waits at, or its pin thread if it has one."""
+    threads = [link, *(one for one in link.case.threads(link.pid) if _pins(one.place))]
+    gets = (f for one in threads for f in one.stack if f.name == "get" and f.file.endswith("queues.py"))
+    return next(filter(None, (address(frame.variables.get("self", "")) for frame in gets)), "")
 
 
 def _pins(place: ThreadPlace) -> bool:
     return LoaderStep.PIN in (place.step, *place.outer)
 
 
-def _batch(case: RunFacts) -> str:
-    return f"batch {case.told.task}" if case.told and case.told.task >= 0 else "the next batch"
-
-
-def _awaited(case: RunFacts, link: Link) -> int:
-    """The number of the worker that a loop waits for; -1 = unknown."""
-    told = case.told
-    if told is not None and told.pid == link.pid and told.worker >= 0:
-        return told.worker
-    return link.place.worker
-
-
-def _quiet_for(case: RunFacts, pid: int) -> float:
-    thread = case.thread(pid, pid)
-    return thread.idle if thread is not None else 0.0
-
-
-def _in_worker(case: RunFacts, pid: int, batch: str) -> tuple[_Next, bool]:
-    """The worker's main thread, which has to make a batch; or its feeder, if the main thread has made it."""
-    main = (pid, pid, f"has to make {batch}")
-    if not case.idle_worker(pid):
-        return [main], False
-    for thread in case.processes[pid].threads:
-        if case.place(pid, thread.tid).step in (LoaderStep.PICKLE, LoaderStep.WRITE) or _busy_unseen(
-            case, pid, thread.tid
-        ):
-            return [(pid, thread.tid, f"has made {batch}")], False
-    return [main], True
-
-
-def _busy_unseen(case: RunFacts, pid: int, tid: int) -> bool:
-    """Whether another thread of a worker, without a stack, is not in the wait of an idle feeder or server."""
-    wait, thread = case.wait(pid, tid), case.thread(pid, tid)
-    if tid == pid or case.place(pid, tid).seen or wait is None or thread is None:
-        return False
-    serves = wait.kind is Blocked.SOCKET and thread.syscall is not None and thread.syscall.name.startswith("accept")
-    return wait.kind not in (Blocked.FUTEX, Blocked.UNKNOWN, Blocked.OTHER) and not serves
-
-
-def _pin_thread(case: RunFacts, pid: int) -> int | None:
+def _pin_thread(case: RunFacts, pid: int) -> ThreadFacts | None:
     """The pin thread, unless it polls for the next result."""
-    for thread in case.threads(pid):
-        place, wait = case.place(pid, thread.tid), case.wait(pid, thread.tid)
-        if _pins(place) and place.step is not LoaderStep.NEXT:
-            polls = wait is not None and wait.bounded and wait.kind is Blocked.PIPE_READ
-            if not polls and not (wait is not None and wait.kind is Blocked.MOVES):
-                return thread.tid
+    for one in case.threads(pid):
+        polls = (one.wait.bounded and one.kind is Blocked.PIPE_READ) or one.kind is Blocked.MOVES
+        if _pins(one.place) and one.step is not LoaderStep.NEXT and not polls:
+            return one
     return None
 
 
-def _works(case: RunFacts, pid: int) -> bool:
-    wait = case.wait(pid, pid)
-    return wait is not None and wait.kind in (Blocked.COMPUTES, Blocked.READY)
+def awaited(link: ThreadFacts) -> int:
+    """The number of the worker that a loop waits for; -1 = unknown."""
+    told = link.case.told
+    return told.worker if told.pid == link.pid and told.worker >= 0 else link.place.worker
 
 
-def _cannot_answer(case: RunFacts, pid: int) -> bool:
-    """Whether a worker can serve no memory now: it is stopped, or a thread keeps its GIL."""
-    process = case.processes[pid]
-    kinds = {wait.kind for thread in process.threads if (wait := case.wait(pid, thread.tid)) is not None}
-    return bool(kinds & {Blocked.STOPPED, Blocked.TRACED, Blocked.UNINTERRUPTIBLE}) or bool(gil_starved(case, pid))
+def _fetches_memory(link: ThreadFacts) -> bool:
+    asks = not link.place.seen and link.kind is Blocked.SOCKET and not link.in_worker
+    return link.step is LoaderStep.HAND_OVER or asks
+
+
+def _has_memory(link: ThreadFacts) -> ThreadFacts | None:
+    """The worker that has the memory which a loop fetches: the worker that can't answer, if there is one."""
+    workers, handed_over = link.case.workers_of(link.pid), link.step is LoaderStep.HAND_OVER
+    maker = workers.get(awaited(link))
+    slow = [worker for worker in workers.values() if _cannot_answer(worker)]
+    if not slow and maker is not None and maker.is_idle:  # it would answer: another worker has the memory
+        slow = [worker for worker in workers.values() if worker.kind in (Blocked.COMPUTES, Blocked.READY)]
+    serving = [link.case.at(one.pid) for one in link.wait.holders if one.pid in link.case.workers]
+    if handed_over and len(serving) == 1:  # the kernel knows the peer
+        slow = serving
+    chosen = next(iter(slow), maker if handed_over else None)
+    return replace(chosen, by="has the batch's memory, and hands it out") if chosen is not None else None
+
+
+def _cannot_answer(main: ThreadFacts) -> bool:
+    """Whether a process can answer no request now: it is stopped, or a thread keeps its GIL."""
+    threads = main.case.threads(main.pid)
+    return any(one.kind in NOT_RUNNING for one in threads) or bool(gil_starved(main.case, main.pid))
 
 
 def gil_starved(case: RunFacts, pid: int) -> list[int]:
@@ -282,66 +189,45 @@ def gil_starved(case: RunFacts, pid: int) -> list[int]:
 
     CPython asks every 5 ms: such a thread gives up the CPU 100 to 200 times a second and computes nothing.
     """
-    out = []
-    for thread in case.threads(pid):
-        asked = (thread.switches[1] - thread.switches[0]) / max(case.now.interval, 1e-3)
-        call = thread.syscall
-        short = call is not None and call.name == "futex" and 0 <= call.timeout < 0.1
-        if 60 <= asked <= 400 and thread.used < 0.05 * case.now.interval and (short or "futex" in thread.wchan):
-            out.append(thread.tid)
-    return out
+
+    def starves(one: ThreadFacts) -> bool:
+        asked = (one.seen.switches[1] - one.seen.switches[0]) / max(case.now.interval, 1e-3)
+        short = one.call.name == "futex" and 0 <= one.call.timeout < 0.1
+        rests = one.seen.used < 0.05 * case.now.interval
+        return 60 <= asked <= 400 and rests and (short or "futex" in one.seen.wchan)
+
+    return [one.tid for one in case.threads(pid) if starves(one)]
 
 
-def _waits_for_results(case: RunFacts, link: Link) -> bool:
-    """Whether a thread without a stack waits for a batch: by the trace, or because it polls a pipe of its workers."""
-    workers = set(case.workers_of(link.pid).values())
-    if link.pid in case.workers or not workers:
-        return False
-    if case.told is not None and case.told.pid == link.pid:
-        return not case.told.own_code
-    thread = case.thread(link.pid, link.tid)
-    if thread is not None and thread.syscall is None:
-        late = any(not case.idle_worker(pid) for pid in workers)
-        return "poll" in thread.wchan or (not thread.wchan and 0 <= thread.idle <= POLLED and late)
-    polled = link.wait.kind is Blocked.PIPE_READ and link.wait.bounded
-    return polled and bool(workers & {holder.pid for holder in link.wait.holders})
-
-
-def _joined_thread(case: RunFacts, link: Link) -> _Next:
+# --- Threads of one process -------------------------------------------------------------------------------------------
+def _joined_thread(link: ThreadFacts) -> ThreadFacts | None:
     """The thread that this one joins: the one whose own frames have the same Thread object."""
-    for frame in link.place.inside[:4]:
-        name = frame.name
-        if frame.file.endswith("threading.py") and name in ("join", "_wait_for_tstate_lock"):
-            wanted = address(frame.variables.get("self", ""))
-            process = case.processes[link.pid]
-            for thread in process.threads:
-                bottoms = [f for f in thread.stack or () if f.name == "_bootstrap_inner"]
-                if (
-                    wanted
-                    and thread.tid != link.tid
-                    and any(address(f.variables.get("self", "")) == wanted for f in bottoms)
-                ):
-                    named = f" {thread.python_name}" if thread.python_name else ""
-                    return [(link.pid, thread.tid, f"is the thread{named} that it joins")]
-    return []
+    joins = ("join", "_wait_for_tstate_lock")
+    asks = [f for f in link.place.inside[:4] if f.file.endswith("threading.py") and f.name in joins]
+    wanted = {address(frame.variables.get("self", "")) for frame in asks} - {""}
+    for thread in link.case.threads(link.pid):
+        bottoms = (frame for frame in thread.stack if frame.name == "_bootstrap_inner")
+        if thread.tid != link.tid and any(address(f.variables.get("self", "")) in wanted for f in bottoms):
+            named = f" {thread.seen.python_name}" if thread.seen.python_name else ""
+            return replace(thread, by=f"is the thread{named} that it joins")
+    return None
 
 
 _WAITS: Final = re.compile(r"^(wait|_wait|result|get|join|_wait_for_tstate_lock|put|acquire)$")
 
 
-def waiting_in(link: Link) -> str | None:
+def waiting_in(link: ThreadFacts) -> str | None:
     """The library function in which a thread waits for another thread of its process; "" = it waits for a lock.
 
     None: it waits for no thread of its own process, or with a timeout.
     """
-    if link.wait.kind is not Blocked.FUTEX or link.wait.bounded or not link.place.inside:
+    if link.kind is not Blocked.FUTEX or link.wait.bounded or not link.place.inside:
         return None
     waiting = ""
     for frame in link.place.inside:
-        name = frame.name
         if not library(frame.file):
             break
-        if _WAITS.match(name) and frame.file.endswith(("threading.py", "queue.py", "_base.py", "pool.py")):
+        if _WAITS.match(frame.name) and frame.file.endswith(("threading.py", "queue.py", "_base.py", "pool.py")):
             waiting = f"{frame.function} ({frame.base})"
     return waiting
 
@@ -353,166 +239,259 @@ _POOLS: Final = (
 """Each kind of pool: the files of the waiting caller, of the pool's threads, of its processes."""
 
 
-def pool_of(case: RunFacts, link: Link) -> list[tuple[int, int, bool]]:
-    """The threads that work for the pools of a process, one of whose threads waits: (pid, tid, is in a task)."""
-    asked = [one for one in _POOLS if any(f.file.endswith(one[0]) for f in link.place.inside)]
+def pool_of(link: ThreadFacts) -> list[tuple[ThreadFacts, bool]]:
+    """The threads that work for the pools of a process, one of whose threads waits; and whether each is in a task."""
+    asked = [one for one in _POOLS if any(frame.file.endswith(one[0]) for frame in link.place.inside)]
     if not waiting_in(link) or not asked:
         return []
-    _, of_threads, of_processes = asked[0]
-    out = []
-    for process in case.now.processes:
-        if process.ended or (process.pid != link.pid and (process.ppid != link.pid or process.pid in case.workers)):
-            continue
-        file = of_threads if process.pid == link.pid else of_processes
-        for thread in process.threads if process.pid == link.pid else process.threads[:1]:
-            place = case.place(process.pid, thread.tid)
-            if (process.pid, thread.tid) == (link.pid, link.tid) or not place.seen:
-                continue
-            names = [f.name for f in thread.stack or () if f.file.endswith(file)]
-            if any(name in ("_worker", "worker", "_process_worker") for name in names):
-                out.append((process.pid, thread.tid, place.users is not None and _above(thread.stack or (), file)))
-    return out
+    case, (_, of_threads, of_processes) = link.case, asked[0]
+    children = [p for p in case.now.processes if p.ppid == link.pid and p.pid not in case.workers and not p.ended]
+    threads = [(one, of_threads) for one in case.threads(link.pid) if one.tid != link.tid]
+    threads += [(one, of_processes) for child in children for one in case.threads(child.pid)[:1]]
+    return [(one, _is_in_task(one, file)) for one, file in threads if _works_for_a_pool(one, file)]
 
 
-def _above(stack: tuple[Frame, ...], file: str) -> bool:
+def _works_for_a_pool(thread: ThreadFacts, file: str) -> bool:
+    runs = ("_worker", "worker", "_process_worker")
+    return any(frame.name in runs for frame in thread.stack if frame.file.endswith(file))
+
+
+def _is_in_task(thread: ThreadFacts, file: str) -> bool:
     """Whether the user's code runs inside of a pool's own frames, and not only below them."""
-    inside = next((i for i, frame in enumerate(stack) if frame.file.endswith(file)), 0)
-    return any(not library(frame.file) for frame in stack[:inside])
+    inside = next((i for i, frame in enumerate(thread.stack) if frame.file.endswith(file)), 0)
+    return thread.place.users is not None and any(not library(frame.file) for frame in thread.stack[:inside])
 
 
-def _task_of_a_pool(case: RunFacts, link: Link) -> _Next:
+def _task_of_a_pool(link: ThreadFacts) -> ThreadFacts | None:
     """For a thread that waits for a pool's result: the only thread of the pool that is in a task."""
-    busy = [(pid, tid) for pid, tid, works in pool_of(case, link) if works]
-    return [(*busy[0], "runs a task of its pool")] if len(busy) == 1 else []
+    busy = [one for one, works in pool_of(link) if works]
+    return replace(busy[0], by="runs a task of its pool") if len(busy) == 1 else None
 
 
-def _fork_server(case: RunFacts, link: Link) -> _Next:
+def _inside_the_lock(link: ThreadFacts) -> ThreadFacts | None:
+    """The holder of a lock without an owner, by the stacks: a thread that is further on in the waiting function."""
+    shared, case = link.kind is Blocked.SEMAPHORE, link.case
+    lock = (frame for frame in link.stack if not frame.file.endswith(("synchronize.py", "threading.py")))
+    asks = next(lock, None)  # also the loader's own: a feeder asks for its lock
+    if asks is None or not (shared or link.kind is Blocked.FUTEX):
+        return None
+    pids = [holder.pid for holder in link.wait.holders] if shared else [link.pid]
+    others = [one for pid in pids for one in case.threads(pid) if one.wait.target != link.wait.target]
+    found = [replace(one, by="holds the lock, by its stack") for one in others if _is_further(one, asks, shared)]
+    if not found and shared and link.step in (LoaderStep.WRITE, LoaderStep.READ, LoaderStep.IDLE):
+        stuck = [case.at(pid) for pid in pids if pid in case.processes and _cannot_answer(case.at(pid))]
+        found = [replace(one, by="shares the lock of the loader's queue, and can't run") for one in stuck]
+    return found[0] if len(found) == 1 else None
+
+
+def _is_further(thread: ThreadFacts, asks: Frame, shared: bool) -> bool:
+    """Whether a thread has got the lock that a frame asks for: it is further on in that function, of the same object.
+
+    shared: at the line that asks it has got the lock, too, if it does not wait for a semaphore.
+    """
+
+    def has_it(frame: Frame) -> bool:
+        there = (
+            shared and thread.kind is not Blocked.SEMAPHORE and (frame.line, frame.source) == (asks.line, asks.source)
+        )
+        objects = {address(one.variables.get("self", "")) for one in (frame, asks)} - {""}
+        same = (frame.file, frame.function) == (asks.file, asks.function)
+        return same and (frame.line > asks.line or there) and len(objects) < 2
+
+    return any(map(has_it, thread.stack))
+
+
+# --- Processes --------------------------------------------------------------------------------------------------------
+def _holder(link: ThreadFacts) -> ThreadFacts | None:
+    """The holder of what a thread waits for, if it is certain or the only candidate."""
+    holders = [one for one in link.wait.holders if one.pid in link.case.processes]
+    shared = link.kind in (Blocked.FILE_LOCK, Blocked.SEMAPHORE)  # a process that shares one need not hold it
+    only = len({one.pid for one in holders}) == 1 and not shared
+    if not holders or not (link.wait.certain or only):
+        return None
+    return replace(link.case.at(holders[0].pid, holders[0].tid), by=holders[0].why)
+
+
+def _fork_server(link: ThreadFacts) -> ThreadFacts | None:
     """For a thread that starts a process by a fork server: the server, unless it waits for requests."""
     if not any(frame.file.endswith("multiprocessing/forkserver.py") for frame in link.place.inside):
-        return []
-    servers = [p for p in case.now.processes if p.ppid == link.pid and case.is_server(p.pid) and not p.ended]
-    busy = [p for p in servers if _cannot_answer(case, p.pid) or case.place(p.pid, p.pid).users is not None]
-    return [(busy[0].pid, busy[0].pid, "is the fork server, which has to start it")] if len(busy) == 1 else []
+        return None
+    case = link.case
+    servers = [case.at(p.pid) for p in case.now.processes if p.ppid == link.pid and case.is_server(p.pid)]
+    busy = [one for one in servers if _cannot_answer(one) or one.place.users is not None]
+    busy = [one for one in busy if not one.process.ended]
+    return replace(busy[0], by="is the fork server, which has to start it") if len(busy) == 1 else None
 
 
 _JOINING: Final = (
     "multiprocessing/process.py", "popen_fork.py", "popen_spawn_posix.py", "subprocess.py",
     "torch/multiprocessing/spawn.py",
 )  # fmt: skip
+_JOINS: Final = ("join", "wait", "poll", "_wait", "_try_wait")
 
 
-def joins(link: Link) -> bool:
+def joins(link: ThreadFacts) -> bool:
     """Whether a thread waits for the end of a process."""
-    return (
-        link.place.step is LoaderStep.SHUTDOWN
-        or link.wait.kind is Blocked.CHILD
-        or any(
-            frame.file.endswith(_JOINING) and frame.name in ("join", "wait", "poll", "_wait", "_try_wait")
-            for frame in link.place.inside
-        )
-    )
+    joining = any(frame.file.endswith(_JOINING) and frame.name in _JOINS for frame in link.place.inside)
+    return joining or link.step is LoaderStep.SHUTDOWN or link.kind is Blocked.CHILD
 
 
-def _joined_process(case: RunFacts, link: Link) -> _Next:
+def _joined_process(link: ThreadFacts) -> ThreadFacts | None:
     """The child that a thread waits for: by the process id, or by the pipe that closes with it."""
     if not joins(link):
-        return []
-    children = [one.pid for one in link.wait.holders if one.pid in case.processes and not case.processes[one.pid].ended]
-    children = [pid for pid in children if case.processes[pid].ppid == link.pid] or children
-    server = next((pid for pid in children if case.is_server(pid)), 0)
-    if server and link.wait.kind is not Blocked.CHILD:
-        return _child_of_a_server(case, link, server)
-    if link.place.step is LoaderStep.SHUTDOWN and not children:
-        children = _living_workers(case, link.pid)
-    return _first_to_end(case, children)
+        return None
+    there = [process for one in link.wait.holders if (process := link.case.processes.get(one.pid)) is not None]
+    there = [process for process in there if not process.ended]
+    children = [one.pid for one in there if one.ppid == link.pid] or [one.pid for one in there]
+    server = next((pid for pid in children if link.case.is_server(pid)), 0)
+    if server and link.kind is not Blocked.CHILD:
+        return _child_of_a_server(link, server)
+    if link.step is LoaderStep.SHUTDOWN and not children:
+        children = _living_workers(link)
+    return _first_to_end(link.case, children)
 
 
-def _living_workers(case: RunFacts, pid: int) -> list[int]:
-    return [worker for worker in case.workers_of(pid).values() if not case.processes[worker].ended]
+def _living_workers(link: ThreadFacts) -> list[int]:
+    return [worker.pid for worker in link.case.workers_of(link.pid).values() if not worker.process.ended]
 
 
-def _first_to_end(case: RunFacts, children: list[int]) -> _Next:
-    busy = [pid for pid in children if not case.idle_worker(pid)]
-    return [(pid, pid, "is the process that it waits for to end") for pid in (busy or children)[:1]]
+def _first_to_end(case: RunFacts, children: Sequence[int]) -> ThreadFacts | None:
+    busy = [pid for pid in children if not case.at(pid).is_idle]
+    chosen = next(iter(busy or children), 0)
+    return case.at(chosen, by="is the process that it waits for to end") if chosen else None
 
 
-def _child_of_a_server(case: RunFacts, link: Link, server: int) -> _Next:
+def _child_of_a_server(link: ThreadFacts, server: int) -> ThreadFacts | None:
     """The child of a fork server that a thread waits for. The server writes to a pipe when the child has ended.
 
     The server itself does not end before its parent. It withholds the message only if it can't run.
     """
-    children = [p.pid for p in case.now.processes if p.ppid == server and not p.ended]
-    if link.place.step is LoaderStep.SHUTDOWN:
-        children = [pid for pid in _living_workers(case, link.pid) if pid in children]
-    if not children and _cannot_answer(case, server):
-        return [(server, server, "has to report that a process has ended")]
+    case = link.case
+    children = [one.pid for one in case.now.processes if one.ppid == server and not one.ended]
+    if link.step is LoaderStep.SHUTDOWN:
+        children = [pid for pid in _living_workers(link) if pid in children]
+    if not children and _cannot_answer(case.at(server)):
+        return case.at(server, by="has to report that a process has ended")
     return _first_to_end(case, children)
 
 
-def _inside_the_lock(case: RunFacts, link: Link) -> _Next:
-    """The holder of a lock without an owner, by the stacks: a thread that is further on in the waiting function."""
-    shared = link.wait.kind is Blocked.SEMAPHORE
-    if not shared and link.wait.kind is not Blocked.FUTEX:
-        return []
-    stack = case.stack(link.pid, link.tid)  # also the loader's own: a feeder asks for its lock
-    asks = next((f for f in stack if not f.file.endswith(("synchronize.py", "threading.py"))), None)
-    pids = [holder.pid for holder in link.wait.holders] if shared else [link.pid]
-    found: _Next = []
-    if asks is None:
-        return found
-    for pid in pids:
-        for thread in case.threads(pid):
-            wait = case.wait(pid, thread.tid)
-            if (pid, thread.tid) == (link.pid, link.tid) or wait is None or wait.target == link.wait.target:
-                continue
-            got_it = shared and wait.kind is not Blocked.SEMAPHORE  # at the line that asks, and not waiting for it
-            if any(_further(frame, asks, or_there=got_it) for frame in thread.stack or ()):
-                found.append((pid, thread.tid, "holds the lock, by its stack"))
-    if not found and shared and link.place.step in (LoaderStep.WRITE, LoaderStep.READ, LoaderStep.IDLE):
-        stuck = [pid for pid in pids if pid in case.processes and _cannot_answer(case, pid)]
-        found = [(pid, pid, "shares the lock of the loader's queue, and can't run") for pid in stuck]
-    return found if len(found) == 1 else []
+# --- The other end of a pipe or socket --------------------------------------------------------------------------------
+def _at_the_other_end(link: ThreadFacts) -> ThreadFacts | None:
+    """The thread that has a pipe's or socket's other end, if there is only one candidate.
 
-
-def _further(frame: Frame, asks: Frame, or_there: bool) -> bool:
-    """Whether a frame is in the same function as another one, further on, and of the same object if that is known.
-
-    or_there: the same line counts, too.
+    A descriptor belongs to a process; the stacks show which of its threads reads or writes there.
     """
-    there = or_there and (frame.line, frame.source) == (asks.line, asks.source)
-    same = (frame.file, frame.function) == (asks.file, asks.function) and (frame.line > asks.line or there)
-    objects = {address(one.variables.get("self", "")) for one in (frame, asks)} - {""}
-    return same and len(objects) < 2
+    case, why = link.case, {one.pid: one.why for one in link.wait.holders if one.pid in link.case.processes}
+    others = [pid for pid in why if pid != link.pid] or list(why)
+    if len(others) != 1 or (case.is_server(others[0]) and joins(link)):  # the server's child is gone
+        return None
+    pid, waited_at = others[0], _descriptor(link)
+    in_chain = any(pid == one.pid for one in (*link.waiters, link))
+    if in_chain and (waited_at.about == BACKLOG or link.pid in why or _keeps_other_end(link, waited_at)):
+        return None
+    chosen = _uses_it(link, pid, waited_at) or _in_a_call(case, pid) or _only_thread(link, pid)
+    return replace(chosen, by=why[pid]) if chosen is not None else None
+
+
+def _descriptor(link: ThreadFacts) -> Descriptor:
+    """The descriptor that a thread waits at; an empty one if it is unknown."""
+    known = (one for fd in link.call.fds if (one := link.process.descriptor(fd)) is not None)
+    return next(known, Descriptor(-1, "", ""))
+
+
+def _keeps_other_end(link: ThreadFacts, end: Descriptor) -> bool:
+    """Whether a process has its own copy of a pipe's other end: the others may only have inherited theirs."""
+    ends = (one for one in link.process.descriptors if one.inode == end.inode and one.mode != end.mode)
+    return end.kind == "pipe" and any(ends)
+
+
+def _uses_it(link: ThreadFacts, pid: int, end: Descriptor) -> ThreadFacts | None:
+    """The thread of a process that is in a call at the other end."""
+    inode = end.peer if end.kind == "socket" else end.inode
+    for thread in link.case.threads(pid):
+        at = {one.inode for fd in thread.call.fds if (one := thread.process.descriptor(fd)) is not None}
+        if thread.key != link.key and inode and inode in at:
+            return thread
+    return None
+
+
+def _in_a_call(case: RunFacts, pid: int) -> ThreadFacts | None:
+    """The thread of a manager that is in a call for a client: it has a thread for each client."""
+    serving = [(thread, method) for thread in case.threads(pid) if (method := serves(thread)) is not None]
+    calls = [(thread, method) for thread, method in serving if thread.kind not in TWO_ENDS]
+    return calls[0][0] if len({method for _, method in calls}) == 1 else None
+
+
+def serves(thread: ThreadFacts) -> str | None:
+    """The method that a thread of a multiprocessing.Manager runs for a client; "" = unknown, None = no such thread."""
+    methods = (f.variables.get("methodname", "").strip("'\"") for f in thread.stack if f.name == "serve_client")
+    return next(methods, None)
+
+
+def _only_thread(link: ThreadFacts, pid: int) -> ThreadFacts | None:
+    """The only thread of a process that could use its end: its main thread, unless that is in the loader."""
+    main, could = link.case.at(pid), link.case.helpers(pid, but=link.tid)
+    in_loader = main.is_idle if main.in_worker else bool(could) and main.step in AT_HOME
+    if pid != link.pid and not in_loader:
+        could.insert(0, main)
+    return could[0] if len(could) == 1 else None
+
+
+# --- Ranks ------------------------------------------------------------------------------------------------------------
+_COLLECTIVE: Final = re.compile(
+    r"^(\w+\.)?(all_reduce|all_gather\w*|barrier|monitored_barrier|broadcast\w*|reduce\w*|gather\w*|scatter\w*|recv|send|"
+    r"all_to_all\w*|_all_gather\w*|wait|_sync\w*|init_process_group|synchronize)$"
+)
 
 
 def collective(place: ThreadPlace) -> str:
     """The collective of torch.distributed that a thread is in; "" = none."""
-    for frame in place.inside:
-        name = frame.name
-        if "torch/distributed/" in frame.file.replace("\\", "/") and _COLLECTIVE.match(name):
-            return name
-    return ""
+    inside = (f for f in place.inside if "torch/distributed/" in f.file.replace("\\", "/"))
+    return next((frame.name for frame in inside if _COLLECTIVE.match(frame.name)), "")
 
 
-def _other_rank(case: RunFacts, link: Link) -> _Next:
+def _other_rank(link: ThreadFacts) -> ThreadFacts | None:
     """For a loop in a collective: a loop of another rank that is not in one."""
-    if not collective(link.place):
-        return []
-    others = [one for one in case.loops if one.pid != link.pid and not collective(one.place)]
-    return [(one.pid, one.tid, f"is a rank that has not reached the {collective(link.place)}") for one in others[:1]]
+    name = collective(link.place)
+    others = (one for one in link.case.loops if name and one.pid != link.pid and not collective(one.place))
+    return next((replace(one, by=f"is a rank that has not reached the {name}") for one in others), None)
 
 
-_DECIDED: Final[tuple[tuple[Callable[[RunFacts, Link], bool], Callable[[RunFacts, Link], tuple[_Next, bool]]], ...]] = (
-    (lambda case, link: link.wait.kind in _ENDS, lambda case, link: ([], False)),
-    # the call that the signal interrupted is no wait now
-    (lambda case, link: link.place.interrupted, lambda case, link: (_joined_thread(case, link), False)),
-    (lambda case, link: link.place.step in (LoaderStep.NEXT, LoaderStep.READ) and link.pid not in case.workers, _maker),
-    (_fetches_memory, lambda case, link: (_has_memory(case, link), False)),
-    (lambda case, link: link.pid in case.workers and link.tid == link.pid and case.idle_worker(link.pid),
-     lambda case, link: ([], True)),
-    (lambda case, link: not link.place.seen and _waits_for_results(case, link), _maker),
+# --- The table --------------------------------------------------------------------------------------------------------
+def _nowhere(link: ThreadFacts) -> None:
+    return None
+
+
+class ChainStep(NamedTuple):
+    """Whom a thread waits for. applies: the step decides if this holds, else if it leads to a thread.
+
+    missing: if it leads nowhere, whether that is because the worker has nothing to do.
+    """
+
+    about: str
+    leads_to: Callable[[ThreadFacts], ThreadFacts | None]
+    applies: Callable[[ThreadFacts], bool] | None = None
+    missing: Callable[[ThreadFacts], bool] = lambda link: False
+
+
+STEPS: Final = (
+    ChainStep("no other thread could end this", _nowhere, lambda link: link.kind in _ENDS),
+    ChainStep("a signal handler: the call that it interrupted is no wait now", _joined_thread,
+              lambda link: link.place.interrupted),
+    ChainStep("the loop waits for a batch", _maker, _asks_for_a_batch, _none_is_busy),
+    ChainStep("the loop fetches a batch's memory", _has_memory, _fetches_memory),
+    ChainStep("a worker waits for a task", _nowhere, lambda link: link.in_worker and link.is_main and link.is_idle,
+              lambda link: True),
+    ChainStep("the loop, without a stack, waits for a batch", _maker, _polls_for_results, _none_is_busy),
+    ChainStep("it joins a thread", _joined_thread),
+    ChainStep("it joins a process", _joined_process),
+    ChainStep("it waits for a rank", _other_rank),
+    ChainStep("it waits for a lock", _inside_the_lock),
+    ChainStep("it starts a process", _fork_server),
+    ChainStep("it waits for a pool", _task_of_a_pool),
+    ChainStep("an event loop: the descriptors of its selector name no other thread", _nowhere,
+              lambda link: any(frame.name == "_run_once" for frame in link.place.inside[:3])),
+    ChainStep("it reads or writes", _at_the_other_end, lambda link: link.kind in TWO_ENDS),
+    ChainStep("the kernel knows the holder", _holder),
 )  # fmt: skip
-"""By a thread's step: the threads that it waits for, and whether these have nothing to do. The first match decides."""
-
-_TRIED: Final = (_joined_thread, _joined_process, _other_rank, _inside_the_lock, _fork_server, _task_of_a_pool)
-"""By a thread's stack: the process or thread that it waits for. The first function that finds one decides."""
+"""The first step that applies, or that leads to a thread, decides."""

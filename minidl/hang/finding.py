@@ -20,6 +20,24 @@ LONGEST: Final = 170
 """Characters of a title. The evidence repeats a longer title in full."""
 
 
+_DETAIL: Final = re.compile("\x02([^\x03]*)\x03")
+
+
+def detail(text: str) -> str:
+    """Mark a part of a text that a title leaves out, such as a process id."""
+    return f"\x02{text}\x03" if text else ""
+
+
+def whole(text: str) -> str:
+    """The text with its details."""
+    return _DETAIL.sub(r"\1", text)
+
+
+def short(text: str) -> str:
+    """The text without its details."""
+    return _DETAIL.sub("", text)
+
+
 class RunOutcome(enum.Enum):
     """The outcome of the run; the sentence begins with it."""
 

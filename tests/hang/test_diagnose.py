@@ -511,7 +511,7 @@ def test_polls_and_asking_for_the_gil_in_vain_are_no_going_on(switches: int, at_
     then, woke = stuck.threads[0], stuck.threads[0].switches[1] + switches
     now = replace(then, switches=(woke - at_once, woke), idle=0.0)
     last = look(loop(1), IDLE, replace(stuck, threads=(now,)), moment=4_000_000_000)
-    assert stirs(RunFacts([look(loop(1), IDLE, stuck), last], None), 102, 102) is goes_on
+    assert stirs(RunFacts([look(loop(1), IDLE, stuck), last]).at(102)) is goes_on
 
 
 @pytest.mark.parametrize("was", ["there", "not there"])
@@ -1198,12 +1198,15 @@ def test_a_worker_that_comes_up_has_its_number_in_its_own_loader() -> None:
     """The program's first loader has two workers, which came before."""
     first = [replace(worker(number), pid=pid, threads=()) for number, pid in ((0, 98), (1, 99))]
     told = replace(AFTER_WORKER_1, others=frozenset((98, 99)))
-    case = RunFacts([look(loop(0), *first, importing(0), worker(1))], told)
-    assert case.workers_of(LOOP) == {0: 101, 1: 102}
+
+    def numbers(told: RecordedWait, *processes: SeenProcess) -> dict[int, int]:
+        return {number: one.pid for number, one in RunFacts([look(*processes)], told).workers_of(LOOP).items()}
+
+    assert numbers(told, loop(0), *first, importing(0), worker(1)) == {0: 101, 1: 102}
     third = importing(2)  # of a loader of which the trace has nothing
-    assert RunFacts([look(loop(0), importing(0), worker(1), third)], told).workers_of(LOOP) == {0: 101, 1: 102}
+    assert numbers(told, loop(0), importing(0), worker(1), third) == {0: 101, 1: 102}
     told = replace(told, numbers={101: 0, 102: 1}, workers=3)  # worker 0 is gone
-    assert RunFacts([look(loop(2), worker(1), third)], told).workers_of(LOOP) == {1: 102, 2: 103}
+    assert numbers(told, loop(2), worker(1), third) == {1: 102, 2: 103}
 
 
 # --- Who could end a wait, and what that one is in --------------------------------------------------------------------

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from minidl.hang import remedies
-from minidl.hang.case import RunFacts, in_library, spot
-from minidl.hang.chain import Chain, Link
+from minidl.hang.case import RunFacts, ThreadFacts, in_library, spot
+from minidl.hang.chain import Chain
 from minidl.hang.finding import EvidenceLine, HangCause, Sure
-from minidl.tracefile.words import ending
+from minidl.tracefile.words import and_joined, ending
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,41 +41,44 @@ class Judgement:
 class CauseRule:
     """One rule. test: returns None if it does not apply. counter: evidence against it."""
 
-    test: Callable[[RunFacts, Chain], Judgement | None]
+    test: Callable[[Chain], Judgement | None]
     about: str
     counter: str
 
 
 def exit_in_words(status: int) -> str:
     """How a process ended, by its wait status; -1 = unknown."""
-    if status < 0:
-        return "exit status unknown"
-    return ending(os.waitstatus_to_exitcode(status))
+    return "exit status unknown" if status < 0 else ending(os.waitstatus_to_exitcode(status))
 
 
-def state_seen(case: RunFacts, link: Link) -> EvidenceLine:
+def state_seen(link: ThreadFacts) -> EvidenceLine:
     """The kernel's letter for a thread, at two looks."""
-    thread = case.thread(link.pid, link.tid)
-    before, now = thread.state if thread is not None else ("?", "?")
+    before, now = link.seen.state
     both = " at both looks" if before == now else f", and was {before} before"
     return EvidenceLine(f"its state is {now}{both}", f"/proc/{link.pid}/stat")
 
 
-def source_of(case: RunFacts, link: Link) -> str:
+def source_of(link: ThreadFacts) -> str:
     """The source of the evidence of a thread's wait: its system call, or else the kernel's function."""
-    thread = case.thread(link.pid, link.tid)
-    if thread is None:
-        return f"process {link.pid}"
-    call = thread.syscall
-    return f"{call.name if call else thread.wchan or 'state'} of thread {link.tid}"
+    return f"{link.call.name or link.seen.wchan or 'state'} of thread {link.tid}"
 
 
-def wait_seen(case: RunFacts, link: Link) -> EvidenceLine:
-    """The wait of a thread, as evidence."""
-    return EvidenceLine(link.wait.words, source_of(case, link))
+def wait_seen(link: ThreadFacts, of: str = "") -> EvidenceLine:
+    """The wait of a thread, as evidence. of: its name and "is"."""
+    return EvidenceLine(f"{of}{link.wait.words}", source_of(link))
 
 
-def place_in_words(case: RunFacts, pid: int) -> str:
-    """Where the main thread of a process is: the user's line, else the library's, else the loader's step."""
-    place = case.place(pid, pid)
-    return spot(place) or in_library(place) or place.step.value
+def place_in_words(link: ThreadFacts) -> str:
+    """Where a thread is: the user's line, else the library's, else the loader's step."""
+    return spot(link.place) or in_library(link.place) or link.step.value
+
+
+def named(case: RunFacts, pids: Iterable[int]) -> str:
+    """Some processes in words."""
+    return and_joined([case.name(pid) for pid in pids])
+
+
+def waits_of(threads: Iterable[ThreadFacts]) -> EvidenceLine:
+    """The waits of a process's other threads, as evidence."""
+    words = and_joined([f"{one.label} ({one.wait.words})" for one in threads])
+    return EvidenceLine(f"other threads of its process: {words}", "stacks")

@@ -8,269 +8,265 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from minidl.hang.case import LoopThread, RunFacts
-from minidl.hang.chain import Chain, Link, follow, joins
-from minidl.hang.evidence.graph import Blocked, KernelWait
+from minidl.hang.case import ThreadFacts
+from minidl.hang.chain import Chain, follow, joins
+from minidl.hang.evidence.graph import Blocked
 from minidl.hang.finding import EvidenceLine, HangCause, Sure
 from minidl.hang.places import AT_HOME, USERS, LoaderStep
 from minidl.hang.rules.activity import (
+    any_at_work,
     at_work,
     doing_of,
     ended_children,
     is_its_own_other_end,
     receives,
     times_asleep,
-)
-from minidl.hang.rules.judgement import Judgement, wait_seen
+)  # fmt: skip
+from minidl.hang.rules.judgement import Judgement, named, wait_seen
 from minidl.tracefile.words import and_joined
 
 
-def file_lock(case: RunFacts, chain: Chain) -> Judgement | None:
+# --- File locks and children ------------------------------------------------------------------------------------------
+def file_lock(chain: Chain) -> Judgement | None:
     """The chain ends at a file lock; if the lock's holder waits itself, see `table._held_file_lock`."""
-    wait = chain.end.wait
-    if wait.kind is not Blocked.FILE_LOCK:
+    end, wait = chain.end, chain.end.wait
+    if end.kind is not Blocked.FILE_LOCK:
         return None
-    facts = holders_seen(case, wait)
-    who = and_joined([case.name(one.pid) for one in wait.holders]) or "a process that could not be seen"
-    polls = wait.bounded  # the kernel knows of no wait: this lock is a conclusion
+    facts, polls = holders_seen(end), wait.bounded  # then the kernel knows of no wait: this lock is a conclusion
+    who = named(end.case, [one.pid for one in wait.holders]) or "a process that could not be seen"
     sure = (Sure.CERTAIN if wait.certain and not polls else Sure.LIKELY) if facts else Sure.POSSIBLE
     passed = facts and not wait.certain and not polls
     holds = "took it, and may have passed it on to a child" if passed else "holds it"
-    return Judgement(
-        HangCause.FILE_LOCK, f"is {wait.words}; {who} {holds}", sure, facts,
-        POLLED if polls else () if facts else _ELSEWHERE,
-    )  # fmt: skip
+    also = POLLED if polls else () if facts else _ELSEWHERE
+    return Judgement(HangCause.FILE_LOCK, f"is {wait.words}; {who} {holds}", sure, facts, also)
 
 
-def holders_seen(case: RunFacts, wait: KernelWait) -> tuple[EvidenceLine, ...]:
-    """The holders of the lock, as evidence."""
-    return tuple(EvidenceLine(f"{case.name(one.pid)} {one.why}", "/proc/locks, fdinfo") for one in wait.holders)
+def holders_seen(link: ThreadFacts) -> tuple[EvidenceLine, ...]:
+    """The holders of the lock that a thread waits for, as evidence."""
+    said = (f"{link.case.name(one.pid)} {one.why}" for one in link.wait.holders)
+    return tuple(EvidenceLine(text, "/proc/locks, fdinfo") for text in said)
 
 
 _ELSEWHERE: Final = ("a process on another machine (network file system) or in another container holds the lock",)
-
-
 POLLED: Final = ("it polls for something else, unrelated to the lock",)
 
 
-def child(case: RunFacts, chain: Chain) -> Judgement | None:
+def child(chain: Chain) -> Judgement | None:
     """The chain ends at a wait for a child; if the child waits itself, see `table._waiting_child`."""
-    waiter = chain.end
-    if waiter.wait.kind is not Blocked.CHILD:
+    end = chain.end
+    if end.kind is not Blocked.CHILD:
         return None
-    known = and_joined([case.name(one.pid) for one in waiter.wait.holders]) or "it has none left"
-    return Judgement(
-        HangCause.CHILD, f"waits for its child ({known})", Sure.LIKELY,
-        (wait_seen(case, waiter),),
-    )  # fmt: skip
+    known = named(end.case, [one.pid for one in end.wait.holders]) or "it has none left"
+    return Judgement(HangCause.CHILD, f"waits for its child ({known})", Sure.LIKELY, (wait_seen(end),))
 
 
-def pipe_full(case: RunFacts, chain: Chain) -> Judgement | None:
+# --- Pipes ------------------------------------------------------------------------------------------------------------
+def pipe_full(chain: Chain) -> Judgement | None:
     """A process writes into a pipe or a FIFO that no process reads.
 
     Does not apply to a worker that writes into the loader's own result pipe.
     """
-    full = next((link for link in chain.links if link.wait.kind is Blocked.PIPE_WRITE), None)
-    if full is None or (full.place.step is LoaderStep.WRITE and full.pid in case.workers):
+    full = next((link for link in chain.links if link.kind is Blocked.PIPE_WRITE), None)
+    if full is None or (full.step is LoaderStep.WRITE and full.in_worker):
         return None
-    sides = (EvidenceLine(f"{case.name(one.pid)} {one.why}", "descriptors") for one in full.wait.holders)
-    facts = (wait_seen(case, full), *sides)
+    sides = [EvidenceLine(f"{full.case.name(one.pid)} {one.why}", "descriptors") for one in full.wait.holders]
+    what = f"has the pipe's reading end but does not read: it is {chain.end.wait.words}"
     if full is chain.end:
-        ends = [_could(case, chain, one.pid) for one in full.wait.holders if one.pid != full.pid]
-        what = f"is {full.wait.words}"
-        what += f"; {and_joined(ends)} {'have' if len(ends) > 1 else 'has'} its reading end" if ends else ""
-    else:
-        what = f"has the pipe's reading end but does not read: it is {chain.end.wait.words}"
-    return Judgement(HangCause.PIPE_FULL, what, Sure.LIKELY, facts)
+        ends = _ends(full)
+        has = "have" if len(ends) > 1 else "has"
+        what = f"is {full.wait.words}" + (f"; {and_joined(ends)} {has} its reading end" if ends else "")
+    return Judgement(HangCause.PIPE_FULL, what, Sure.LIKELY, (wait_seen(full), *sides))
 
 
-def _empty_pipe(case: RunFacts, chain: Chain) -> Link | None:
+def writer_is_elsewhere(chain: Chain) -> Judgement | None:
+    """A process reads from a pipe, and the process with its writing end does something else."""
+    empty, end = _empty_pipe(chain), chain.end
+    if empty is None or empty is end:
+        return None
+    writes = "writes from time to time" if receives(empty) else "writes nothing"
+    what = f"has the pipe's writing end and {writes}: it is {end.wait.words}"
+    return Judgement(HangCause.PIPE_EMPTY, what, Sure.LIKELY, (wait_seen(empty),))
+
+
+def queue_empty(chain: Chain) -> Judgement | None:
+    """The pipe that no process writes to belongs to a multiprocessing queue."""
+    empty = chain.end
+    of_queue = any(frame.file.endswith("multiprocessing/queues.py") for frame in empty.place.inside)
+    if not of_queue or _empty_pipe(chain) is not empty:
+        return None
+    circle, ends = _all_wait_for_it(chain), _ends(empty)
+    could = f" ({and_joined(ends)} could)" if ends else ""
+    also = ("one of these processes will put it late",) if ends else ()
+    if circle:
+        names = named(empty.case, [one.pid for one in empty.wait.holders])
+        could, also = f": only {names} could, and {'they wait' if len(ends) > 1 else 'it waits'} for this process", ()
+    return Judgement(
+        HangCause.QUEUE_EMPTY, f"waits in Queue.get for an item that no process puts{could}", Sure.LIKELY,
+        (wait_seen(empty),), (*ended_children(empty.case, "should have put it"), *also),
+        alone=circle or _only_itself(empty), helped=_writer_works(empty),
+    )  # fmt: skip
+
+
+def pipe_empty(chain: Chain) -> Judgement | None:
+    """A process reads from a pipe or a FIFO that no process writes to. After `queue_empty`: not a queue's pipe."""
+    empty = chain.end
+    if _empty_pipe(chain) is not empty:
+        return None
+    circle, ends = _all_wait_for_it(chain), _ends(empty)
+    who = f"; {and_joined(ends)} could write to it" if ends else ""
+    who += " but waits for the reader" if circle else ""
+    return Judgement(
+        HangCause.PIPE_EMPTY, f"is {empty.wait.words}{who}", Sure.LIKELY, (wait_seen(empty),),
+        alone=circle or _only_itself(empty), helped=_writer_works(empty),
+    )  # fmt: skip
+
+
+def _empty_pipe(chain: Chain) -> ThreadFacts | None:
     """The last link that reads from a pipe of the user's.
 
     None if a link writes into a full pipe, or if the link reads only to learn that a process has ended.
     """
-    if any(link.wait.kind is Blocked.PIPE_WRITE for link in chain.links):
+    if any(link.kind is Blocked.PIPE_WRITE for link in chain.links):
         return None
-    reads = [one for one in chain.links if _reads_users_pipe(case, one) and (one is chain.end or not joins(one))]
+    reads = [one for one in chain.links if _reads_users_pipe(one) and (one is chain.end or not joins(one))]
     return reads[-1] if reads else None
 
 
-def writer_is_elsewhere(case: RunFacts, chain: Chain) -> Judgement | None:
-    """A process reads from a pipe, and the process with its writing end does something else."""
-    empty, end = _empty_pipe(case, chain), chain.end
-    if empty is None or empty is end:
-        return None
-    writes = "writes from time to time" if receives(case, empty) else "writes nothing"
-    return Judgement(
-        HangCause.PIPE_EMPTY, f"has the pipe's writing end and {writes}: it is {end.wait.words}", Sure.LIKELY,
-        (wait_seen(case, empty),),
-    )  # fmt: skip
+def _reads_users_pipe(link: ThreadFacts) -> bool:
+    """Whether a thread reads from a pipe that is not the loader's; without a stack, any read without a timeout."""
+    if link.kind is not Blocked.PIPE_READ or (link.step in AT_HOME and not link.place.interrupted):
+        return False
+    loaders = link.step in (LoaderStep.NEXT, LoaderStep.IDLE, LoaderStep.READ)
+    return not loaders if link.place.seen else not link.wait.bounded
 
 
-def queue_empty(case: RunFacts, chain: Chain) -> Judgement | None:
-    """The pipe that no process writes to belongs to a multiprocessing queue."""
-    empty = chain.end
-    of_queue = any(frame.file.endswith("multiprocessing/queues.py") for frame in empty.place.inside)
-    if _empty_pipe(case, chain) is not empty or not of_queue:
-        return None
-    circle = _all_wait_for_it(case, chain, empty)
-    ends = [_could(case, chain, one.pid) for one in empty.wait.holders]
-    could = f" ({and_joined(ends)} could)" if ends else ""
-    also = ("one of these processes will put it late",) if ends else ()
-    if circle:
-        names = and_joined([case.name(one.pid) for one in empty.wait.holders])
-        could, also = f": only {names} could, and {'they wait' if len(ends) > 1 else 'it waits'} for this process", ()
-    return Judgement(
-        HangCause.QUEUE_EMPTY, f"waits in Queue.get for an item that no process puts{could}", Sure.LIKELY,
-        (wait_seen(case, empty),), (*ended_children(case, "should have put it"), *also),
-        alone=circle or _only_itself(case, empty), helped=_writer_works(case, empty),
-    )  # fmt: skip
+def _writer_works(link: ThreadFacts) -> bool:
+    return any_at_work(link.case, [one.pid for one in link.wait.holders])
 
 
-def pipe_empty(case: RunFacts, chain: Chain) -> Judgement | None:
-    """A process reads from a pipe or a FIFO that no process writes to. After `queue_empty`: not a queue's pipe."""
-    empty = chain.end
-    if _empty_pipe(case, chain) is not empty:
-        return None
-    circle = _all_wait_for_it(case, chain, empty)
-    ends = [_could(case, chain, one.pid) for one in empty.wait.holders]
-    who = f"; {and_joined(ends)} could write to it" if ends else ""
-    who += " but waits for the reader" if circle else ""
-    return Judgement(
-        HangCause.PIPE_EMPTY, f"is {empty.wait.words}{who}", Sure.LIKELY,
-        (wait_seen(case, empty),),
-        alone=circle or _only_itself(case, empty), helped=_writer_works(case, empty),
-    )  # fmt: skip
-
-
-def _writer_works(case: RunFacts, link: Link) -> bool:
-    return any(at_work(case, one.pid, one.pid) for one in link.wait.holders)
-
-
-def _only_itself(case: RunFacts, link: Link) -> bool:
+def _only_itself(link: ThreadFacts) -> bool:
     """Whether only the waiter's own process has the other end of a pipe, and has no thread to use it."""
-    letter = "w" if link.wait.kind is Blocked.PIPE_READ else "r"
-    own = any(
-        link.wait.target == f"pipe:{one.inode}" and letter in one.mode for one in case.processes[link.pid].descriptors
-    )
-    return own and not link.wait.holders and not case.users_threads(link.pid, but=link.tid)
+    letter = "w" if link.kind is Blocked.PIPE_READ else "r"
+    same = (one for one in link.process.descriptors if link.wait.target == f"pipe:{one.inode}")
+    own = any(letter in one.mode for one in same)
+    return own and not link.wait.holders and not link.case.helpers(link.pid, but=link.tid)
 
 
-def _all_wait_for_it(case: RunFacts, chain: Chain, link: Link) -> bool:
+def _all_wait_for_it(chain: Chain) -> bool:
     """Whether all holders of a pipe's other end wait, in the end, for the waiter, or are idle workers of its loop.
 
     Another thread of such a process could use that end; so could one whose own wait times out.
     """
-    idle = {pid for pid in case.workers_of(chain.links[0].pid).values() if _has_nothing_to_do(case, pid)}
+    link, case = chain.end, chain.end.case
     ends = {one.pid for one in link.wait.holders}
-    if not ends or link.wait.bounded or case.users_threads(link.pid, but=link.tid):
+    if not ends or link.wait.bounded or case.helpers(link.pid, but=link.tid):
         return False
-    return all(pid in idle or _leads_to(case, pid, link) for pid in ends)
+    idle = {worker.pid for worker in case.workers_of(chain.first.pid).values() if _has_nothing_to_do(worker)}
+    return all(pid in idle or _leads_to(case.at(pid), link) for pid in ends)
 
 
-def _leads_to(case: RunFacts, pid: int, link: Link) -> bool:
+def _leads_to(main: ThreadFacts, link: ThreadFacts) -> bool:
     """Whether a process waits for a thread, without a timeout of the user's, and has no other thread of the user's."""
-    links = follow(case, LoopThread(pid, pid, case.place(pid, pid))).links
-    at = next((i for i, one in enumerate(links) if (one.pid, one.tid) == (link.pid, link.tid)), 0)
-    ends = any(one.wait.bounded and one.place.step in USERS for one in links[:at])
-    return at > 0 and not ends and not case.users_threads(pid)
+    links = follow(main).links
+    at = next((i for i, one in enumerate(links) if one.key == link.key), 0)
+    ends = any(one.wait.bounded and one.step in USERS for one in links[:at])
+    return at > 0 and not ends and not main.case.helpers(main.pid)
 
 
-def _has_nothing_to_do(case: RunFacts, pid: int) -> bool:
+def _has_nothing_to_do(worker: ThreadFacts) -> bool:
     """Whether a worker waits for a task, and no thread of it has anything to send."""
-    sends = {case.place(pid, t.tid).step for t in case.processes[pid].threads} & {LoaderStep.PICKLE, LoaderStep.WRITE}
-    return case.idle_worker(pid) and not sends and not case.users_threads(pid)
+    sends = {one.step for one in worker.case.threads(worker.pid)} & {LoaderStep.PICKLE, LoaderStep.WRITE}
+    return worker.is_idle and not sends and not worker.case.helpers(worker.pid)
 
 
-def _could(case: RunFacts, chain: Chain, pid: int) -> str:
+def _ends(link: ThreadFacts) -> list[str]:
+    """The processes that have the other end."""
+    return [_could(link, one.pid) for one in link.wait.holders]
+
+
+def _could(link: ThreadFacts, pid: int) -> str:
     """The name of a process that has the other end, with the reason why it does not use it, if seen."""
-    name, end = case.name(pid), chain.end
-    helpers = case.users_threads(pid)
-    if doing := doing_of(case, pid, helpers):
-        return name + doing
-    wait = case.wait(pid, pid)
-    if pid == end.pid:
-        return f"{name} itself"
-    if wait is not None and wait.target and wait.target == end.wait.target:
-        return f"{name} [waits for the same]"
-    waits = any(pid == link.pid for link in (*chain.before, *chain.links[:-1])) and not helpers
-    return f"{name} [waits for it in turn]" if waits else name
+    main, helpers = link.case.at(pid), link.case.helpers(pid)
+    if doing := doing_of(helpers):
+        return main.name + doing
+    if pid == link.pid:
+        return f"{main.name} itself"
+    if main.wait.target and main.wait.target == link.wait.target:
+        return f"{main.name} [waits for the same]"
+    waits = any(pid == one.pid for one in link.waiters) and not helpers
+    return f"{main.name} [waits for it in turn]" if waits else main.name
 
 
-def _reads_users_pipe(case: RunFacts, link: Link) -> bool:
-    """Whether a thread reads from a pipe that is not the loader's; without a stack, any read without a timeout."""
-    if link.wait.kind is not Blocked.PIPE_READ or (link.place.step in AT_HOME and not link.place.interrupted):
-        return False
-    return (
-        link.place.step not in (LoaderStep.NEXT, LoaderStep.IDLE, LoaderStep.READ)
-        if link.place.seen
-        else not link.wait.bounded
-    )
-
-
-def event_loop(case: RunFacts, chain: Chain) -> Judgement | None:
+# --- Sockets and the rest ---------------------------------------------------------------------------------------------
+def event_loop(chain: Chain) -> Judgement | None:
     """An asyncio event loop that has nothing to run. No stack shows which coroutine waits for what."""
-    end = chain.end
-    names = [f.name for f in end.place.inside[:3] if "asyncio/" in f.file.replace("\\", "/")]
-    if "_run_once" not in names:
+    end, frame = chain.end, chain.end.place.users
+    inside = (one for one in end.place.inside[:3] if "asyncio/" in one.file.replace("\\", "/"))
+    if not any(one.name == "_run_once" for one in inside):
         return None
-    frame = end.place.users
     asked = f" that {frame.function} runs" if frame is not None else ""
     return Judgement(
         HangCause.NOBODY, f"waits in the asyncio event loop{asked}, which has nothing to run", Sure.POSSIBLE,
-        (wait_seen(case, end),),
-        ("a coroutine waits for the network, or for an event that no coroutine sets",),
+        (wait_seen(end),), ("a coroutine waits for the network, or for an event that no coroutine sets",),
         "print asyncio.all_tasks() from a signal handler (faulthandler does not show them); give awaits a timeout",
-        moves=end.pid not in case.workers,
+        moves=not end.in_worker,
     )  # fmt: skip
 
 
-def socket(case: RunFacts, chain: Chain) -> Judgement | None:
+def server_without_clients(chain: Chain) -> Judgement | None:
+    """A thread waits for a client to connect."""
     end = chain.end
-    if end.wait.kind is not Blocked.SOCKET:
+    if end.kind is not Blocked.SOCKET or not _accepts(end):
         return None
-    if _calls_accept(case, end.pid, end.tid):
-        return Judgement(
-            HangCause.SOCKET, "waits for a client to connect", Sure.LIKELY,
-            (wait_seen(case, end),), ("no client is expected to connect",),
-            "give accept() a timeout (socket.settimeout), or accept in a thread", helped=end.pid not in case.workers,
-        )  # fmt: skip
-    who = and_joined([_could(case, chain, one.pid) for one in end.wait.holders])
-    own = is_its_own_other_end(end)
-    helpers = doing_of(case, end.pid, case.users_threads(end.pid, but=end.tid)) if own else ""
-    other = f"the other end: {'its own process' + helpers if own else who or 'none of these processes has it'}"
-    if end.wait.holders and not own and all(one.listens for one in end.wait.holders):
-        threads = [(one.pid, t.tid) for one in end.wait.holders for t in case.processes[one.pid].threads]
-        accepts = any(_calls_accept(case, pid, tid) for pid, tid in threads)
-        other = f"{who} should accept it" + ("" if accepts else ", but no thread of it calls accept()")
-    times = times_asleep(case, end) if end.wait.bounded else 0
-    what = f"is {end.wait.words}" + (f" with a timeout, {times} times in {case.apart:.1f} s: it polls" if times else "")
     return Judgement(
-        HangCause.SOCKET, f"{what}; {other}", Sure.LIKELY,
-        (wait_seen(case, end),), ("the other end is slow but will answer",),
-        helped=any(at_work(case, one.pid, t.tid) for one in end.wait.holders for t in case.users_threads(one.pid)),
+        HangCause.SOCKET, "waits for a client to connect", Sure.LIKELY, (wait_seen(end),),
+        ("no client is expected to connect",), "give accept() a timeout (socket.settimeout), or accept in a thread",
+        helped=not end.in_worker,
     )  # fmt: skip
 
 
-def _calls_accept(case: RunFacts, pid: int, tid: int) -> bool:
-    thread = case.thread(pid, tid)
-    return thread is not None and thread.syscall is not None and thread.syscall.name.startswith("accept")
+def socket(chain: Chain) -> Judgement | None:
+    """A thread waits at a connection, for what the other end sends or reads."""
+    end, case = chain.end, chain.end.case
+    if end.kind is not Blocked.SOCKET:
+        return None
+    times = times_asleep(end) if end.wait.bounded else 0
+    what = f"is {end.wait.words}" + (f" with a timeout, {times} times in {case.apart:.1f} s: it polls" if times else "")
+    helpers = (thread for one in end.wait.holders for thread in case.helpers(one.pid))
+    return Judgement(
+        HangCause.SOCKET, f"{what}; {_at_other_end(end)}", Sure.LIKELY, (wait_seen(end),),
+        ("the other end is slow but will answer",), helped=any(map(at_work, helpers)),
+    )  # fmt: skip
+
+
+def _at_other_end(end: ThreadFacts) -> str:
+    """Which process has the other end of a connection, or should accept it."""
+    case, holders = end.case, end.wait.holders
+    if is_its_own_other_end(end):
+        return f"the other end: its own process{doing_of(case.helpers(end.pid, but=end.tid))}"
+    who = and_joined(_ends(end))
+    if not holders or not all(one.listens for one in holders):
+        return f"the other end: {who or 'none of these processes has it'}"
+    accepts = any(_accepts(thread) for one in holders for thread in case.threads(one.pid))
+    return f"{who} should accept it" + ("" if accepts else ", but no thread of it calls accept()")
+
+
+def _accepts(thread: ThreadFacts) -> bool:
+    return thread.call.name.startswith("accept")
 
 
 _DEBUGGER: Final = re.compile(r"(^|/)(pdb|bdb|cmd|code)\.py$|/(IPython|ipdb|pudb|debugpy|pydevd\w*)/")
+_PROMPTS: Final = (Blocked.TERMINAL, Blocked.FILE, Blocked.PIPE_READ, Blocked.SOCKET, Blocked.FIFO)
 
 
-def debugger(case: RunFacts, chain: Chain) -> Judgement | None:
+def debugger(chain: Chain) -> Judgement | None:
     """A debugger waits for the next command of a person."""
     end = chain.end
     frame = next((f for f in end.place.inside if _DEBUGGER.search(f.file.replace("\\", "/"))), None)
-    asleep = end.wait.kind in (Blocked.TERMINAL, Blocked.FILE, Blocked.PIPE_READ, Blocked.SOCKET, Blocked.FIFO)
-    if frame is None or not asleep:
+    if frame is None or end.kind not in _PROMPTS:
         return None
-    return Judgement(
-        HangCause.TERMINAL, "waits in a debugger for the next command of its user", Sure.LIKELY,
-        (EvidenceLine(f"it is in {frame.function}, {frame.file}:{frame.line}", f"stack of {end.pid}"),),
-    )  # fmt: skip
+    fact = EvidenceLine(f"it is in {frame.function}, {frame.file}:{frame.line}", f"stack of {end.pid}")
+    return Judgement(HangCause.TERMINAL, "waits in a debugger for the next command of its user", Sure.LIKELY, (fact,))
 
 
 _OBJECTS: Final = {
@@ -282,11 +278,11 @@ _OBJECTS: Final = {
 """Waits that the kernel itself names: the cause, its certainty, and alternatives."""
 
 
-def named_by_the_kernel(case: RunFacts, chain: Chain) -> Judgement | None:
+def named_by_the_kernel(chain: Chain) -> Judgement | None:
     """A thread opens a FIFO, waits for a person or for a signal, or reads a file."""
     end = chain.end
-    if end.wait.kind not in _OBJECTS:
+    if end.kind not in _OBJECTS:
         return None
-    cause, sure, also = _OBJECTS[end.wait.kind]
-    prompt = " (a debugger's prompt?)" if end.wait.kind is Blocked.TERMINAL else ""
-    return Judgement(cause, f"is {end.wait.words}{prompt}", sure, (wait_seen(case, end),), also)
+    cause, sure, also = _OBJECTS[end.kind]
+    prompt = " (a debugger's prompt?)" if end.kind is Blocked.TERMINAL else ""
+    return Judgement(cause, f"is {end.wait.words}{prompt}", sure, (wait_seen(end),), also)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minidl.hang.case import RunFacts
-from minidl.hang.chain import Chain, Link
+from minidl.hang.case import ThreadFacts
+from minidl.hang.chain import Chain
 from minidl.hang.evidence.graph import Blocked, semaphore_at
 from minidl.hang.finding import EvidenceLine, HangCause, Sure
 from minidl.hang.places import USERS, LoaderStep
-from minidl.hang.rules.activity import at_work, ended_children, in_users_code, same_place
-from minidl.hang.rules.judgement import Judgement, place_in_words
-from minidl.tracefile.words import and_joined
+from minidl.hang.rules.activity import any_at_work, at_work, ended_children, in_users_code, same_place
+from minidl.hang.rules.judgement import Judgement, named, place_in_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,118 +21,99 @@ class _Shared:
     do not wait for it: they may hold it, or set the event that it stands for.
     """
 
-    end: Link
+    end: ThreadFacts
     pids: tuple[int, ...]
     same: tuple[int, ...]
     could: tuple[int, ...]
     facts: tuple[EvidenceLine, ...]
 
+    def functions(self, file: str) -> list[str]:
+        """The functions of a library's file that the waiting thread is in, innermost first."""
+        return [frame.function for frame in self.end.place.inside if frame.file.endswith(file)]
 
-def _shared(case: RunFacts, chain: Chain) -> _Shared | None:
-    """The wait at the chain's end for a semaphore that processes share, without a timeout or repeated."""
-    end = chain.end
-    if end.wait.kind is not Blocked.SEMAPHORE or (end.wait.bounded and not _asks_again(case, end)):
+
+def _shared(end: ThreadFacts) -> _Shared | None:
+    """The wait of a thread for a semaphore that processes share, without a timeout or repeated."""
+    asks_again = end.step in USERS and same_place(end)
+    if end.kind is not Blocked.SEMAPHORE or (end.wait.bounded and not asks_again):
         return None
-    process, thread = case.processes[end.pid], case.thread(end.pid, end.tid)
-    semaphore = semaphore_at(process, thread.syscall.address) if thread is not None and thread.syscall else None
+    case, semaphore = end.case, semaphore_at(end.process, end.call.address)
     pids = tuple(holder.pid for holder in end.wait.holders)
     users = [pid for pid in pids if in_users_code(case, pid)]
-    same = tuple(pid for pid in users if _waits_for_same(case, pid, end.wait.target))
+    same = tuple(pid for pid in users if any(one.wait.target == end.wait.target for one in case.threads(pid)))
     value = f", value {semaphore.value}" if semaphore is not None and semaphore.value >= 0 else ""
-    facts = [EvidenceLine(f"{case.name(end.pid)} waits for {end.wait.target}{value}", f"futex of {end.tid}, maps")]
+    facts = [EvidenceLine(f"{end.name} waits for {end.wait.target}{value}", f"futex of {end.tid}, maps")]
     facts += [EvidenceLine(f"{case.name(pid)} waits for the same one", "futex") for pid in same]
     return _Shared(end, pids, same, tuple(pid for pid in users if pid not in same), tuple(facts))
 
 
-def _asks_again(case: RunFacts, end: Link) -> bool:
-    """Whether a thread waits in the user's code with a timeout, again and again."""
-    return end.place.step in USERS and same_place(case, end)
-
-
-def _waits_for_same(case: RunFacts, pid: int, target: str) -> bool:
-    return any(
-        (wait := case.wait(pid, t.tid)) is not None and wait.target == target for t in case.processes[pid].threads
-    )
-
-
-def full_queue(case: RunFacts, chain: Chain) -> Judgement | None:
+def full_queue(chain: Chain) -> Judgement | None:
     """The semaphore counts the free places in a bounded queue of multiprocessing."""
-    shared = _shared(case, chain)
-    if shared is None:
+    shared = _shared(chain.end)
+    if shared is None or not "".join(shared.functions("multiprocessing/queues.py")[:1]).endswith("put"):
         return None
-    frames = [f for f in shared.end.place.inside if f.file.endswith("multiprocessing/queues.py")]
-    if not frames or not frames[0].function.endswith("put"):
-        return None
-    return Judgement(
-        HangCause.QUEUE_FULL, "waits for room in a bounded queue that no process empties", Sure.LIKELY, shared.facts,
-    )  # fmt: skip
+    what = "waits for room in a bounded queue that no process empties"
+    return Judgement(HangCause.QUEUE_FULL, what, Sure.LIKELY, shared.facts)
 
 
-def loaders_queue(case: RunFacts, chain: Chain) -> Judgement | None:
+def loaders_queue(chain: Chain) -> Judgement | None:
     """The semaphore is the lock of one of the loader's own queues, which a process holds for one message at a time."""
-    shared = _shared(case, chain)
-    if shared is None or shared.end.place.step not in (LoaderStep.WRITE, LoaderStep.IDLE, LoaderStep.READ):
+    shared = _shared(chain.end)
+    if shared is None or chain.end.step not in (LoaderStep.WRITE, LoaderStep.IDLE, LoaderStep.READ):
         return None
-    return Judgement(
-        HangCause.DEAD_LOCK_HOLDER, "waits for the lock of the loader's own queue", Sure.LIKELY, shared.facts,
-        ("a stopped process holds it",),
-    )  # fmt: skip
+    what, also = "waits for the lock of the loader's own queue", ("a stopped process holds it",)
+    return Judgement(HangCause.DEAD_LOCK_HOLDER, what, Sure.LIKELY, shared.facts, also)
 
 
-def nobody_notifies(case: RunFacts, chain: Chain) -> Judgement | None:
+def none_notifies(chain: Chain) -> Judgement | None:
     """The semaphore belongs to an Event or a Condition of multiprocessing."""
-    shared = _shared(case, chain)
-    if shared is None:
-        return None
-    waits = [f.function for f in shared.end.place.inside if f.file.endswith("multiprocessing/synchronize.py")]
-    if not any(name in ("Event.wait", "Condition.wait", "wait") for name in waits):
+    shared = _shared(chain.end)
+    waits = shared.functions("multiprocessing/synchronize.py") if shared is not None else []
+    if shared is None or not {"Event.wait", "Condition.wait", "wait"} & set(waits):
         return None
     event = "Event.wait" in waits or waits.count("wait") > 1  # Python 3.10 does not name the class
-    named = "a shared Event that no process sets" if event else "the notify of a shared Condition"
-    could = f" ({and_joined([case.name(pid) for pid in shared.could])} could)" if shared.could else ""
+    what = "a shared Event that no process sets" if event else "the notify of a shared Condition"
+    could = f" ({named(chain.end.case, shared.could)} could)" if shared.could else ""
     return Judgement(
-        HangCause.NOBODY, f"waits for {named}{could}", Sure.POSSIBLE if could else Sure.LIKELY, shared.facts,
+        HangCause.NOBODY, f"waits for {what}{could}", Sure.POSSIBLE if could else Sure.LIKELY, shared.facts,
         () if event else ("the notify came before the wait",),
         "find which process should set or notify it, and whether that waits for this worker; give the wait a timeout",
-        helped=any(at_work(case, pid, pid) for pid in shared.could),
+        helped=any_at_work(chain.end.case, shared.could),
     )  # fmt: skip
 
 
-def crossed_locks(case: RunFacts, chain: Chain) -> Judgement | None:
+def crossed_locks(chain: Chain) -> Judgement | None:
     """Two processes wait for one lock each, and only the other one may hold that lock."""
-    shared = _shared(case, chain)
+    shared = _shared(chain.end)
     if shared is None or len(shared.could) != 1:
         return None
-    pid = shared.could[0]
-    other = Link(pid, pid, case.place(pid, pid), case.wait(pid, pid) or shared.end.wait)
-    theirs = _shared(case, Chain((other,)))
-    if theirs is None or theirs.could != (shared.end.pid,):
+    other = chain.end.case.at(shared.could[0])
+    theirs = _shared(other)
+    if theirs is None or theirs.could != (chain.end.pid,):
         return None
     return Judgement(
         HangCause.CYCLE,
-        f"waits for a lock that only {case.name(pid)}, in {place_in_words(case, pid)}, may hold; that one waits for a "
+        f"waits for a lock that only {other.name}, in {place_in_words(other)}, may hold; that one waits for a "
         "lock that only it may hold: a cycle",
         Sure.LIKELY, (*shared.facts, *theirs.facts), ("a process that has died holds both locks",),
     )  # fmt: skip
 
 
-def shared_lock(case: RunFacts, chain: Chain) -> Judgement | None:
+def shared_lock(chain: Chain) -> Judgement | None:
     """A process that shares the semaphore may hold it: it is in the user's code, or its stack is unknown."""
-    shared = _shared(case, chain)
+    shared, case = _shared(chain.end), chain.end.case
     if shared is None:
         return None
     if shared.could:
-        names = and_joined([case.name(pid) for pid in shared.could])
-        theirs = (
-            EvidenceLine(f"{case.name(pid)} shares it and is in its own code: {place_in_words(case, pid)}", "stack")
-            for pid in shared.could
-        )
+        could = [case.at(pid) for pid in shared.could]
+        doing = (f"{one.name} shares it and is in its own code: {place_in_words(one)}" for one in could)
         return Judgement(
-            HangCause.SEMAPHORE, f"waits for a lock shared between processes; {names} may hold it", Sure.POSSIBLE,
-            (*shared.facts, *theirs), ("a permit was never given back",),
-            helped=any(at_work(case, pid, pid) for pid in shared.could),
+            HangCause.SEMAPHORE,
+            f"waits for a lock shared between processes; {named(case, shared.could)} may hold it", Sure.POSSIBLE,
+            (*shared.facts, *(EvidenceLine(text, "stack") for text in doing)), ("a permit was never given back",),
+            helped=any(map(at_work, could)),
         )  # fmt: skip
-    if all(case.place(pid, pid).seen for pid in shared.pids):
+    if all(case.at(pid).place.seen for pid in shared.pids):
         return None
     return Judgement(
         HangCause.SEMAPHORE, "waits for a lock or permit shared between processes", Sure.POSSIBLE, shared.facts,
@@ -142,27 +122,20 @@ def shared_lock(case: RunFacts, chain: Chain) -> Judgement | None:
     )  # fmt: skip
 
 
-def permit_lost(case: RunFacts, chain: Chain) -> Judgement | None:
+def permit_lost(chain: Chain) -> Judgement | None:
     """All processes that share the semaphore are seen, and none could release it: see `shared_lock`."""
-    shared = _shared(case, chain)
+    shared, case = _shared(chain.end), chain.end.case
     if shared is None:
         return None
-    idle = and_joined([case.name(pid) for pid in shared.pids if pid not in shared.same])
-    waits = [case.name(one.pid) for one in chain.links[:1] if one.pid in shared.pids and one is not shared.end]
+    idle = named(case, [pid for pid in shared.pids if pid not in shared.same])
     seen = (EvidenceLine(f"{idle} share it, and are not in code that could release it", "stacks"),) if idle else ()
-    held = f": it was lost, or {and_joined(waits)} holds it while waiting for the batch" if waits else ""
+    keeps = chain.first.pid in shared.pids and chain.first is not chain.end
+    held = f": it was lost, or {chain.first.name} holds it while waiting for the batch" if keeps else ""
+    died = ended_children(case, "held it") or ("a process that has died held it (such a lock has no owner)",)
+    helpers = (one for pid in shared.pids for one in case.helpers(pid) if one.place.users is not None)
     return Judgement(
         HangCause.PERMIT_LOST,
         f"waits for a lock or permit shared between processes that none of them is about to release{held}",
-        Sure.LIKELY, (*shared.facts, *seen),
-        (
-            *(ended_children(case, "held it") or ("a process that has died held it (such a lock has no owner)",)),
-            "the program never releases it",
-        ),
-        helped=any(
-            at_work(case, pid, one.tid)
-            for pid in shared.pids
-            for one in case.users_threads(pid)
-            if case.place(pid, one.tid).users is not None
-        ),
+        Sure.LIKELY, (*shared.facts, *seen), (*died, "the program never releases it"),
+        helped=any(map(at_work, helpers)),
     )  # fmt: skip

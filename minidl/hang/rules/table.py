@@ -1,13 +1,12 @@
 """The table of all rules, with two rules that apply it again: to the holder of a file lock, and to a child.
 
-Interface: `RULES`, in order; `judged(case, chain)` -> `Judgement` of the first that applies.
+Interface: `RULES`, in order; `judged(chain)` -> `Judgement` of the first that applies.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from minidl.hang.case import RunFacts
 from minidl.hang.chain import Chain
 from minidl.hang.evidence.graph import Blocked
 from minidl.hang.finding import HangCause, Sure
@@ -16,43 +15,34 @@ from minidl.hang.rules.judgement import CauseRule, Judgement, wait_seen
 from minidl.hang.rules.kernel import POLLED, holders_seen
 
 
-def _held_file_lock(case: RunFacts, chain: Chain) -> Judgement | None:
+def _held_file_lock(chain: Chain) -> Judgement | None:
     """The holder of a file lock waits itself; the rule for that wait names the reason."""
-    locked = next((link.wait for link in reversed(chain.links) if link.wait.kind is Blocked.FILE_LOCK), None)
-    if locked is None or locked is chain.end.wait:
+    waiter = next((link for link in reversed(chain.links) if link.kind is Blocked.FILE_LOCK), None)
+    if waiter is None or waiter is chain.end:
         return None
-    below = _judged_alone(case, chain)
+    below, polls = _judged_alone(chain), waiter.wait.bounded
     return Judgement(
-        HangCause.FILE_LOCK,
-        f"holds that lock, and {below.what}", Sure.LIKELY if locked.bounded else below.sure,
-        (*holders_seen(case, locked), *below.facts), (*below.also, *(POLLED if locked.bounded else ())),
+        HangCause.FILE_LOCK, f"holds that lock, and {below.what}", Sure.LIKELY if polls else below.sure,
+        (*holders_seen(waiter), *below.facts), (*below.also, *(POLLED if polls else ())),
         f"keep the lock for as short a time as possible, and do nothing slow meanwhile; {below.remedy}",
     )  # fmt: skip
 
 
-def _waiting_child(case: RunFacts, chain: Chain) -> Judgement | None:
+def _waiting_child(chain: Chain) -> Judgement | None:
     """The awaited child waits itself; the rule for that wait names the reason."""
-    waiter = next((link for link in reversed(chain.links) if link.wait.kind is Blocked.CHILD), None)
-    if waiter is None or waiter.pid == chain.end.pid or chain.end.pid in case.workers:
+    waiter = next((link for link in reversed(chain.links) if link.kind is Blocked.CHILD), None)
+    if waiter is None or waiter.pid == chain.end.pid or chain.end.in_worker:
         return None
-    below = _judged_alone(case, chain)
-    return Judgement(
-        HangCause.CHILD, below.what, below.sure,
-        (wait_seen(case, waiter), *below.facts), below.also,
-        f"end the child, or give the wait a timeout; {below.remedy}",
-    )  # fmt: skip
+    below = _judged_alone(chain)
+    fix = f"end the child, or give the wait a timeout; {below.remedy}"
+    return Judgement(HangCause.CHILD, below.what, below.sure, (wait_seen(waiter), *below.facts), below.also, fix)
 
 
 RULES: Final = (
     CauseRule(processes.worker_is_gone, "a worker has exited", "it is there"),
-    CauseRule(
-        processes.idle_and_joined,
-        "the loop joins a worker that was not told to end",
-        "it does not wait for a task",
-    ),
-    CauseRule(
-        processes.nobody_has_it, "a result was lost: all workers are idle", "a worker, or its feeder, is at work"
-    ),
+    CauseRule(processes.idle_and_joined, "the loop joins a worker that was not told to end",
+              "it does not wait for a task"),
+    CauseRule(processes.none_has_it, "a result was lost: all workers are idle", "a worker, or its feeder, is at work"),
     CauseRule(processes.worker_has_ended, "a worker died, perhaps in a message", "it runs"),
     CauseRule(processes.stopped, "SIGSTOP or a debugger", "its state is not T or t"),
     CauseRule(processes.uninterruptible, "the kernel waits for a device", "it ran between the looks"),
@@ -73,17 +63,16 @@ RULES: Final = (
     CauseRule(threads.thread_is_missing, "fork copied no threads", "a thread of the process could answer"),
     CauseRule(threads.pool_does_nothing, "a pool lost the task", "one of the pool is at work"),
     CauseRule(threads.thread_answers_late, "another thread does not answer", "that thread is at work"),
-    CauseRule(threads.nobody_answers, "no thread can answer", "a thread of the process could answer"),
+    CauseRule(threads.no_thread_answers, "no thread can answer", "a thread of the process could answer"),
     CauseRule(threads.native_pool_is_missing, "fork copied no threads of a C library", "the line takes a lock"),
     CauseRule(threads.lock_of_another_thread, "another thread holds a lock of Python's", "its holder runs"),
     CauseRule(threads.lock_at_the_fork, "a lock was held at the fork", "the worker took it itself"),
-    CauseRule(threads.lock_nobody_releases, "a lock that no thread can release", "another thread may release it"),
+    CauseRule(threads.lock_stays_held, "a lock that no thread can release", "another thread may release it"),
     CauseRule(semaphores.full_queue, "a bounded queue is full", "a process reads it"),
     CauseRule(semaphores.loaders_queue, "the lock of a loader's queue is held", "its holder runs"),
-    CauseRule(semaphores.nobody_notifies, "an Event or Condition shared between processes", "a process sets it"),
-    CauseRule(
-        semaphores.crossed_locks, "two locks shared between processes, crossed", "another process may hold one of them"
-    ),
+    CauseRule(semaphores.none_notifies, "an Event or Condition shared between processes", "a process sets it"),
+    CauseRule(semaphores.crossed_locks, "two locks shared between processes, crossed",
+              "another process may hold one of them"),
     CauseRule(semaphores.shared_lock, "a lock shared between processes is held", "its holder runs"),
     CauseRule(semaphores.permit_lost, "a permit was not given back", "a process that shares it could release it"),
     CauseRule(kernel.pipe_full, "the other end of a pipe does not read", "bytes move"),
@@ -91,21 +80,22 @@ RULES: Final = (
     CauseRule(kernel.queue_empty, "no process puts into a queue", "a process puts"),
     CauseRule(kernel.pipe_empty, "the other end of a pipe does not write", "bytes move"),
     CauseRule(kernel.named_by_the_kernel, "a FIFO, a terminal, a signal or a file", "the other end answers"),
+    CauseRule(kernel.server_without_clients, "no client connects to a server", "a client connects"),
     CauseRule(kernel.socket, "the other end does not answer", "bytes move"),
     CauseRule(motion.sleeps, "it sleeps", "the sleep ends soon"),
     CauseRule(motion.computes, "it computes", "its sample changed between the looks"),
     CauseRule(motion.no_cpu, "other threads use the CPUs", "it gets CPU time"),
     CauseRule(motion.moves, "it moves", ""),
     CauseRule(motion.unknown, "nothing above fits", ""),
-)
+)  # fmt: skip
 """The first rule that applies names the cause. Rules that do not depend on the code come first."""
 
 
-def judged(case: RunFacts, chain: Chain) -> Judgement:
+def judged(chain: Chain) -> Judgement:
     """The result of the first rule that applies."""
-    return next(found for rule in RULES if (found := rule.test(case, chain)) is not None)
+    return next(found for rule in RULES if (found := rule.test(chain)) is not None)
 
 
-def _judged_alone(case: RunFacts, chain: Chain) -> Judgement:
+def _judged_alone(chain: Chain) -> Judgement:
     """The result of the first rule that applies to the chain's last link."""
-    return judged(case, Chain(chain.links[-1:], before=chain.links[:-1]))
+    return judged(Chain(chain.links[-1:]))

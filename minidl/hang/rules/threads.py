@@ -3,35 +3,40 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Final
 
-from minidl.hang.case import RunFacts
-from minidl.hang.chain import Chain, Link, pool_of, waiting_in
+from minidl.hang.case import ThreadFacts
+from minidl.hang.chain import Chain, pool_of, waiting_in
 from minidl.hang.evidence.graph import Blocked
-from minidl.hang.evidence.model import SeenThread
 from minidl.hang.finding import EvidenceLine, HangCause, Sure
 from minidl.hang.places import LoaderStep, library
 from minidl.hang.remedies import AFTER_FORK
-from minidl.hang.rules.activity import at_work, doing_of, loop_tid
-from minidl.hang.rules.judgement import Judgement
+from minidl.hang.rules.activity import at_work, doing_of, helpers_of_parent
+from minidl.hang.rules.judgement import Judgement, waits_of
 from minidl.tracefile.words import and_joined
 
 
-def thread_is_missing(case: RunFacts, chain: Chain) -> Judgement | None:
+def _is_forked_main(end: ThreadFacts) -> bool:
+    """Whether it is the main thread of a forked worker: another thread was started after the fork."""
+    return end.in_worker and end.is_main and end.case.forked(end.pid) is True
+
+
+def _no_other(end: ThreadFacts, so: str = "") -> EvidenceLine:
+    return EvidenceLine(f"no other thread of its process runs the program's code{so}", f"threads of {end.pid}")
+
+
+# --- Events, conditions, queues and pools -----------------------------------------------------------------------------
+def thread_is_missing(chain: Chain) -> Judgement | None:
     """A thread waits for another thread, but its process, made by a fork, has none that could answer."""
     end, waiting = chain.end, waiting_in(chain.end)
-    if not waiting:
+    if not waiting or end.case.helpers(end.pid, but=end.tid) or not _is_forked_main(end):
         return None
-    process = case.processes[end.pid]
-    own = case.users_threads(end.pid, but=end.tid)
-    if own or end.tid != end.pid or end.pid not in case.workers or case.forked(end.pid) is not True:
-        return None  # another thread than the main one was started after the fork
-    parents = case.users_threads(process.ppid, but=loop_tid(case, process.ppid))
-    facts = [EvidenceLine("no other thread of its process runs the program's code", f"threads of {end.pid}")]
-    pooled = any(re.search(r"concurrent/futures|multiprocessing/pool", f.file) for f in end.place.inside)
+    pooled = any(re.search(r"concurrent/futures|multiprocessing/pool", frame.file) for frame in end.place.inside)
+    facts, parents = [_no_other(end)], [thread.label for thread in helpers_of_parent(end)]
     if parents:
-        names = and_joined([thread.python_name or thread.name for thread in parents])
-        facts.append(EvidenceLine(f"the parent process has the threads {names}, which a fork does not copy", "threads"))
+        has = f"the parent process has the threads {and_joined(parents)}, which a fork does not copy"
+        facts.append(EvidenceLine(has, "threads"))
     if not parents and not pooled:
         return None
     return Judgement(
@@ -41,15 +46,14 @@ def thread_is_missing(case: RunFacts, chain: Chain) -> Judgement | None:
     )  # fmt: skip
 
 
-def pool_does_nothing(case: RunFacts, chain: Chain) -> Judgement | None:
+def pool_does_nothing(chain: Chain) -> Judgement | None:
     """A thread waits for the result of a pool, none of whose threads and processes has a task."""
-    end, waiting = chain.end, waiting_in(chain.end)
-    pool = pool_of(case, end) if waiting else []
-    if not pool or any(works for _, _, works in pool):
+    end, pool = chain.end, pool_of(chain.end)
+    if not pool or any(works for _, works in pool):
         return None
-    names = and_joined(list(dict.fromkeys(case.name(pid) for pid, _, _ in pool)))
+    names = and_joined(list(dict.fromkeys(thread.name for thread, _ in pool)))
     return Judgement(
-        HangCause.NOBODY, f"waits in {waiting} for the result of an idle pool", Sure.LIKELY,
+        HangCause.NOBODY, f"waits in {waiting_in(end)} for the result of an idle pool", Sure.LIKELY,
         (EvidenceLine(f"{names} waits for a task of the pool", "stacks"),),
         ("the pool never began the task, or the result is on its way",),
         "find what killed the process that had the task: a multiprocessing.Pool silently starts another one; "
@@ -57,36 +61,34 @@ def pool_does_nothing(case: RunFacts, chain: Chain) -> Judgement | None:
     )  # fmt: skip
 
 
+_CAUSES: Final = (
+    (r"Queue\.put", HangCause.QUEUE_FULL), (r"Queue\.get|.*SimpleQueue", HangCause.QUEUE_EMPTY), ("", HangCause.NOBODY),
+)  # fmt: skip
+"""The cause by the function that waits: a full queue, an empty one, or a peer that does not answer."""
+
+
 def _cause_of(waiting: str) -> HangCause:
-    """The cause by the function that waits: a full queue, an empty one, or a peer that does not answer."""
-    if waiting.startswith("Queue.put"):
-        return HangCause.QUEUE_FULL
-    return HangCause.QUEUE_EMPTY if waiting.startswith("Queue.get") or "SimpleQueue" in waiting else HangCause.NOBODY
+    return next(cause for pattern, cause in _CAUSES if re.match(pattern, waiting))
 
 
-def thread_answers_late(case: RunFacts, chain: Chain) -> Judgement | None:
+def thread_answers_late(chain: Chain) -> Judgement | None:
     """A thread waits for an event, a condition or a queue of its own process; other threads could end the wait."""
     end, waiting = chain.end, waiting_in(chain.end)
-    own = case.users_threads(end.pid, but=end.tid)
+    own = end.case.helpers(end.pid, but=end.tid)
     if not waiting or not own:
         return None
-    names = and_joined([f"{t.python_name or t.name} ({case.waits[end.pid, t.tid].words})" for t in own])
-    busy = list(dict.fromkeys(pid for pid, tid, works in pool_of(case, end) if works and at_work(case, pid, tid)))
-    doing = doing_of(case, end.pid, own)
-    works = f"{and_joined([case.name(pid) for pid in busy])} {'are' if len(busy) > 1 else 'is'} at work"
-    doing += f"; of its pool, {works}" if busy else ""
+    busy = list(dict.fromkeys(thread.name for thread, works in pool_of(end) if works and at_work(thread)))
+    doing = f"; of its pool, {and_joined(busy)} {'are' if len(busy) > 1 else 'is'} at work" if busy else ""
     also = "one of these threads should answer, and is late or blocked"
     if waiting.startswith(("Queue.join", "join (queue")):
         also = "a thread took an item, ended with an exception, and never called task_done()"
     return Judgement(
-        _cause_of(waiting), f"waits in {waiting}{doing}", Sure.POSSIBLE,
-        (EvidenceLine(f"other threads of its process: {names}", "stacks"),), (also,),
-        "find out why that thread does not answer",
-        helped=bool(busy) or any(at_work(case, end.pid, t.tid) for t in own),
+        _cause_of(waiting), f"waits in {waiting}{doing_of(own)}{doing}", Sure.POSSIBLE, (waits_of(own),), (also,),
+        "find out why that thread does not answer", helped=bool(busy) or any(map(at_work, own)),
     )  # fmt: skip
 
 
-def nobody_answers(case: RunFacts, chain: Chain) -> Judgement | None:
+def no_thread_answers(chain: Chain) -> Judgement | None:
     """A thread waits for an event, a condition or a queue of its own process, and no thread could end the wait.
 
     After `thread_answers_late`: no other thread of the process runs the program's code.
@@ -95,33 +97,31 @@ def nobody_answers(case: RunFacts, chain: Chain) -> Judgement | None:
     if not waiting:
         return None
     also = "the thread that should answer has ended, perhaps with an exception: look for its traceback on stderr"
-    thread = case.thread(end.pid, end.tid)
-    if any(f.file.endswith("concurrent/futures/thread.py") for f in (thread.stack if thread else None) or ()):
+    if any(frame.file.endswith("concurrent/futures/thread.py") for frame in end.stack):
         also = "it is a task of a pool that waits for another task of the same pool, which has no free thread"
-    if end.pid in case.workers and case.forked(end.pid) and end.tid == end.pid:
+    if _is_forked_main(end):
         also = "the thread that should answer is in the parent process: a fork copies no threads"
     return Judgement(
         _cause_of(waiting), f"waits in {waiting}, which no thread of its process can end", Sure.LIKELY,
-        (EvidenceLine("no other thread of its process runs the program's code", f"threads of {end.pid}"),), (also,),
-        "answer it from the same process, or give the wait a timeout",
+        (_no_other(end),), (also,), "answer it from the same process, or give the wait a timeout",
     )  # fmt: skip
 
 
+# --- Locks ------------------------------------------------------------------------------------------------------------
 _LOCKING: Final = re.compile(r"\bwith\b|acquire|lock|print\(|write|flush|log|import|emit", re.IGNORECASE)
 
 
-def native_pool_is_missing(case: RunFacts, chain: Chain) -> Judgement | None:
+def native_pool_is_missing(chain: Chain) -> Judgement | None:
     """C code of a forked worker waits in a line that takes no lock: it waits for threads that the fork did not copy."""
     end = chain.end
-    if waiting_in(end) != "" or end.pid not in case.workers:
+    if waiting_in(end) != "" or not end.in_worker or end.case.forked(end.pid) is not True:
         return None
-    process, frame = case.processes[end.pid], end.place.inside[0]
-    parent = case.processes.get(process.ppid)
-    if case.forked(end.pid) is not True or not frame.source or _LOCKING.search(frame.source):
+    line, parent = end.place.inside[0].source, end.case.threads(end.process.ppid)
+    if not line or _LOCKING.search(line):
         return None
-    had = [t.name for t in parent.threads if t.stack is None and t.tid != parent.pid] if parent is not None else []
-    facts = [EvidenceLine(f"its line calls C code: {frame.source}", f"stack of {end.pid}")]
-    facts += [EvidenceLine(f"its parent has {len(had)} threads of C libraries", "threads")] if had else []
+    had = sum(thread.seen.stack is None and not thread.is_main for thread in parent)
+    facts = [EvidenceLine(f"its line calls C code: {line}", f"stack of {end.pid}")]
+    facts += [EvidenceLine(f"its parent has {had} threads of C libraries", "threads")] if had else []
     return Judgement(
         HangCause.MISSING_THREAD, "waits in C code for threads that the fork did not copy (OpenMP, a library's pool)",
         Sure.LIKELY if had else Sure.POSSIBLE, tuple(facts), ("a lock inside of that library was held at the fork",),
@@ -129,129 +129,130 @@ def native_pool_is_missing(case: RunFacts, chain: Chain) -> Judgement | None:
     )  # fmt: skip
 
 
-def mutex(case: RunFacts, chain: Chain) -> Judgement | None:
+def mutex(chain: Chain) -> Judgement | None:
     """A mutex of glibc in a library; its memory names the owner."""
-    end = chain.end
-    if end.wait.kind is not Blocked.MUTEX:
+    end, owner = chain.end, chain.end.seen.owner
+    if end.kind is not Blocked.MUTEX:
         return None
-    thread = case.thread(end.pid, end.tid)
-    assert thread is not None
-    fact = EvidenceLine(f"the mutex names thread {thread.owner} as its owner", f"memory of {end.pid}")
-    if thread.owner == end.tid:
-        return Judgement(
-            HangCause.SELF_LOCK, f"is {end.wait.words}", facts=(fact,), fix="unlock the mutex before you lock it again"
-        )
-    if case.processes[end.pid].thread(thread.owner) is None:
-        return Judgement(HangCause.FORK_LOCK, f"is {end.wait.words}", facts=(fact,))
-    return Judgement(HangCause.LOCK, f"is {end.wait.words}", facts=(fact,), fix="find out what the owner waits for")
+    cause, fix = HangCause.LOCK, "find out what the owner waits for"
+    if owner == end.tid:
+        cause, fix = HangCause.SELF_LOCK, "unlock the mutex before you lock it again"
+    elif end.process.thread(owner) is None:
+        cause, fix = HangCause.FORK_LOCK, ""
+    fact = EvidenceLine(f"the mutex names thread {owner} as its owner", f"memory of {end.pid}")
+    return Judgement(cause, f"is {end.wait.words}", facts=(fact,), fix=fix)
 
 
-def _of_a_lock(case: RunFacts, chain: Chain) -> tuple[str, tuple[EvidenceLine, ...]] | None:
-    """If the chain's end waits for a Python lock: the words for it, and its source line as evidence."""
-    end = chain.end
+@dataclass(frozen=True, slots=True)
+class _LockWait:
+    """A wait for a lock of Python's, which has no owner. what: in words; shown: its source line as evidence.
+
+    own: the other threads of the process that run Python code, one of which may hold it.
+    """
+
+    end: ThreadFacts
+    what: str
+    shown: tuple[EvidenceLine, ...]
+    own: list[ThreadFacts]
+
+
+def _lock_wait(end: ThreadFacts) -> _LockWait | None:
     if waiting_in(end) != "":
         return None
     frame = end.place.inside[0]
-    line = str(frame)
     shown = (EvidenceLine(f"its line: {frame.source}", f"stack of {end.pid}"),) if frame.source else ()
-    return f"waits for a lock in {line}" if library(frame.file) else "waits for a lock", shown
+    what = f"waits for a lock in {frame}" if library(frame.file) else "waits for a lock"
+    return _LockWait(end, what, shown, end.case.helpers(end.pid, but=end.tid))
 
 
-def lock_of_another_thread(case: RunFacts, chain: Chain) -> Judgement | None:
+def lock_of_another_thread(chain: Chain) -> Judgement | None:
     """A Python lock, which has no owner; other threads of the process may hold it."""
-    found, end = _of_a_lock(case, chain), chain.end
-    own = case.users_threads(end.pid, but=end.tid)
-    if found is None or not own:
+    found = _lock_wait(chain.end)
+    if found is None or not found.own:
         return None
-    what, shown = found
-    names = and_joined([f"{t.python_name or t.name} ({case.waits[end.pid, t.tid].words})" for t in own])
-    if _each_waits_for_a_lock(case, end, own):
-        what += ", as other threads do: each may hold the lock that the next one waits for"
+    crossed = ", as other threads do: each may hold the lock that the next one waits for"
+    what = found.what + (crossed if _each_waits_for_a_lock(found) else "")
     return Judgement(
-        HangCause.LOCK, f"{what}{doing_of(case, end.pid, own)}", Sure.POSSIBLE,
-        (*shown, EvidenceLine(f"other threads of its process: {names}", "stacks")),
-        ("one of these threads holds it", "the waiting thread holds it itself"),
-        helped=any(at_work(case, end.pid, t.tid) for t in own),
+        HangCause.LOCK, f"{what}{doing_of(found.own)}", Sure.POSSIBLE, (*found.shown, waits_of(found.own)),
+        ("one of these threads holds it", "the waiting thread holds it itself"), helped=any(map(at_work, found.own)),
     )  # fmt: skip
 
 
-def _each_waits_for_a_lock(case: RunFacts, end: Link, own: list[SeenThread]) -> bool:
+def _each_waits_for_a_lock(found: _LockWait) -> bool:
     """Whether all threads of a process that are in the user's code wait for locks, and for different ones."""
-    places = {thread.tid: case.place(end.pid, thread.tid) for thread in own}
-    targets = {end.wait.target}
-    for tid, place in places.items():
-        if place.users is not None:
-            wait = case.waits[end.pid, tid]
-            if waiting_in(Link(end.pid, tid, place, wait)) != "":
-                return False
-            targets.add(wait.target)
-    return len(targets) > 1
+    others = [one for one in found.own if one.place.users is not None]
+    targets = {one.wait.target for one in (found.end, *others)}
+    return all(waiting_in(one) == "" for one in others) and len(targets) > 1
 
 
-def _no_other_thread(pid: int) -> EvidenceLine:
-    return EvidenceLine(
-        "no other thread of its process runs the program's code, so none can release it", f"threads of {pid}"
-    )
+_SO_NONE_RELEASES: Final = ", so none can release it"
+_NO_OTHER_LOCKED: Final = "the waiting thread holds the lock itself (not re-entrant)"
 
 
-def lock_at_the_fork(case: RunFacts, chain: Chain) -> Judgement | None:
+def lock_at_the_fork(chain: Chain) -> Judgement | None:
     """A lock that was held when the worker was forked: in the worker it stays locked.
 
     After `lock_of_another_thread`: no other thread of the process runs the program's code.
     """
-    found, end = _of_a_lock(case, chain), chain.end
-    if found is None or end.pid not in case.workers or case.forked(end.pid) is not True:
+    found, end = _lock_wait(chain.end), chain.end
+    if found is None or not end.in_worker or end.case.forked(end.pid) is not True:
         return None
-    (what, shown), frame, ppid = found, end.place.inside[0], case.processes[end.pid].ppid
-    fix, facts = "", (*shown, _no_other_thread(end.pid))
-    also: tuple[str, ...] = ("the waiting thread holds the lock itself (not re-entrant)",)
-    parents = case.users_threads(ppid, but=loop_tid(case, ppid)) if ppid in case.processes else []
-    reentrant = _REENTRANT.search(frame.file.replace("\\", "/"))
-    if any(f.function.startswith("_ModuleLock") for f in end.place.inside):  # it would notice its own cycle
-        what, also = "waits for the import lock of a module", ()
+    facts, what = (*found.shown, _no_other(end, _SO_NONE_RELEASES)), "which was held when the worker was forked"
+    if any(frame.function.startswith("_ModuleLock") for frame in end.place.inside):  # it would notice its own cycle
         fix = f"import the module before a thread does, and before the workers start; {AFTER_FORK}"
-    elif parents:
-        same = [t for t in parents if any(f.file == frame.file for f in t.stack or ())]
-        names = and_joined([t.python_name or t.name for t in (same or parents)])
-        has = f"the parent process has the threads {names}, one of which may have held the lock"
-        facts += (EvidenceLine(has, "threads"),)
-    elif reentrant or _in_first_sample(case, end):
-        why = "its holder may take it again" if reentrant else "the worker makes its first sample"
-        facts += (EvidenceLine(f"{why}, so it does not wait for itself", f"stack of {end.pid}"),)
-        also = () if reentrant else ("the worker has taken the lock twice in this sample",)
-    else:
+        what = f"waits for the import lock of a module, {what}"
+        return Judgement(HangCause.FORK_LOCK, what, Sure.LIKELY, facts, (), fix)
+    held = _held_by_another(end)
+    if held is None:
         return None
-    what += ", which was held when the worker was forked"
-    return Judgement(HangCause.FORK_LOCK, what, Sure.LIKELY, facts, also, fix)
+    fact, also = held
+    return Judgement(HangCause.FORK_LOCK, f"{found.what}, {what}", Sure.LIKELY, (*facts, fact), also)
+
+
+def _held_by_another(end: ThreadFacts) -> tuple[EvidenceLine, tuple[str, ...]] | None:
+    """Why a forked worker does not hold the lock itself that it waits for, and an alternative; None = it may."""
+    frame, parents = end.place.inside[0], helpers_of_parent(end)
+    if parents:
+        same = [thread for thread in parents if any(one.file == frame.file for one in thread.stack)]
+        names = and_joined([thread.label for thread in same or parents])
+        has = f"the parent process has the threads {names}, one of which may have held the lock"
+        return EvidenceLine(has, "threads"), (_NO_OTHER_LOCKED,)
+    reasons = (
+        (_REENTRANT.search(frame.file.replace("\\", "/")) is not None, "its holder may take it again", ()),
+        (_in_first_sample(end), "the worker makes its first sample",
+         ("the worker has taken the lock twice in this sample",)),
+    )  # fmt: skip
+    for holds, why, also in reasons:
+        if holds:
+            return EvidenceLine(f"{why}, so it does not wait for itself", f"stack of {end.pid}"), also
+    return None
 
 
 _REENTRANT: Final = re.compile(r"(^|/)(logging/__init__|functools)\.py$")
 """The standard library's modules whose locks are re-entrant."""
 
 
-def _in_first_sample(case: RunFacts, link: Link) -> bool:
+def _in_first_sample(link: ThreadFacts) -> bool:
     """Whether a worker is in the first sample of its first task, in one function, so that it took no lock before."""
-    number, place, thread = case.workers.get(link.pid, -1), link.place, case.thread(link.pid, link.tid)
-    if place.step is not LoaderStep.SAMPLE or place.task != number or place.sample < 0 or thread is None:
+    place = link.place
+    if link.step is not LoaderStep.SAMPLE or place.task != link.case.workers[link.pid] or place.sample < 0:
         return False
     first = re.compile(rf"\[{place.sample}[,\]]")
-    fetch = [f for f in thread.stack or () if library(f.file) and any(map(first.match, f.variables.values()))]
-    return bool(fetch) and sum(not library(frame.file) for frame in place.inside) == 1
+    fetches = (f for f in link.stack if library(f.file) and any(map(first.match, f.variables.values())))
+    return any(fetches) and sum(not library(frame.file) for frame in place.inside) == 1
 
 
-def lock_nobody_releases(case: RunFacts, chain: Chain) -> Judgement | None:
+def lock_stays_held(chain: Chain) -> Judgement | None:
     """A Python lock that no other thread can release.
 
     After `lock_of_another_thread`: no other thread of the process runs the program's code.
     """
-    found, end = _of_a_lock(case, chain), chain.end
+    found, end = _lock_wait(chain.end), chain.end
     if found is None:
         return None
-    what, shown = found
     may, also = "no other thread can release", "a thread that has ended acquired it and never released it"
-    if end.pid in case.workers and case.forked(end.pid) is True:
+    if end.in_worker and end.case.forked(end.pid) is True:
         may = "no thread of its process can release"
         also = "the main thread, or a thread that has ended, held it when the worker was forked: use 'forkserver'"
-    return Judgement(
-        HangCause.SELF_LOCK, f"{what} that {may}", Sure.LIKELY, (*shown, _no_other_thread(end.pid)), (also,),
-    )  # fmt: skip
+    facts = (*found.shown, _no_other(end, _SO_NONE_RELEASES))
+    return Judgement(HangCause.SELF_LOCK, f"{found.what} that {may}", Sure.LIKELY, facts, (also,))

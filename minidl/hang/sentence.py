@@ -1,0 +1,175 @@
+"""A chain of waits and its cause in words, and as the fields of a finding.
+
+Interface: `sentence(chain, found, timed)`, `link_words(chain, position)`, `who`, `where`; `facts_of(chain)` and
+`resources(case)` are evidence. Texts mark their details (`finding.detail`): a title leaves these out. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from minidl.hang.case import RunFacts, ThreadFacts, in_library, spot
+from minidl.hang.chain import Chain, waiting_in
+from minidl.hang.evidence.graph import Blocked
+from minidl.hang.finding import EvidenceLine, detail
+from minidl.hang.outcomes import ignores_sigterm
+from minidl.hang.places import AT_HOME, LoaderStep
+from minidl.hang.rules.judgement import Judgement
+from minidl.tracefile.words import seconds, size
+
+_POLLS: Final = (LoaderStep.NEXT, LoaderStep.IDLE)
+_SENDS: Final = (LoaderStep.WRITE, LoaderStep.PICKLE, LoaderStep.FEEDER_IDLE)
+
+
+def sentence(chain: Chain, found: Judgement, timed: bool) -> tuple[str, str]:
+    """Who waits for whom, and why that does not end. timed: the finding says how long the whole wait lasts."""
+    first, end, what = chain.first, chain.end, found.what + _deaf(chain)
+
+    def place(link: ThreadFacts) -> str:
+        words = _place(link)
+        return words + detail(_asleep_for(link)) if words and not timed else words
+
+    if first is end:
+        return f"{first.name}{_comma(place(first))} {what}", ""
+    second = chain.links[1]
+    who, inside = f"{_loop_words(first)} {_named(second)}", waiting_in(second)
+    if second is end or chain.cycle:
+        return _described(who, place(second), what)
+    if second.pid == end.pid and not inside:
+        return _described(who, place(end), what)
+    waits = f"waits in {inside}" if inside else f"is {second.wait.words}"
+    return _described(who, place(second), f"{waits}; {_named(end)}{_comma(place(end))} {what}")
+
+
+def _deaf(chain: Chain) -> str:
+    """Say that a worker ignores the signal by which the loop, which waits for its end, wants to end it."""
+    stopping = chain.first.step in (LoaderStep.SHUTDOWN, LoaderStep.EXIT) and chain.end.in_worker
+    ignores = stopping and ignores_sigterm(chain.end.process)
+    return "; it ignores SIGTERM, the signal that should end it" if ignores else ""
+
+
+def _named(link: ThreadFacts) -> str:
+    """The name of a link: a thread's name if the link before it is another thread of the same process."""
+    before = link.waiters[-1]
+    return f"its thread {link.label}" if link.pid == before.pid and link.tid != before.tid else link.name
+
+
+def _described(who: str, place: str, what: str) -> tuple[str, str]:
+    return (f"{who},{place}", f": it {what}") if place else (f"{who}, which {what}", "")
+
+
+def _comma(place: str) -> str:
+    return f",{place}," if place else ""
+
+
+def _loop_words(first: ThreadFacts) -> str:
+    """The loop, up to the name of what it waits for."""
+    task = first.case.told.task
+    batch = f" batch {task} of" if task >= 0 else ""
+    rows = (
+        (first.place.interrupted, f", in a signal handler or finalizer ({spot(first.place)}), waits for"),
+        (first.step is LoaderStep.SHUTDOWN, " shuts down, and waits for"),
+        (first.step is LoaderStep.HAND_OVER, " fetches a batch's memory from"),
+        (first.step in AT_HOME or not first.place.seen, f" waits for{batch}"),
+        (first.step is LoaderStep.EXIT, f", {LoaderStep.EXIT.value}, waits for"),
+        (True, ", in its own code, waits for"),
+    )
+    return first.name + next(words for applies, words in rows if applies)
+
+
+def _sample_of(link: ThreadFacts) -> int:
+    """The sample that a thread is in, by its stack or the trace; -1 = unknown."""
+    told = link.case.told
+    return told.sample if link.place.sample < 0 and told.worker_pid == link.pid else link.place.sample
+
+
+def _place(link: ThreadFacts) -> str:
+    """Where a link is, to stand after its name: " in sample 137 (D.get at data.py:6)"."""
+    words, at = _step_words(link), spot(link.place)
+    polls = link.step in _POLLS and not link.place.interrupted
+    return (f" {words}" if words else "") + (f" ({at})" if at and not polls else "")
+
+
+def _step_words(link: ThreadFacts) -> str:
+    place, step, told, sample = link.place, link.step, link.case.told, _sample_of(link)
+    own = not link.in_worker
+    unplaced = step in (LoaderStep.OTHER, *_POLLS)
+    rows = (
+        (place.interrupted, "in a signal handler or finalizer"),
+        (sample >= 0, f"in sample {sample}"),
+        (place.seen and step is LoaderStep.OTHER and link.case.is_loop(link.pid), "in its own code" if own else ""),
+        (own and step is LoaderStep.IMPORT, "importing a module"),
+        (own and step in _SENDS, "in the feeder of its own queue"),
+        (place.seen and not unplaced, step.value),
+        (told.worker_pid == link.pid, told.step),
+    )
+    return next((words for applies, words in rows if applies), "")
+
+
+def _asleep_for(link: ThreadFacts) -> str:
+    polls = link.wait.bounded and link.kind is not Blocked.SLEEPS
+    return "" if polls or link.seen.idle < 1 else f" for {seconds(link.seen.idle)}"
+
+
+def link_words(chain: Chain, position: int) -> str:
+    """A link of the chain: its name, where it is, and what it waits for."""
+    link = chain.links[position]
+    name = f"{link.name} {link.by}" if link.by else link.name
+    if chain.cycle and link is chain.end:
+        return f"{name}: this closes the cycle"
+    step = link.step.value if link.place.seen else "no Python stack"
+    sample = f" (sample {link.place.sample})" if link.place.sample >= 0 else ""
+    polls = link.step in _POLLS and not link.place.interrupted
+    at = f", {spot(link.place)}" if spot(link.place) and not polls else ""
+    return f"{name}: {step}{sample}{at}; {link.wait.words}{_asleep_for(link)}"
+
+
+def who(end: ThreadFacts) -> dict[str, Any]:
+    """The role of the chain's end."""
+    role = "worker" if end.in_worker else ("loop" if end.case.is_loop(end.pid) else "other")
+    return {"role": role, "worker": end.case.workers.get(end.pid, -1), "pid": end.pid, "thread": end.tid}
+
+
+def where(chain: Chain) -> dict[str, Any]:
+    """Where the chain's end is. A thread that a sample has started is in that sample."""
+    end, place, frame = chain.end, chain.end.place, chain.end.place.users
+    mine = [one.place for one in chain.links if one.pid == end.pid and one.place.sample >= 0]
+    if mine and place.step is LoaderStep.OTHER and place.seen and not place.interrupted:
+        place = mine[-1]
+    told = end.case.told
+    sample = told.sample if place.sample < 0 and told.worker_pid == end.pid else place.sample
+    step = "signal-handler" if end.place.interrupted else place.step.name.lower()
+    found: dict[str, Any] = {"step": step if end.place.seen else "unseen", "sample": sample, "task": place.task}
+    return found if frame is None else found | {"function": frame.function, "file": frame.file, "line": frame.line}
+
+
+# --- Evidence ---------------------------------------------------------------------------------------------------------
+def facts_of(chain: Chain) -> Iterator[EvidenceLine]:
+    """Where in the user's code each thread of the chain is."""
+    for link in chain.links[: chain.back if chain.back > 0 else None]:
+        if (frame := link.place.users) is not None:
+            source, of = f": {frame.source}" if frame.source else "", f"stack of thread {link.tid}"
+            yield EvidenceLine(f"{link.name} is in {frame.function}, {frame.file}:{frame.line}{source}", of)
+            if inner := in_library(link.place):
+                yield EvidenceLine(f"innermost frame: {inner}", of)
+
+
+def resources(case: RunFacts) -> Iterator[EvidenceLine]:
+    """The exhausted resources of the machine, whatever the cause."""
+    machine = case.now.machine
+    if 0 <= machine.shm_free < max(1 << 20, machine.shm_size // 50):
+        yield EvidenceLine(f"/dev/shm has {size(machine.shm_free)} of {size(machine.shm_size)} left", "statvfs")
+    for group in machine.cgroups:
+        if group.oom_kills > 0:
+            killed = f"the out-of-memory killer has killed {group.oom_kills} processes of {group.path}"
+            yield EvidenceLine(killed, "cgroup")
+        if 0 < group.memory_limit < group.memory / 0.95:
+            yield EvidenceLine(f"{group.path} uses {size(group.memory)} of {size(group.memory_limit)}", "cgroup")
+    for process in case.now.processes:
+        for has, most, what in (
+            (len(process.descriptors), process.limits.get("open files", 0), "descriptors"),
+            (process.maps, machine.max_map_count, "mappings"),
+        ):
+            if has > 0.95 * most > 0:
+                yield EvidenceLine(f"{case.name(process.pid)} has {has} of {most} {what}", "/proc")
