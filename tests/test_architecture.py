@@ -35,7 +35,7 @@ ORDER = (
     ("", "dataloader"),
     ("device", "nest streams loader augment"),
     ("", "terminal"),
-    ("hang.evidence", "model syscalls descriptors machine processes stacks collect graph"),
+    ("hang.evidence", "model syscalls proc descriptors machine processes stacks collect graph"),
     (
         "tracefile",
         "events arrays format words facts ranks attachments watched packs folded files process spans batches order "
@@ -57,7 +57,7 @@ ORDER = (
     ("hang.rules", "judgement activity processes motion parties threads semaphores kernel table"),
     ("hang", "outcomes sentence diagnose"),
     ("speed", "device_use ledger cpu_use verdict"),
-    ("hang", "live recent snapshot consult"),
+    ("hang", "life live recent snapshot consult"),
     ("hang.headline", "run_context waiting hangs deaths errors bounds goes_on __init__"),
     ("speed", "summary critical_path transport_use diff audit"),
     ("hang", "top"),

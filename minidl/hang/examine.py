@@ -21,6 +21,7 @@ from minidl.hang.evidence.collect import collect
 from minidl.hang.evidence.model import RunEvidence
 from minidl.hang.finding import EvidenceLine, Finding, HangCause, RecordedWait, RunOutcome
 from minidl.hang.headline import headline
+from minidl.hang.life import is_here, life
 from minidl.hang.limits import is_long
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.reader import Trace, read_trace
@@ -113,4 +114,4 @@ def _beginner(trace: Trace) -> tuple[int, int]:
 
 
 def _runs(trace: Trace, pid: int, start_ns: int) -> bool:
-    return live.is_here(trace.manifest) and live.life(pid, start_ns).there
+    return is_here(trace.manifest) and life(pid, start_ns).there

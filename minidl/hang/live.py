@@ -1,7 +1,7 @@
 """A running job: the new events of its trace, whether its processes exist, and which trace a process records.
 
 Interface: `LiveTrace(directory).read()` gives the events since the last call; `find_trace` finds the trace of a
-process; `life` tells whether a process exists; `is_small` whether a trace can be read quickly.
+process; `is_small` tells whether a trace can be read quickly.
 
 Rules of use: the first call reads the last `TAIL` events of each process, and each further call at most `MOST_NEW` new
 ones, so the cost of a call does not depend on the length of the trace. It sends nothing to the processes.
@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
-from minidl.process_stat import ENDED, boot_id, descendants_of, stat_fields, was_there
+from minidl.hang.life import is_here, life
+from minidl.process_stat import descendants_of
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.facts import read_facts
@@ -188,30 +188,11 @@ def is_small(directory: Path) -> bool:
     return plain + sum(unpacked_bytes(path) for path in directory.glob(f"*{PACKED_SUFFIX}")) <= SMALL
 
 
-def life(pid: int, start_ns: int) -> ProcessLife:
-    """Whether the process `pid` that existed at `start_ns` (CLOCK_MONOTONIC) still exists; a later one is another."""
-    try:
-        fields = stat_fields(pid)
-    except (FileNotFoundError, ProcessLookupError):
-        return ProcessLife.GONE if os.path.exists("/proc/self/stat") else ProcessLife.UNKNOWN
-    except OSError:
-        return ProcessLife.UNKNOWN
-    if not was_there(fields, start_ns) or fields[0] in ENDED:
-        return ProcessLife.GONE
-    return {"T": ProcessLife.STOPPED, "t": ProcessLife.STOPPED, "D": ProcessLife.DISK}.get(fields[0], ProcessLife.ALIVE)
-
-
 def _said(manifest: bytes) -> dict[str, object]:
     try:
         return read_facts(manifest).said
     except (ValueError, RecursionError):
         return {}
-
-
-def is_here(manifest: Mapping[str, object]) -> bool:
-    """Whether the trace's clock and process ids are valid here: the same machine (or container), not restarted."""
-    boot = boot_id()
-    return bool(boot) and manifest.get("boot_id") == boot and manifest.get("host") == socket.gethostname()
 
 
 # --- Finding the trace ------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from oracle_trace import stop_recording, write_process
 
 from minidl import cli
 from minidl.hang import live, top
+from minidl.hang.life import life
 from minidl.hang.limits import LONG
 from minidl.hang.live import LiveTrace, find_trace
 from minidl.hang.snapshot import WINDOW, Doing, IteratorSnapshot, Job, Snapshot, snapshot
@@ -487,17 +488,17 @@ WAITS = "print('ready', flush=True); import sys; sys.stdin.read()"
 @pytest.mark.live
 def test_life() -> None:
     now = time.monotonic_ns()
-    assert live.life(os.getpid(), now) is ProcessLife.ALIVE
-    assert live.life(os.getpid(), 1) is ProcessLife.GONE  # a process of that id was there before this one was born
+    assert life(os.getpid(), now) is ProcessLife.ALIVE
+    assert life(os.getpid(), 1) is ProcessLife.GONE  # a process of that id was there before this one was born
     with python(WAITS) as child:
         later = time.monotonic_ns()
-        assert live.life(child.pid, later) in (ProcessLife.ALIVE, ProcessLife.DISK)
+        assert life(child.pid, later) in (ProcessLife.ALIVE, ProcessLife.DISK)
         os.kill(child.pid, signal.SIGSTOP)
-        until(lambda: live.life(child.pid, later) is ProcessLife.STOPPED)
+        until(lambda: life(child.pid, later) is ProcessLife.STOPPED)
         os.kill(child.pid, signal.SIGKILL)
-        until(lambda: live.life(child.pid, later) is ProcessLife.GONE)  # a zombie
+        until(lambda: life(child.pid, later) is ProcessLife.GONE)  # a zombie
         child.wait()
-        assert live.life(child.pid, later) is ProcessLife.GONE
+        assert life(child.pid, later) is ProcessLife.GONE
 
 
 RECORDS = """

@@ -1,6 +1,6 @@
 """A process's open descriptors: what each is, what waits in it, and the locks that it holds.
 
-Interface: `read_descriptors(pid, unseen)`; `sockets()` -> what the kernel's socket tables say, by inode.
+Interface: `read_descriptors(files)`; `sockets(unseen)` -> what the kernel's socket tables say, by inode.
 
 Rules of use: a pipe's bytes are asked of an anonymous pipe whose reading end is open somewhere, through a descriptor
 that is opened for the question and closed: that wakes nobody. A named FIFO is never opened, which could let another
@@ -17,11 +17,12 @@ import socket
 import stat
 import struct
 import termios
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final, NamedTuple
 
 from minidl.hang.evidence.model import BACKLOG, Descriptor
+from minidl.hang.evidence.proc import ProcFiles, Unseen
 
 MOST: Final = 1024
 """Descriptors of one process that are read."""
@@ -30,43 +31,34 @@ _ANONYMOUS: Final = {"eventfd": "eventfd", "eventpoll": "epoll", "pidfd": "pidfd
 
 _REMOTE: Final = re.compile(r"nfs|cifs|smb|fuse|ceph|lustre|gpfs|9p|afs|glusterfs|beegfs")
 
-Told = Callable[[str, OSError], None]
 
-
-def read_descriptors(pid: int, unseen: Told) -> Iterator[Descriptor]:
-    """Yield a process's descriptors; what can't be read is told to `unseen`."""
+def read_descriptors(files: ProcFiles) -> Iterator[Descriptor]:
+    """Yield a process's descriptors."""
     try:
-        numbers = sorted(map(int, os.listdir(f"/proc/{pid}/fd")))
+        numbers = files.names("fd")
     except (FileNotFoundError, ProcessLookupError):
         return
     except OSError as error:
-        unseen("open descriptors", error)
+        files.unseen.because("open descriptors", error)
         return
     if len(numbers) > MOST:
-        unseen(f"{len(numbers) - MOST} of {len(numbers)} descriptors", OSError(0, f"only the first {MOST} are read"))
-    mounts = _mounts(pid)
+        files.unseen.add(f"{len(numbers) - MOST} of {len(numbers)} descriptors", f"only the first {MOST} are read")
+    mounts = _mounts(files.text("mountinfo"))
     for fd in numbers[:MOST]:
-        try:
-            target = os.readlink(f"/proc/{pid}/fd/{fd}")
-            with open(f"/proc/{pid}/fdinfo/{fd}", encoding="utf-8", errors="replace") as file:
-                info = file.read()
-        except PermissionError as error:
-            unseen("open descriptors", error)
-            return
-        except OSError:
-            continue  # closed meanwhile
-        yield _described(pid, fd, target, info, mounts)
+        with contextlib.suppress(OSError):  # closed meanwhile
+            target, info = os.readlink(f"{files.place}/fd/{fd}"), files.text(f"fdinfo/{fd}", "open descriptors")
+            if info:
+                yield _described(files.pid, fd, target, info, mounts)
 
 
-def _mounts(pid: int) -> dict[str, tuple[int, str]]:
+def _mounts(text: str) -> dict[str, tuple[int, str]]:
     """Mount id -> its device and file system, as /proc/PID/mountinfo has them."""
     out = {}
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/mountinfo", encoding="utf-8", errors="replace") as file:
-        for line in file:
-            fields, _, rest = line.partition(" - ")
-            number, _, device, *_ = fields.split()
-            major, _, minor = device.partition(":")
-            out[number] = os.makedev(int(major), int(minor)), rest.split()[0]
+    for line in text.splitlines():
+        fields, _, rest = line.partition(" - ")
+        number, _, device, *_ = fields.split()
+        major, _, minor = device.partition(":")
+        out[number] = os.makedev(int(major), int(minor)), rest.split()[0]
     return out
 
 
@@ -148,13 +140,13 @@ _SHOW_PEER, _SHOW_QUEUES = 4, 16
 _PEER, _QUEUES = 2, 4
 
 
-def sockets(unseen: Told) -> dict[int, SocketEnd]:
+def sockets(unseen: Unseen) -> dict[int, SocketEnd]:
     """inode -> what the kernel tells of it, of the sockets on this machine."""
     found = dict(_tcp())
     try:
         found.update(_unix())
     except OSError as error:
-        unseen("bytes in Unix sockets and their peers", error)
+        unseen.because("bytes in Unix sockets and their peers", error)
     return found
 
 

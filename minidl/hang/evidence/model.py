@@ -83,7 +83,6 @@ class SeenThread:
     syscall: Syscall | None = None
     syscall_before: Syscall | None = None
     blocked: tuple[str, ...] = ()
-    pending: tuple[str, ...] = ()
     python_name: str = ""
     stack: tuple[Frame, ...] | None = None
     gil: bool | None = None
@@ -157,7 +156,7 @@ class FileLock:
 @dataclass(frozen=True, slots=True)
 class SeenProcess:
     """A process. ended: it is a zombie, or went away while it was read. exit_code: of a zombie, as a shell's wait
-    status; -1 = unknown. started: seconds, CLOCK_MONOTONIC. memory, limits: in bytes or counts, as /proc names them.
+    status; -1 = unknown. started: seconds, CLOCK_MONOTONIC. limits: in bytes or counts, as /proc names them.
     """
 
     pid: int
@@ -168,18 +167,13 @@ class SeenProcess:
     started: float
     ended: bool = False
     exit_code: int = -1
-    uid: int = -1
     threads: tuple[SeenThread, ...] = ()
     descriptors: tuple[Descriptor, ...] = ()
     semaphores: tuple[Semaphore, ...] = ()
     children: tuple[int, ...] = ()
     ignored: tuple[str, ...] = ()
-    caught: tuple[str, ...] = ()
-    pending: tuple[str, ...] = ()
-    memory: dict[str, int] = field(default_factory=dict)
     limits: dict[str, int] = field(default_factory=dict)
     maps: int = -1
-    oom_score: int = -1
     cpus: tuple[int, ...] = ()
     cgroups: tuple[str, ...] = ()
     tracer: int = 0
@@ -206,7 +200,6 @@ class Cgroup:
     memory_limit: int = -1
     oom_kills: int = -1
     cpu_quota: float = -1.0
-    throttled: tuple[float, float] = (-1.0, -1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,14 +208,10 @@ class Machine:
 
     cpus: int = -1
     load: float = -1.0
-    memory: int = -1
-    memory_available: int = -1
     shm_size: int = -1
     shm_free: int = -1
     max_map_count: int = -1
-    pid_max: int = -1
     cgroups: tuple[Cgroup, ...] = ()
-    pipe_buffer: int = -1
 
 
 @dataclass(frozen=True, slots=True)

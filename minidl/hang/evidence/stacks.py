@@ -1,6 +1,7 @@
-"""Stacks of Python: of other processes through py-spy where it is installed and allowed, of this one by itself.
+"""Stacks of Python of other processes, through py-spy if it is installed and allowed.
 
-Interface: `spied(pids, unseen)` and `own_stacks()` -> `Stacks`, by process and thread. `py_spy()` finds the program.
+Interface: `spied(pids, unseen)` -> `Stacks`, by process and thread. `py_spy()` finds the program. `current_frames()`:
+of this process.
 
 Rules of use: py-spy runs with --nonblocking: it stops no thread that it looks at. A stack that it read while the thread
 ran on may be wrong, so it is only asked for stacks and not for proof. Of a frame's variables stay those of the loader's
@@ -12,13 +13,11 @@ from __future__ import annotations
 import gc
 import json
 import linecache
-import os
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
-import threading
 import time
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -185,36 +184,3 @@ def current_frames() -> dict[int, types.FrameType]:
     finally:
         if collects:
             gc.enable()
-
-
-def own_stacks() -> Stacks:
-    """The stacks of this process's threads, seen from inside. It takes the interpreter's lock, so it runs with it."""
-    names = {thread.ident: thread for thread in threading.enumerate()}
-    found = {}
-    for ident, frame in current_frames().items():
-        thread = names.get(ident)
-        tid = (thread.native_id if thread else None) or 0
-        if tid:
-            found[tid] = Stack(tuple(_frames(frame)), thread.name if thread else "", None)
-    return {os.getpid(): found}
-
-
-def _frames(frame: types.FrameType | None) -> Iterable[Frame]:
-    count = 0
-    while frame is not None and count < MOST_FRAMES:
-        code = frame.f_code
-        loader = bool(_LOADERS.search(code.co_filename))
-        seen = {name: _short(value, loader) for name, value in frame.f_locals.items()}
-        name = getattr(code, "co_qualname", code.co_name)
-        line = frame.f_lineno or 0
-        yield Frame(name, code.co_filename, line, kept(code.co_filename, seen), source_of(code.co_filename, line))
-        frame, count = frame.f_back, count + 1
-
-
-def _short(value: object, loader: bool) -> str:
-    """A value of a plain type as it is; of others the type and address alone: a repr is the user's code."""
-    if type(value) in (int, bool, type(None)) or (loader and type(value) in (float, str)):
-        return repr(value)[:_SHORT]
-    if type(value) in (list, tuple) and len(value) <= 64 and all(type(one) is int for one in value):  # type: ignore[arg-type,attr-defined]
-        return repr(value)
-    return f"<{type(value).__name__} at {id(value):#x}>"

@@ -21,15 +21,16 @@ import platform
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from minidl.hang.evidence.model import Frame, Syscall
-from minidl.hang.evidence.processes import ThreadLook, memory_of, thread_look
+from minidl.hang.evidence.proc import ProcFiles
+from minidl.hang.evidence.processes import ThreadLook, thread_look
 from minidl.hang.evidence.stacks import Stack, Stacks, source_of
 from minidl.hang.evidence.syscalls import FOR_EVER
-from minidl.process_stat import signal_if, status_of
+from minidl.process_stat import signal_if
 from minidl.tracefile.format import SIDE_SUFFIX, parts_of
 
 ANSWER_SECONDS: Final = 3.0
@@ -144,17 +145,16 @@ _TAKEN_UP: Final = frozenset(("futex", "wait4", "waitid", "flock", "fcntl"))
 
 
 def _main_thread(pid: int) -> ThreadLook | None:
-    return thread_look(pid, pid, memory_of(pid))
+    return thread_look(pid, pid)
 
 
 def _handles(how: Answering, file: Path) -> bool:
     """Whether the process handles the signal now, and its descriptor is the file still."""
     try:
-        status = status_of(Path(f"/proc/{how.pid}/status").read_text())
         there, own = os.stat(f"/proc/{how.pid}/fd/{how.fd}"), file.stat()
     except OSError:
         return False
-    caught = int(status.get("SigCgt", "0"), 16)
+    caught = int(ProcFiles(how.pid).status().get("SigCgt", "0"), 16)
     return bool(caught >> (how.signum - 1) & 1) and (there.st_dev, there.st_ino) == (own.st_dev, own.st_ino)
 
 
@@ -178,13 +178,10 @@ def _written(file: Path, before: int, until: float) -> str:
 
 def _by_tid(threads: list[DumpedThread], how: Answering) -> dict[int, Stack]:
     """Give the dumped threads their numbers in the kernel; a thread whose number is not to be had is left out."""
-    try:
-        tids = {int(name) for name in os.listdir(f"/proc/{how.pid}/task")}
-    except OSError:
-        return {}
-    memory, out = memory_of(how.pid), {}
+    files, out = ProcFiles(how.pid), {}
+    tids = set(files.tids())
     for thread in threads:
-        tid, name = how.threads.get(thread.ident) or (_tid_of(thread.ident, memory, tids), thread.name)
+        tid, name = how.threads.get(thread.ident) or (_tid_of(thread.ident, files, tids), thread.name)
         if not tid and thread.current:
             tid = how.pid  # a signal to a process runs in its first thread
         if tid in tids:
@@ -192,10 +189,9 @@ def _by_tid(threads: list[DumpedThread], how: Answering) -> dict[int, Stack]:
     return out
 
 
-def _tid_of(ident: int, memory: Callable[[int, int], bytes], tids: set[int]) -> int:
+def _tid_of(ident: int, files: ProcFiles, tids: set[int]) -> int:
     """Read the kernel's number of a thread where glibc keeps it; 0 where that is none of the process's."""
-    data = memory(ident + _TID_AT, 4)
-    tid = int.from_bytes(data, sys.byteorder)
+    tid = int.from_bytes(files.memory(ident + _TID_AT, 4), sys.byteorder)
     return tid if tid in tids else 0
 
 

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from minidl.hang.watch.vitals import exit_code, there_at
+from minidl.hang.life import life
 from minidl.tracefile.folded import due, fold
 from minidl.tracefile.format import SIDE_SUFFIX, parts_of
 
@@ -27,8 +27,7 @@ def ended_workers(directory: Path, names: Iterable[str]) -> list[str]:
 
 def runs(stem: str) -> bool:
     """Whether the process that has given a file this name still runs."""
-    pid, since = parts_of(stem)
-    return there_at(pid, since) and exit_code(pid) is None
+    return life(*parts_of(stem)).there
 
 
 def _is_worker(side: Path) -> bool:

@@ -32,8 +32,9 @@ import numpy as np
 
 import minidl
 from minidl.hang.evidence.model import RunEvidence
+from minidl.hang.life import exit_code, life, started
 from minidl.hang.watch.folding import ended_workers, fold_gently, runs
-from minidl.hang.watch.vitals import exit_code, sample, started, there_at
+from minidl.hang.watch.vitals import sample
 from minidl.hang.watch.waits import OpenWait, Waits
 from minidl.process_stat import HeldProcess, remove_segments_of
 from minidl.tracefile import watched
@@ -382,7 +383,7 @@ class _Watched:
         self.held: HeldProcess | None = None
         with contextlib.suppress(OSError):  # it is gone, or the kernel has no such: then it can't be signalled
             self.held = HeldProcess(pid)
-        self.started = started(pid) if there_at(pid, since) else 0
+        self.started = started(pid) if life(pid, since).there else 0
 
     @property
     def fd(self) -> int:

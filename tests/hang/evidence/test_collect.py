@@ -17,7 +17,7 @@ from minidl.hang.evidence.collect import collect
 from minidl.hang.evidence.graph import Blocked, waits
 from minidl.hang.evidence.model import RunEvidence
 from minidl.hang.evidence.processes import first_look, read_process
-from minidl.hang.evidence.stacks import own_stacks, parsed, py_spy
+from minidl.hang.evidence.stacks import parsed, py_spy
 
 pytestmark = [
     pytest.mark.live,
@@ -151,16 +151,6 @@ def test_py_spy_gives_stacks_or_the_reason_why_not() -> None:
     assert process.main is not None
     seen = process.main.stack is not None and process.main.stack[-1].function == "<module>"
     assert seen or any("Python stacks" in text for text in process.not_seen)
-
-
-def test_own_stacks_show_this_function_and_no_secret() -> None:
-    secret, index = "hunter2", 37
-    frames = own_stacks()[os.getpid()][os.getpid()].frames
-    mine = next(
-        frame for frame in frames if frame.function.endswith("test_own_stacks_show_this_function_and_no_secret")
-    )
-    assert mine.variables["index"] == str(index)
-    assert secret not in str(mine.variables)
 
 
 def test_what_is_not_py_spys_json_has_no_stacks() -> None:

@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from minidl.hang.evidence.machine import locks_of
-from minidl.hang.evidence.processes import numbers_of, semaphores_of, signals_of
+from minidl.hang.evidence.proc import numbers_of, semaphores_of, signals_of
 from minidl.hang.evidence.syscalls import decoded, waits_for_mutex
 
 

@@ -14,6 +14,7 @@ from minidl.check import examine
 from minidl.hang.watch import folding
 from minidl.tracefile.folded import KEPT, NAME
 from minidl.tracefile.format import SIDE_SUFFIX, side_line, stem_of
+from minidl.tracefile.process import ProcessLife
 from minidl.tracefile.reader import Trace, read_trace
 
 EPOCHS, WORKERS = 12, 4
@@ -25,16 +26,13 @@ def numbers(trace: Trace) -> list[int]:
     return sorted(process.worker for process in trace.processes if process.role == "worker")
 
 
-def test_workers_have_ended_that_are_gone_or_only_not_asked_for_their_exit_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running, gone, zombie, main = (stem_of(pid, 5) for pid in (101, 102, 103, 104))
-    monkeypatch.setattr(folding, "there_at", lambda pid, since: (pid, since) in {(101, 5), (103, 5)})
-    monkeypatch.setattr(folding, "exit_code", {101: None, 103: 0}.get)
-    for stem in (running, gone, zombie, main):
+def test_workers_whose_process_is_gone_have_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    running, gone, main = (stem_of(pid, 5) for pid in (101, 102, 104))
+    monkeypatch.setattr(folding, "life", lambda pid, since: ProcessLife.ALIVE if pid == 101 else ProcessLife.GONE)
+    for stem in (running, gone, main):
         (tmp_path / (stem + SIDE_SUFFIX)).write_bytes(side_line("process", role="main" if stem == main else "worker"))
     without_file = stem_of(105, 5) + SIDE_SUFFIX
-    assert folding.ended_workers(tmp_path, [*sorted(os.listdir(tmp_path)), without_file]) == sorted([gone, zombie])
+    assert folding.ended_workers(tmp_path, [*sorted(os.listdir(tmp_path)), without_file]) == [gone]
 
 
 @pytest.mark.live

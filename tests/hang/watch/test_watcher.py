@@ -11,7 +11,7 @@ import pytest
 from programs import python, write
 from sizes import slow
 
-from minidl.hang.live import ProcessLife, life
+from minidl.hang.life import ProcessLife, life
 from minidl.hang.watch import watcher
 from minidl.hang.watch.watcher import EARLY_LOOKS, MOST_LOOKS, MOST_LOOKS_OF_A_RUN, first_look, next_look
 from minidl.tracefile.reader import Trace, read_trace

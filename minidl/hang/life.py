@@ -1,0 +1,54 @@
+"""Whether a process is there, and how it ended: by its id and a moment, since ids are used again.
+
+Interface: `life(pid, moment)`, `started(pid)`, `exit_code(pid)` of a zombie; `is_here(manifest)` tells whether the
+process ids of a trace are this machine's.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from typing import Final
+
+from minidl.process_stat import ENDED, boot_id, stat_fields, was_there
+from minidl.tracefile.process import ProcessLife
+
+_STATES: Final = {
+    **dict.fromkeys(ENDED, ProcessLife.GONE),
+    "T": ProcessLife.STOPPED, "t": ProcessLife.STOPPED, "D": ProcessLife.DISK,
+}  # fmt: skip
+
+
+def life(pid: int, moment: int) -> ProcessLife:
+    """Whether the process `pid` that existed at a moment (ns, CLOCK_MONOTONIC) still exists; a later one is another."""
+    try:
+        fields = stat_fields(pid)
+    except (FileNotFoundError, ProcessLookupError):
+        return ProcessLife.GONE if os.path.exists("/proc/self/stat") else ProcessLife.UNKNOWN
+    except OSError:
+        return ProcessLife.UNKNOWN
+    return _STATES.get(fields[0], ProcessLife.ALIVE) if was_there(fields, moment) else ProcessLife.GONE
+
+
+def started(pid: int) -> int:
+    """The start of a process in the kernel's ticks, which with its id identifies it; 0 = it is gone."""
+    try:
+        return int(stat_fields(pid)[19])
+    except OSError:
+        return 0
+
+
+def exit_code(pid: int) -> int | None:
+    """How a zombie ended, as multiprocessing's exitcode; None if it is none, or was reaped."""
+    try:
+        fields = stat_fields(pid)
+    except OSError:
+        return None
+    return os.waitstatus_to_exitcode(int(fields[49])) if fields[0] in ENDED else None
+
+
+def is_here(manifest: Mapping[str, object]) -> bool:
+    """Whether the trace's clock and process ids are valid here: the same machine (or container), not restarted."""
+    boot = boot_id()
+    return bool(boot) and manifest.get("boot_id") == boot and manifest.get("host") == socket.gethostname()
