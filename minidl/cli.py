@@ -132,6 +132,8 @@ GROUPS: dict[str, tuple[Command, ...]] = {
                      help="pin memory (default: only for an accelerator)"),
                 _arg("--side-stream", action=argparse.BooleanOptionalAction, default=True,
                      help="copy to an accelerator during the step (default), or as a part of it"),
+                _arg("--tour", nargs="?", const="terminal", choices=("terminal", "browser"),
+                     help="show in seven stops what minidl does, also with a program that hangs; keeps no file"),
             ),
         ),
         Command(

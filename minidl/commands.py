@@ -64,10 +64,20 @@ def _beside(trace: Path, suffix: str) -> Path:
 def demo(arguments: Namespace) -> int:
     from minidl import demo
 
+    if arguments.tour:
+        return _tour(arguments.tour)
     options = demo.Options(**{field.name: getattr(arguments, field.name) for field in fields(demo.Options)})
     with _prefixed("demo", demo.DemoError):
         training = demo.train(options)
     return _after_demo(training.trace, training.losses)
+
+
+def _tour(place: str) -> int:
+    from minidl import demo, tour
+
+    with _prefixed("demo --tour", demo.DemoError, ValueError), tour.Tour() as shown:
+        {"terminal": tour.in_terminal, "browser": tour.in_browser}[place](shown)
+    return OK
 
 
 def _after_demo(path: Path, losses: Sequence[float]) -> int:

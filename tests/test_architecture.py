@@ -97,7 +97,7 @@ ORDER = (
         "unpickling_stuck worker_exits worker_ignores_sigterm worker_killed worker_segfault worker_stopped",
     ),
     ("prove.lab", "faulty guard_programs ablation table runner score __init__"),
-    ("", "commands cli __main__"),
+    ("", "tour commands cli __main__"),
 )
 """All modules, by folder. A module imports only from modules that stand before it, so no circle can exist.
 

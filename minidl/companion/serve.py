@@ -63,10 +63,10 @@ def server_of(page: str, port: int = 0) -> _PageServer:
         ) from error
 
 
-def serve(page: str, port: int = 0) -> None:
-    """Serve the page until Ctrl-C, and open it in a browser if there is one."""
+def serve(page: str, port: int = 0, what: str = "companion") -> None:
+    """Serve the page until Ctrl-C, and open it in a browser if there is one. what: the page's name."""
     with server_of(page, port) as server:
-        print(f"The companion is at {server.url}")
+        print(f"The {what} is at {server.url}")
         if has_display():
             webbrowser.open(server.url)
         else:

@@ -162,6 +162,7 @@ def running(name: str, options: LabOptions, mode: Mode) -> Iterator[LabRun]:
             "PYTHONPATH": os.pathsep.join(filter(None, dict.fromkeys(paths))),
             "MINIDL_HANG_AFTER": HANG_AFTER,
             "OMP_NUM_THREADS": "2",
+            "TMPDIR": place,  # multiprocessing's own folders are not removed by processes that are killed
         }
         with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as errors:
             process = subprocess.Popen(
