@@ -10,7 +10,8 @@ import minidl
 from course import recording
 from course.asking import Asked, Choice, Count, Worker, question, rows
 from course.checking import Wrong, exercise
-from minidl.speed.verdict import Bound, Cause, Waiting, verdict, waiting
+from minidl.speed.verdict import verdict
+from minidl.speed.wall_clock import Bound, Cause, Waiting, waiting
 from minidl.tracefile.events import CONSUMER, NEXT
 
 YES_NO = {"yes": (), "no": ()}

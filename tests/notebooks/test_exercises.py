@@ -38,7 +38,7 @@ from course import (
 from minidl import mini
 from minidl.loader.dispatcher import STORED, Dispatcher
 from minidl.loader.driver import JoinPin, Simple
-from minidl.speed.verdict import Cause
+from minidl.speed.wall_clock import Cause
 from minidl.tracefile.events import COMPUTE, CONSUMER, COPY, FETCH, H2D, NEXT, SAMPLE
 
 nbformat = pytest.importorskip("nbformat", reason="the notebooks need Jupyter: pip install -e '.[notebooks]'")

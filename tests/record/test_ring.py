@@ -69,7 +69,7 @@ def test_pictures_of_it(ring: Path, tmp_path: Path) -> None:
 @pytest.mark.live
 def test_the_verdict_asks_only_the_time_that_everybody_tells_of(ring: Path) -> None:
     trace = minidl.read_trace(ring)
-    from minidl.speed.verdict import waiting
+    from minidl.speed.wall_clock import waiting
 
     split = waiting(trace, 1)
     assert split.workers == 2

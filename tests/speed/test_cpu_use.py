@@ -12,7 +12,8 @@ import pytest
 
 from minidl.speed.cpu_use import CpuLimit, CpuUse, cpu_use, cpus_of
 from minidl.speed.summary import summary
-from minidl.speed.verdict import Bound, Cause, Waiting, judge, verdict
+from minidl.speed.verdict import judge, verdict
+from minidl.speed.wall_clock import Bound, Cause, Waiting
 from minidl.tracefile import events as ev
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.spans import SPAN

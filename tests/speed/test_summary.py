@@ -16,7 +16,7 @@ from oracle_trace import stop_recording, write_process
 
 import minidl
 from minidl.speed.summary import Summary, summary
-from minidl.speed.verdict import Bound, waiting
+from minidl.speed.wall_clock import Bound, waiting
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Phase
 from minidl.tracefile.reader import Trace, read_trace

@@ -15,7 +15,8 @@ from oracle_trace import write_process
 
 import minidl
 from minidl.playback.state import MOST_WORKERS
-from minidl.speed.verdict import FEW_BATCHES, Bound, Cause, Verdict, Waiting, judge, verdict, waiting
+from minidl.speed.verdict import Verdict, judge, verdict
+from minidl.speed.wall_clock import FEW_BATCHES, Bound, Cause, Waiting, waiting
 from minidl.tracefile import events as ev
 from minidl.tracefile.reader import Trace, read_trace
 

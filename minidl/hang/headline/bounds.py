@@ -10,7 +10,8 @@ import numpy as np
 
 from minidl.hang.finding import Finding, Focus, FocusScope, RunOutcome
 from minidl.hang.headline.run_context import RunContext
-from minidl.speed.verdict import Bound, summed, verdict
+from minidl.speed.verdict import summed, verdict
+from minidl.speed.wall_clock import Bound
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Outcome
 from minidl.tracefile.loaders import NamedLoader, dataloaders
