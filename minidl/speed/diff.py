@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from minidl import terminal
-from minidl.speed.ledger import Ledger, ledger
-from minidl.speed.summary import prefetching, stage_codes, start_up
+from minidl.speed.ledger import Ledger, ledger, part
+from minidl.speed.stages import FEWEST, Figures, by_stage, prefetching, start_up
 from minidl.speed.transport_use import Way, compared, way
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Bools, Ints, Rows, starts
@@ -32,12 +32,6 @@ from minidl.tracefile.loaders import only
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.spans import durations
 from minidl.tracefile.words import counted, duration, lacking, percent, size
-
-BLOCKS = 10
-"""The number of parts of a run. The lowest and the highest mean of 10 are left out: a start or a hiccup is in one."""
-
-FEWEST = 5 * BLOCKS
-"""A stage with fewer occurrences in a run is not judged."""
 
 NOTABLE = 1.1
 """A difference with a smaller factor between the means is no change, however certain it is."""
@@ -76,34 +70,6 @@ class Comparison(enum.Enum):
 
 # --- What is compared -------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """The durations of a stage in one run. low, high: the spread of its parts' means; NaN if there are too few."""
-
-    count: int
-    total: int
-    p50: float
-    p95: float
-    p99: float
-    low: float
-    high: float
-
-    @property
-    def mean(self) -> float:
-        return self.total / self.count
-
-    @classmethod
-    def of(cls, durations: Ints) -> Figures | None:
-        """Return the figures of durations in order of time; None if there are none."""
-        if not len(durations):
-            return None
-        low = high = float("nan")
-        if len(durations) >= FEWEST:
-            _, low, *_, high, _ = sorted(float(part.mean()) for part in np.array_split(durations, BLOCKS))
-        p50, p95, p99 = (float(p) for p in np.percentile(durations, [50, 95, 99]))
-        return cls(len(durations), int(durations.sum()), p50, p95, p99, low, high)
-
-
-@dataclass(frozen=True, slots=True)
 class Change:
     """One stage in both runs; worker -1 = all workers. seen: both recordings can show it."""
 
@@ -114,9 +80,16 @@ class Change:
     seen: bool = True
 
     @property
+    def means(self) -> tuple[float, float]:
+        """Means in A and in B, ns; NaN if there is none."""
+        a, b = (figures.mean if figures else float("nan") for figures in (self.a, self.b))
+        return a, b
+
+    @property
     def factor(self) -> float:
         """Mean in B by mean in A; NaN if one is missing."""
-        return self.b.mean / max(self.a.mean, 1e-9) if self.a and self.b else float("nan")
+        a, b = self.means
+        return b / max(a, 1e-9)
 
     @property
     def verdict(self) -> Comparison:
@@ -217,6 +190,12 @@ class Diff:
         """Return the change of one stage over all workers."""
         return next((change for change in self.stages if change.stage == name), None)
 
+    @property
+    def cycle(self) -> Change | None:
+        """The consumer's time from one batch to the next; None if there are too few batches to compare it."""
+        found = self.stage("cycle")
+        return found if found is not None and found.a and found.b and found.verdict is not Comparison.FEW else None
+
     def impact(self, change: Change) -> float:
         """Return how many ns more of a stage a batch takes in B."""
         return self.b.per_batch(change.b) - self.a.per_batch(change.a)
@@ -248,26 +227,24 @@ class Diff:
 
     def _of_transports(self) -> str:
         """The effect of another transport on the time of a batch, and its reasons."""
-        cycle, most = self.stage("cycle"), self.most()
-        told = f"{self.b.way.transport} instead of {self.a.way.transport}: "
-        if cycle is None or cycle.a is None or cycle.b is None or cycle.verdict is Comparison.FEW:
-            told += f"too few batches to compare their times ({FEWEST} needed)"
-        else:
-            how = _times(cycle.factor) if cycle.is_clear else "within its spread"
-            told += f"each batch took {duration(cycle.b.mean)} instead of {duration(cycle.a.mean)}, {how}"
+        most, took = self.most(), f"too few batches to compare their times ({FEWEST} needed)"
+        if self.cycle is not None:
+            how = _times(self.cycle.factor) if self.cycle.is_clear else "within its spread"
+            a, b = self.cycle.means
+            took = f"each batch took {duration(b)} instead of {duration(a)}, {how}"
+        told = f"{self.b.way.transport} instead of {self.a.way.transport}: {took}"
         told += f": {'; '.join(compared(self.a.way, self.b.way))}"
         return told if most is None else f"{told}. Among the stages, {self._of_stage(most)}"
 
     def _compared(self) -> str:
-        cycle = self.stage("cycle")
-        if cycle is None or cycle.a is None or cycle.b is None or cycle.verdict is Comparison.FEW:
+        if self.cycle is None:
             counts = " and ".join(str(len(side.durations["cycle", -1])) for side in (self.a, self.b))
             needed = f"without the first of each epoch (at least {FEWEST} are needed)"
             return f"too few batches to say what changed: {counts} {needed}"
-        most, throughput = self.most(), self._of_throughput(cycle)
+        most, throughput = self.most(), self._of_throughput(self.cycle)
         if most is not None:
             told = f"{self._of_stage(most)}; {throughput}"
-        elif cycle.is_clear:
+        elif self.cycle.is_clear:
             told = f"{throughput}, but no single stage changed by more than its spread"
         else:
             told = f"no stage changed by more than its spread, and {throughput}"
@@ -290,9 +267,7 @@ class Diff:
         return f"{change.stage} changed most: it is {what} {duration(only.mean)} on average ({only.count} measured)"
 
     def _of_throughput(self, cycle: Change) -> str:
-        assert cycle.a is not None
-        assert cycle.b is not None
-        a, b = (1e9 / max(side.mean, 1e-9) for side in (cycle.a, cycle.b))
+        a, b = (1e9 / max(mean, 1e-9) for mean in cycle.means)
         if not cycle.is_clear:
             return f"throughput ({a:.3g} and {b:.3g} batches/s) changed only within its spread"
         how = "fell" if cycle.verdict is Comparison.SLOWER else "rose"
@@ -406,30 +381,24 @@ def _work(params: Mapping[str, Any]) -> list[Any]:
 
 def _differences(a: Side, b: Side) -> tuple[list[str], list[str]]:
     """Return the differences that make the runs incomparable, and the other ones."""
-    vital: list[str] = []
-    others: list[str] = []
     # The first is a number within the process; the second changes with every edit of the program.
-    for name in sorted((a.params.keys() & b.params.keys()) - {"dataloader", "made_at"}):
-        if a.params[name] != b.params[name]:
-            (vital if name in SAME_WORK else others).append(f"{name} {a.params[name]!r} in A, {b.params[name]!r} in B")
-    kinds = ["torch's (observed)" if side.params.get("observed") is True else "minidl's" for side in (a, b)]
-    if kinds[0] != kinds[1]:
-        others.append(f"the loader is {kinds[0]} in A, {kinds[1]} in B")
-    theirs = _machine(b.manifest)
-    for name, value in _machine(a.manifest).items():
-        if None not in (value, theirs[name]) and value != theirs[name]:
-            others.append(f"{name} {value!r} in A, {theirs[name]!r} in B")
-    return vital, others
+    names = sorted((a.params.keys() & b.params.keys()) - {"dataloader", "made_at"})
+    different = {name: f"{name} {a.params[name]!r} in A, {b.params[name]!r} in B" for name in names
+                 if a.params[name] != b.params[name]}  # fmt: skip
+    loaders = ["torch's (observed)" if side.params.get("observed") is True else "minidl's" for side in (a, b)]
+    kinds = [f"the loader is {loaders[0]} in A, {loaders[1]} in B"] if loaders[0] != loaders[1] else []
+    pairs = {name: (value, _machine(b.manifest)[name]) for name, value in _machine(a.manifest).items()}
+    machines = [f"{n} {x!r} in A, {y!r} in B" for n, (x, y) in pairs.items() if None not in (x, y) and x != y]
+    vital = [text for name, text in different.items() if name in SAME_WORK]
+    return vital, [*(text for name, text in different.items() if name not in SAME_WORK), *kinds, *machines]
 
 
 def _machine(manifest: Mapping[str, Any]) -> dict[str, Any]:
     versions = manifest.get("versions", {})
-    own = {
-        "host": manifest.get("host"),
-        "cpus": manifest.get("cpus"),
-        "detail of the recording": manifest.get("detail"),
+    own = {"host": "host", "cpus": "cpus", "detail of the recording": "detail"}
+    return {name: manifest.get(key) for name, key in own.items()} | {
+        name: versions.get(name) for name in ("minidl", "torch", "numpy", "python")
     }
-    return own | {name: versions.get(name) for name in ("minidl", "torch", "numpy", "python")}
 
 
 def _notes(traces: tuple[Trace, Trace], sides: tuple[Side, Side], groups: tuple[list[Group], list[Group]]) -> list[str]:
@@ -450,8 +419,7 @@ def _notes(traces: tuple[Trace, Trace], sides: tuple[Side, Side], groups: tuple[
 def _side(trace: Trace, loaders: tuple[int, ...], params: dict[str, Any]) -> Side:
     spans = trace.spans()
     spans = spans[np.isin(spans["loader"], loaders) & (spans["end"] >= 0)]
-    account = ledger(trace)
-    own = Ledger(_those(account.copies, loaders), _those(account.batches, loaders))
+    own = part(trace, ledger(trace), loaders)
     cycles, first, keys = _cycles(trace, loaders)
     pending = _pending(trace, loaders)
     waits = spans[(spans["code"] == ev.NEXT[0]) & (spans["ey"] == ev.Outcome.DATA)]
@@ -497,10 +465,6 @@ def _unseen(trace: Trace, params: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(left_out - shown)
 
 
-def _those(rows: Rows, loaders: tuple[int, ...]) -> Rows:
-    return rows[np.isin(rows["loader"], loaders)]
-
-
 def _cycles(trace: Trace, loaders: tuple[int, ...]) -> tuple[Ints, Bools, Ints]:
     """Return each batch's ns since the one before (or the epoch's first `next`), whether it is the first, and its key.
 
@@ -535,11 +499,8 @@ def _samples(trace: Trace, spans: Rows, batches: Ints) -> int | None:
 def _durations(spans: Rows) -> dict[tuple[str, int], Ints]:
     """Return durations in order of time, by stage and worker; worker -1 = all."""
     found = {}
-    for stage, wanted in stage_codes(spans).items():
-        mine = spans[np.isin(spans["code"], wanted)]
-        took = durations(mine)
-        if len(mine):
-            found[stage, -1] = took
+    for stage, mine in by_stage(spans).items():
+        found[stage, -1] = took = durations(mine)
         if stage not in _OF_THE_LOADER:
             found |= {(stage, int(w)): took[mine["worker"] == w] for w in np.unique(mine["worker"]) if w >= 0}
     return found

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -139,30 +139,11 @@ BATCH = np.dtype(
 """One task, with the bytes of its copies."""
 
 
-@dataclass(frozen=True)
-class Line:
-    """The figures of one kind of copy. batches: the number of batches with such a copy."""
-
-    kind: Copy
-    copies: int
-    batches: int
-    bytes: int
-    avoidable: int
-    why: tuple[Why, ...]
-
-    def text(self, batches: int, what: Mapping[Copy, str] = WHAT) -> str:
-        """The line, without its remedies."""
-        share = percent(self.avoidable / self.bytes) if self.bytes else "-"
-        name = self.kind.name.lower().replace("_", " ")
-        each = size(self.bytes / batches) if batches else "-"
-        return f"{name:<12}{size(self.bytes):>11}{each:>12}{self.copies:>9}{share:>11}  {what[self.kind]}"
-
-
 @dataclass(frozen=True, repr=False)
 class Ledger:
-    """The result of `ledger`. copies: array of COPY, by time; batches: array of BATCH, by loader, epoch and task.
+    """Copies: array of COPY, by time. batches: array of BATCH, by loader, epoch and task.
 
-    slabs: the life of the slabs, if all batches travelled in slabs.
+    slabs: the life of the slabs, if all batches travelled in slabs. notes: what the figures do not show.
     """
 
     copies: Rows
@@ -185,27 +166,34 @@ class Ledger:
         reached = int(self.sent["by_handle"].sum() + self.sent["payload"].sum())
         return float(self.sent["copied"].sum() / reached) if reached else float("nan")
 
-    def lines(self) -> list[Line]:
-        """A Line for each kind of copy that there was."""
-        found = ((kind, self.copies[self.copies["kind"] == kind]) for kind in Copy)
-        return [_line(kind, mine) for kind, mine in found if len(mine)]
+    def moved(self, *kinds: Copy) -> tuple[int, int]:
+        """The bytes and the number of these kinds of copies."""
+        rows = self.copies[np.isin(self.copies["kind"], kinds)]
+        return int(rows["bytes"].sum()), len(rows)
 
     def text(self) -> str:
         """One line for each kind: total bytes, bytes per batch, copies, avoidable share; remedies below."""
-        sent = self.sent
         lines = [self._headline()]
         if len(self.copies):
             lines.append(f"  {'copy':<12}{'bytes':>11}{'per batch':>12}{'copies':>9}{'avoidable':>11}  what")
-        for line in self.lines():
-            lines.append(f"  {line.text(len(sent), WHAT if self.slabs is None else WHAT_WITH_SLABS)}")
-            for why in line.why:
-                known = REMEDY[why] if line.kind is not Copy.SLAB else _REMEDY_WITH_SLABS
-                remedy = f"{why.name.lower().replace('_', ' ')}: {known}"
-                lines += textwrap.wrap(remedy, 100, initial_indent=" " * 8, subsequent_indent=" " * 8)
+        for kind in Copy:
+            lines += self._lines(kind, self.copies[self.copies["kind"] == kind])
         lines += [f"  {self.slabs.text()}"] if self.slabs is not None else []
-        for note in self.notes:
-            lines += textwrap.wrap(note, 100, initial_indent="  ", subsequent_indent="  ")
-        return "\n".join(lines)
+        return "\n".join([*lines, *(line for note in self.notes for line in _wrapped(note, 2))])
+
+    def _lines(self, kind: Copy, rows: Rows) -> Iterator[str]:
+        """Yield the line of one kind of copy, and its remedies."""
+        if not len(rows):
+            return
+        all_of, spared, sent = int(rows["bytes"].sum()), rows[rows["why"] != Why.NEEDED], len(self.sent)
+        name = kind.name.lower().replace("_", " ")
+        each = size(all_of / sent) if sent else "-"
+        share = percent(int(spared["bytes"].sum()) / all_of) if all_of else "-"
+        what = (WHAT if self.slabs is None else WHAT_WITH_SLABS)[kind]
+        yield f"  {name:<12}{size(all_of):>11}{each:>12}{len(rows):>9}{share:>11}  {what}"
+        for why in map(Why, np.unique(spared["why"]).tolist()):
+            known = _REMEDY_WITH_SLABS if kind is Copy.SLAB else REMEDY[why]
+            yield from _wrapped(f"{why.name.lower().replace('_', ' ')}: {known}", 8)
 
     def _headline(self) -> str:
         sent = self.sent
@@ -285,6 +273,10 @@ class Slabs:
         return "slabs: " + "; ".join(parts)
 
 
+def _wrapped(text: str, indent: int) -> list[str]:
+    return textwrap.wrap(text, 100, initial_indent=" " * indent, subsequent_indent=" " * indent)
+
+
 def slabs_of(events: Rows, loaders: Mapping[int, Mapping[str, Any]]) -> Slabs:
     """Count the life of the slabs in these events. loaders: the iterators' parameters, by number."""
     taken, released = (events[events["code"] == code] for code in (ev.SLAB_TAKE, ev.SLAB_RELEASE))
@@ -314,18 +306,6 @@ def slabs_of(events: Rows, loaders: Mapping[int, Mapping[str, Any]]) -> Slabs:
     )
 
 
-def _line(kind: Copy, copies: Rows) -> Line:
-    spared = copies["why"] != Why.NEEDED
-    return Line(
-        kind=kind,
-        copies=len(copies),
-        batches=len(np.unique(_keys(copies))),
-        bytes=int(copies["bytes"].sum()),
-        avoidable=int(copies["bytes"][spared].sum()),
-        why=tuple(Why(value) for value in np.unique(copies["why"][spared]).tolist()),
-    )
-
-
 def ledger(trace: Trace, loader: int | None = None) -> Ledger:
     """Account for the bytes of `trace`, of one loader or of all.
 
@@ -344,22 +324,28 @@ def ledger(trace: Trace, loader: int | None = None) -> Ledger:
         copies = copies[copies["loader"] == loader]
     copies = copies[copies["task"] >= 0]  # the rest belongs to sentinels and to resumptions
     copies["epoch"] = epochs(trace.events, copies["loader"], copies["time"])
-    travels = in_slabs(trace)
-    copies["why"] = _why(copies, travels)
+    copies["why"] = _why(copies, in_slabs(trace))
     copies = copies[np.argsort(copies["time"], kind="stable")]
-    batches = _batches(trace, copies, closed, travels)
-    senders = np.unique(batches["loader"])
-    told = trace.events[np.isin(trace.events["loader"], senders)] if len(senders) else None
-    return Ledger(
-        copies,
-        batches,
-        [
-            *_pageable(trace, batches, loader),
-            *_blind(copies, batches),
-            *_left_out(trace, spans, closed, copies, loader),
-        ],
-        slabs_of(told, trace.loaders) if told is not None and np.isin(senders, travels).all() else None,
-    )
+    batches = _batches(trace, copies, closed)
+    notes = [
+        *_pageable(trace, batches, loader),
+        *_blind(copies, batches),
+        *_left_out(trace, spans, closed, copies, loader),
+    ]
+    return Ledger(copies, batches, notes, _slabs(trace, np.unique(batches["loader"])))
+
+
+def part(trace: Trace, account: Ledger, loaders: Sequence[int]) -> Ledger:
+    """The part of the trace's ledger that is about these iterators, without notes."""
+    copies, batches = (rows[np.isin(rows["loader"], loaders)] for rows in (account.copies, account.batches))
+    return Ledger(copies, batches, [], _slabs(trace, np.unique(batches["loader"])))
+
+
+def _slabs(trace: Trace, senders: Ints) -> Slabs | None:
+    """The life of the slabs of iterators; None unless all of them send in slabs."""
+    if not len(senders) or not np.isin(senders, in_slabs(trace)).all():
+        return None
+    return slabs_of(trace.events[np.isin(trace.events["loader"], senders)], trace.loaders)
 
 
 def _copies(trace: Trace, spans: Rows) -> list[Rows]:
@@ -421,14 +407,16 @@ def _was_read(trace: Trace, spans: Rows, reads: Rows) -> Bools:
     return found
 
 
-def _why(copies: Rows, in_slabs: list[int]) -> npt.NDArray[np.uint8]:
+def _why(copies: Rows, slab_users: list[int]) -> npt.NDArray[np.uint8]:
     """Why each copy was avoidable. The pickling gives a message's payload and tensors."""
     why = np.where(np.isin(copies["kind"], [Copy.FEEDER, Copy.SLAB]), Why.NOT_SHARED_YET, copies["why"])
     pickles = copies[copies["kind"] == Copy.PICKLE]
     handles = (pickles["tensors"] + 1) * HANDLE_BYTES
     data = (pickles["bytes"] > LARGE_PAYLOAD) & (pickles["bytes"] > handles)
     of_message = np.where(data, Why.PICKLED_DATA, Why.NEEDED)
-    many = (pickles["tensors"] > MANY_TENSORS) & ~np.isin(pickles["loader"], in_slabs)  # with slabs, these cost nothing
+    many = (pickles["tensors"] > MANY_TENSORS) & ~np.isin(
+        pickles["loader"], slab_users
+    )  # with slabs, these cost nothing
     of_message[~data & many] = Why.MANY_TENSORS
     known, first = np.unique(_keys(pickles), return_index=True)
     if len(known):
@@ -444,7 +432,7 @@ def _keys(rows: Rows) -> Ints:
     return keys(rows["loader"], rows["epoch"], rows["task"])
 
 
-def _batches(trace: Trace, copies: Rows, spans: Rows, in_slabs: list[int]) -> Rows:
+def _batches(trace: Trace, copies: Rows, spans: Rows) -> Rows:
     known, first, place = np.unique(_keys(copies), return_index=True, return_inverse=True)
     out = np.zeros(len(known), BATCH)
     for name in ("loader", "epoch", "task", "worker"):
@@ -466,7 +454,7 @@ def _batches(trace: Trace, copies: Rows, spans: Rows, in_slabs: list[int]) -> Ro
     ):
         at, there = _find(trace, known, rows, time)
         out[name][at] = value[there]
-    out["by_handle"][np.isin(out["loader"], in_slabs)] = 0  # it also counts the data inside of the message
+    out["by_handle"][np.isin(out["loader"], in_slabs(trace))] = 0  # it also counts the data inside of the message
     for name in ("slab_send", "slab_fallback"):
         rows = trace.select(name)
         at, there = _find(trace, known, rows, rows["time"])

@@ -6,8 +6,9 @@ otherwise; the event table defines the stages. `verdict` judges what bounds a lo
 
 from __future__ import annotations
 
+import itertools
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,12 @@ from minidl.hang.finding import Finding, RunOutcome
 from minidl.hang.headline import headline
 from minidl.speed.cpu_use import cpus_of
 from minidl.speed.device_use import DeviceUse, device_use
-from minidl.speed.ledger import Slabs, slabs_of
+from minidl.speed.ledger import Copy, Ledger, ledger, part
+from minidl.speed.stages import Figures, by_stage, prefetching, start_up
 from minidl.speed.verdict import Verdict, summed, verdict
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
-from minidl.tracefile.events import EVENTS, Ending, Reason
+from minidl.tracefile.events import Ending
 from minidl.tracefile.loaders import NamedLoader, dataloaders, first_epochs
 from minidl.tracefile.open_spans import alive_at_end, how_ended, left_alive, open_spans
 from minidl.tracefile.ranks import lacking
@@ -38,29 +40,6 @@ each epoch is an iterator of its own."""
 
 
 @dataclass(frozen=True, slots=True)
-class StageTime:
-    """The durations of one kind of step, over all workers. total, p50, p95, most: ns.
-
-    computing: the share of their time that steps with CPU time computed; None without CPU time.
-    """
-
-    name: str
-    count: int
-    total: int
-    p50: int
-    p95: int
-    most: int
-    computing: float | None = None
-
-    @classmethod
-    def of(cls, name: str, spans: Rows) -> StageTime:
-        took, measured = durations(spans), spans["cpu"] > 0
-        p50, p95 = np.percentile(took, [50, 95])
-        share = spans["cpu"].sum() / took[measured].sum() if measured.any() else None
-        return cls(name, len(took), int(took.sum()), int(p50), int(p95), int(took.max()), share)
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerTime:
     """One worker: its tasks, its time (ns, from ready to its last event), and the parts for fetching and waiting."""
 
@@ -74,38 +53,11 @@ class WorkerTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Slow:
-    """A slow step of a worker: the sample's index (-1 = not an integer, or not recorded), its task and worker."""
-
-    index: int
-    task: int
-    worker: int
-    took: int
-
-
-@dataclass(frozen=True, slots=True)
-class Bytes:
-    """Bytes moved. shared: collated straight into shared memory; copied: copied there by the feeder thread.
-
-    in_slabs: into slabs; slabs: their life, None without slabs.
-    """
-
-    shared: int = 0
-    shared_segments: int = 0
-    copied: int = 0
-    copied_segments: int = 0
-    piped: int = 0
-    pinned: int = 0
-    pin_simulated: bool = False
-    in_slabs: int = 0
-    slabs: Slabs | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class LoaderSummary:
-    """One iterator. waited: ns inside `next`.
+    """One iterator. waited: ns inside `next`. stages: by name, in the event table's order.
 
-    first_epoch: the number of its first epoch, if its DataLoader has further iterators; else -1.
+    slowest: array of SPAN, the slowest samples, or the slowest fetches if no samples are recorded. account: the bytes
+    that were copied. first_epoch: the number of its first epoch, if its DataLoader has further iterators; else -1.
     """
 
     number: int
@@ -117,10 +69,11 @@ class LoaderSummary:
     consumer: int
     start_up: int | None
     shutdown: int | None
-    stages: list[StageTime]
+    stages: dict[str, Figures]
     workers: list[WorkerTime]
-    slowest: list[Slow]
-    bytes: Bytes
+    slowest: Rows
+    account: Ledger
+    pin_simulated: bool
     errors: int
     verdict: Verdict
     device: DeviceUse | None = None
@@ -145,7 +98,7 @@ class LoaderSummary:
         lines.append(f"  {', '.join(self._start_and_end())}")
         lines += [*self._stage_lines(), *self._worker_lines(), *self._byte_lines()]
         lines += [f"  {self.device.text()}"] if self.device is not None else []
-        if self.slowest and hints:
+        if len(self.slowest) and hints:
             lines.append("  slowest " + "; ".join(map(_slow, self.slowest)))
         return "\n".join(lines)
 
@@ -173,15 +126,9 @@ class LoaderSummary:
     def _stage_lines(self) -> list[str]:
         if not self.stages:
             return []
-        shares = ["" if s.computing is None else percent(s.computing) for s in self.stages]
         head = f"  {'stage':<15}{'count':>8}{'total s':>10}{'p50 ms':>10}{'p95 ms':>10}{'max ms':>10}"
-        head += f"{'computing':>11}" * any(shares)
-        rows = (
-            (s.name, s.count, s.total / 1e9, s.p50 / 1e6, s.p95 / 1e6, s.most / 1e6, share)
-            for s, share in zip(self.stages, shares, strict=True)
-        )
-        form = "  {:<15}{:>8}{:>10.3f}{:>10.2f}{:>10.2f}{:>10.2f}{:>11}"
-        return [head, *(form.format(*row).rstrip() for row in rows)]
+        head += f"{'computing':>11}" * any(one.computing for one in self.stages.values())
+        return [head, *itertools.starmap(_stage_line, self.stages.items())]
 
     def _worker_lines(self) -> list[str]:
         if not self.workers:
@@ -194,15 +141,18 @@ class LoaderSummary:
         ]
 
     def _byte_lines(self) -> list[str]:
-        b = self.bytes
-        parts = [f"collated into shared memory {size(b.shared)} ({b.shared_segments} segments)"] if b.shared else []
-        parts += [f"copied there by the feeder {size(b.copied)} ({b.copied_segments})"] if b.copied else []
-        parts += [f"into slabs {size(b.in_slabs)}"] if b.in_slabs else []
-        parts += [f"through {'sockets and ' * (b.slabs is not None)}pipes {size(b.piped)}"] if b.piped else []
-        simulated = " (simulated)" if b.pin_simulated else ""
-        parts += [f"pinned{simulated} {size(b.pinned)}"] if b.pinned else []
-        lines = [f"  bytes: {', '.join(parts)}"] if parts else []
-        return lines + ([f"  {b.slabs.text()}"] if b.slabs is not None else [])
+        moved, slabs = self.account.moved, self.account.slabs
+        in_slabs, piped = slabs is not None, moved(Copy.WRITE, Copy.INDEX_WRITE)[0]
+        (shared, segments), (fed, by_feeder), (pinned, _) = map(moved, (Copy.COLLATE, Copy.FEEDER, Copy.PIN))
+        parts = [
+            (shared and not in_slabs, f"collated into shared memory {size(shared)} ({segments} segments)"),
+            (fed, f"copied there by the feeder {size(fed)} ({by_feeder})"),
+            (in_slabs, f"into slabs {size(moved(Copy.COLLATE, Copy.SLAB)[0])}"),
+            (piped, f"through {'sockets and ' * in_slabs}pipes {size(piped)}"),
+            (pinned, f"pinned{' (simulated)' * self.pin_simulated} {size(pinned)}"),
+        ]
+        told = ", ".join(text for there, text in parts if there)
+        return [*([f"  bytes: {told}"] if told else []), *([f"  {slabs.text()}"] if slabs is not None else [])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +222,8 @@ def summary(trace: Trace) -> Summary:
     spans = trace.spans()
     said = headline(trace, spans)
     times, alive = trace.events["time"], left_alive(trace)
-    numbers, several = [int(number) for number in np.unique(trace.events["loader"]) if number], _several(trace)
+    numbers = [int(number) for number in np.unique(trace.events["loader"]) if number]
+    several, account = _several(trace), ledger(trace)
     return Summary(
         headline=said,
         path=str(trace.path),
@@ -282,7 +233,7 @@ def summary(trace: Trace) -> Summary:
         events=len(trace),
         lost=sum(process.lost for process in trace.processes),
         wall=int(times[-1] - times[0]) if len(times) else 0,
-        loaders=[_loader(trace, spans, number, number in alive, several.get(number, -1)) for number in numbers],
+        loaders=[_loader(trace, spans, account, one, one in alive, several.get(one, -1)) for one in numbers],
         open=open_spans(trace, spans, first=said.focus.process if said.focus is not None else -1),
         alive=alive_at_end(trace, spans),
         ended=how_ended(trace),
@@ -322,65 +273,40 @@ def _several(trace: Trace) -> dict[int, int]:
     return {number: first[number] for numbers in several for number in numbers if number in first}
 
 
-def _loader(trace: Trace, all_spans: Rows, number: int, alive: bool, first_epoch: int) -> LoaderSummary:
+def _loader(
+    trace: Trace, all_spans: Rows, account: Ledger, number: int, alive: bool, first_epoch: int
+) -> LoaderSummary:
     events = trace.events[trace.events["loader"] == number]
-    spans = all_spans[all_spans["loader"] == number]
-    closed = spans[spans["end"] >= 0]
-    waits = closed[closed["code"] == ev.NEXT[0]]
+    spans = all_spans[(all_spans["loader"] == number) & (all_spans["end"] >= 0)]
+
+    def of(pair: tuple[int, int]) -> Rows:
+        return spans[spans["code"] == pair[0]]
+
+    def count(code: int) -> int:
+        return int(np.count_nonzero(events["code"] == code))
+
+    figures = {stage: Figures.of(durations(mine), mine["cpu"]) for stage, mine in by_stage(spans).items()}
     return LoaderSummary(
         number=number,
         params=trace.loaders.get(number, {}) | prefetching(events),
-        epochs=int(np.count_nonzero(events["code"] == ev.EPOCH[0])),
-        batches=int(np.count_nonzero(events["code"] == ev.YIELD)),
+        epochs=count(ev.EPOCH[0]),
+        batches=count(ev.YIELD),
         wall=int(events["time"][-1] - events["time"][0]),
-        waited=total(waits),
-        consumer=total(closed[closed["code"] == ev.CONSUMER[0]]),
+        waited=total(of(ev.NEXT)),
+        consumer=total(of(ev.CONSUMER)),
         start_up=start_up(events),
-        shutdown=_shutdown(closed),
-        stages=_stages(closed),
-        workers=_workers(trace, events, closed),
-        slowest=_slowest(closed),
-        bytes=_bytes(events, closed, trace.loaders),
-        errors=int(np.count_nonzero(events["code"] == ev.TASK_ERROR)),
+        shutdown=total(of(ev.SHUTDOWN)) if len(of(ev.SHUTDOWN)) else None,
+        stages={stage: one for stage, one in figures.items() if one is not None},
+        workers=_workers(trace, events, spans),
+        slowest=_slowest(of(ev.SAMPLE), of(ev.FETCH)),
+        account=part(trace, account, [number]),
+        pin_simulated=bool(of(ev.PIN)["ey"].any()),
+        errors=count(ev.TASK_ERROR),
         verdict=verdict(trace, number, all_spans),
         device=device_use(trace, number, all_spans),
         left_alive=alive,
         first_epoch=first_epoch,
     )
-
-
-def prefetching(events: Rows) -> dict[str, int]:
-    """The prefetch factor, from an epoch's begin; {} without workers."""
-    begins = events[events["code"] == ev.EPOCH[0]]
-    return {"prefetch_factor": int(begins["z"][0])} if len(begins) and begins["z"][0] else {}
-
-
-def start_up(events: Rows) -> int | None:
-    """From the first worker's start to the last worker's readiness."""
-    starts, ready = events[events["code"] == ev.WORKER_START[0]], events[events["code"] == ev.WORKER_READY]
-    return int(ready["time"][-1] - starts["time"][0]) if len(starts) and len(ready) else None
-
-
-def _shutdown(spans: Rows) -> int | None:
-    found = spans[spans["code"] == ev.SHUTDOWN[0]]
-    return total(found) if len(found) else None
-
-
-def stage_codes(spans: Rows) -> dict[str, list[int]]:
-    """Stage -> its spans' codes, in the event table's order. Several kinds may be one stage: both waits are "wait"."""
-    codes: dict[str, list[int]] = {}
-    for event in EVENTS.values():
-        if event.stage and event.phase is ev.Phase.BEGIN:
-            codes.setdefault(event.stage, []).append(event.code)
-    if np.any(spans["code"] == ev.READY_GET[0]):  # then the pin thread waits for results
-        codes["wait"].remove(ev.RESULT_GET[0])
-        codes["pin idle"] = [ev.RESULT_GET[0]]
-    return codes
-
-
-def _stages(spans: Rows) -> list[StageTime]:
-    found = ((name, spans[np.isin(spans["code"], codes)]) for name, codes in stage_codes(spans).items())
-    return [StageTime.of(name, mine) for name, mine in found if len(mine)]
 
 
 def _workers(trace: Trace, events: Rows, spans: Rows) -> list[WorkerTime]:
@@ -417,42 +343,22 @@ def _ended(events: Rows, own: Rows, worker: int) -> str:
     return "exit code 0" if len(gone) else "not recorded"
 
 
-def _slowest(spans: Rows) -> list[Slow]:
-    """The three slowest samples, or the slowest fetches if no samples are recorded."""
-    samples = spans[spans["code"] == ev.SAMPLE[0]]
-    rows = samples if len(samples) else spans[spans["code"] == ev.FETCH[0]]
-    rows = rows[np.argsort(durations(rows), kind="stable")[::-1][:3]]
-    by_index = len(samples) > 0
-    return [
-        Slow(int(row["by"]) if by_index else -1, int(row["task"]), int(row["worker"]), int(row["end"] - row["begin"]))
-        for row in rows
-    ]
-
-
-def _bytes(events: Rows, spans: Rows, loaders: Mapping[int, Mapping[str, Any]]) -> Bytes:
-    allocated = events[events["code"] == ev.SHM_ALLOC]
-    shared = allocated[allocated["z"] == Reason.COLLATE_SHORTCUT]
-    copied = spans[spans["code"] == ev.SHM_COPY[0]]
-    pinned = spans[spans["code"] == ev.PIN[0]]
-    sent = events[events["code"] == ev.SLAB_SEND]
-    return Bytes(
-        shared=int(shared["x"].sum()),
-        shared_segments=len(shared),
-        copied=int(copied["bx"].sum()),
-        copied_segments=len(copied),
-        piped=int(spans["ex"][np.isin(spans["code"], [ev.RESULT_WRITE[0], ev.INDEX_WRITE[0]])].sum()),
-        pinned=int(pinned["ex"].sum()),
-        pin_simulated=bool(len(pinned) and pinned["ey"].any()),
-        in_slabs=int(sent["y"].sum()),
-        slabs=slabs_of(events, loaders) if len(sent) else None,
-    )
+def _slowest(samples: Rows, fetches: Rows) -> Rows:
+    rows = samples if len(samples) else fetches
+    return rows[np.argsort(durations(rows), kind="stable")[::-1][:3]]
 
 
 # --- Wording ----------------------------------------------------------------------------------------------------------
-def _slow(step: Slow) -> str:
-    what = f"sample {step.index}" if step.index >= 0 else "batch"
-    worker = f", worker {step.worker}" if step.worker >= 0 else ""
-    return f"{what} (task {step.task}{worker}) {duration(step.took)}"
+def _slow(row: np.void) -> str:
+    what = f"sample {row['by']}" if row["code"] == ev.SAMPLE[0] and row["by"] >= 0 else "batch"
+    worker = f", worker {row['worker']}" if row["worker"] >= 0 else ""
+    return f"{what} (task {row['task']}{worker}) {duration(int(row['end'] - row['begin']))}"
+
+
+def _stage_line(name: str, of: Figures) -> str:
+    share = "" if of.computing is None else percent(of.computing)
+    times = f"{of.total / 1e9:>10.3f}{of.p50 / 1e6:>10.2f}{of.p95 / 1e6:>10.2f}{of.most / 1e6:>10.2f}"
+    return f"  {name:<15}{of.count:>8}{times}{share:>11}".rstrip()
 
 
 def _of_rank(params: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minidl.speed.ledger import Copy, Ledger, Slabs, slabs_of
+from minidl.speed.ledger import Copy, Ledger, Slabs
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.words import counted, size
@@ -63,7 +63,7 @@ def way(trace: Trace, loaders: tuple[int, ...], params: dict[str, Any], account:
         return Way()
     transport = str(params.get("transport") or "upstream")
     made = int(np.isin(events["code"], [ev.SHM_ALLOC, ev.SHM_COPY[0]]).sum())
-    slabs = slabs_of(events, trace.loaders) if transport == "arena" else None
+    slabs = account.slabs
     mapped = events[events["code"] == ev.SLAB_MAP]
     segments = made if slabs is None else slabs.leaves
     by_handle = float(sent["by_handle"].sum())

@@ -19,8 +19,9 @@ from oracle_trace import write_process
 
 import minidl
 from minidl import cli
-from minidl.speed.diff import BLOCKS, FEWEST, Change, Comparison, Diff, Figures, IncomparableError, Side, diff
+from minidl.speed.diff import Change, Comparison, Diff, IncomparableError, Side, diff
 from minidl.speed.ledger import BATCH, COPY, Ledger
+from minidl.speed.stages import BLOCKS, FEWEST, Figures
 from minidl.tracefile import events as ev
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.reader import Trace, read_trace

@@ -1,0 +1,85 @@
+"""The steps of loaders by stage, with their figures: what the summary lists and `diff` compares.
+
+Interface: `by_stage(spans)` sorts spans into the stages of the event table; `Figures.of(took)` are the figures of one;
+`start_up` and `prefetching` say how an iterator began. Times are in ns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Ints, Rows
+from minidl.tracefile.events import EVENTS
+
+BLOCKS: Final = 10
+"""The number of parts of a run. The lowest and the highest mean of 10 are left out: a start or a hiccup is in one."""
+
+FEWEST: Final = 5 * BLOCKS
+"""A stage with fewer occurrences in a run has no spread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The durations of a stage's steps in one run.
+
+    low, high: the spread of the means of the run's parts; NaN if there are too few steps. computing: the share of their
+    time that steps with CPU time computed; None without CPU time.
+    """
+
+    count: int
+    total: int
+    p50: float
+    p95: float
+    p99: float
+    most: int
+    low: float
+    high: float
+    computing: float | None = None
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.count
+
+    @classmethod
+    def of(cls, took: Ints, cpu: Ints | None = None) -> Figures | None:
+        """The figures of durations in order of time; None if there are none. cpu: their CPU time, 0 = unknown."""
+        if not len(took):
+            return None
+        low = high = float("nan")
+        if len(took) >= FEWEST:
+            _, low, *_, high, _ = sorted(float(part.mean()) for part in np.array_split(took, BLOCKS))
+        p50, p95, p99 = (float(p) for p in np.percentile(took, [50, 95, 99]))
+        share = None if cpu is None or not cpu.any() else float(cpu.sum() / took[cpu > 0].sum())
+        return cls(len(took), int(took.sum()), p50, p95, p99, int(took.max()), low, high, share)
+
+
+def by_stage(spans: Rows) -> dict[str, Rows]:
+    """Stage -> its spans, in the event table's order. Several kinds may be one stage: both waits are "wait".
+
+    spans: closed ones.
+    """
+    codes: dict[str, list[int]] = {}
+    for event in EVENTS.values():
+        if event.stage and event.phase is ev.Phase.BEGIN:
+            codes.setdefault(event.stage, []).append(event.code)
+    if np.any(spans["code"] == ev.READY_GET[0]):  # then the pin thread waits for results
+        codes["wait"].remove(ev.RESULT_GET[0])
+        codes["pin idle"] = [ev.RESULT_GET[0]]
+    found = ((stage, spans[np.isin(spans["code"], wanted)]) for stage, wanted in codes.items())
+    return {stage: mine for stage, mine in found if len(mine)}
+
+
+def prefetching(events: Rows) -> dict[str, int]:
+    """The prefetch factor, from an epoch's begin; {} without workers."""
+    begins = events[events["code"] == ev.EPOCH[0]]
+    return {"prefetch_factor": int(begins["z"][0])} if len(begins) and begins["z"][0] else {}
+
+
+def start_up(events: Rows) -> int | None:
+    """From the first worker's start to the last worker's readiness."""
+    starts, ready = events[events["code"] == ev.WORKER_START[0]], events[events["code"] == ev.WORKER_READY]
+    return int(ready["time"][-1] - starts["time"][0]) if len(starts) and len(ready) else None
