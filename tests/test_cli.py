@@ -465,7 +465,7 @@ def test_help_shows_an_example(capsys: pytest.CaptureFixture[str], command: str)
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS.values(), ids=list(cli.COMMANDS))
-def test_examples_parse(command: cli.Command) -> None:
+def test_examples_parse(command: commands.Command) -> None:
     assert cli.parser().parse_args(shlex.split(command.example)).act is command.act
 
 
@@ -511,7 +511,7 @@ def test_help_and_argument_errors_import_neither_torch_nor_numpy() -> None:
 def test_benchmarks_are_those_that_exist() -> None:
     from minidl.prove import bench
 
-    assert tuple(bench._BENCHMARKS) == cli.BENCHMARKS
+    assert tuple(bench._BENCHMARKS) == commands.BENCHMARKS
 
 
 @pytest.mark.live

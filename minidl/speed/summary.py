@@ -52,7 +52,7 @@ class WorkerTime:
     ended: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class LoaderSummary:
     """One iterator. waited: ns inside `next`. stages: by name, in the event table's order.
 
@@ -188,14 +188,13 @@ class Summary:
         lines += [line for line in told.split("\n") if not step or line.strip() != step.strip()]
         if unended and not self._broken:
             lines += unended
-        if self.ended:
-            lines += ["how it ended:", *(f"  {text}" for text in self.ended)]
-        if self.alive:
-            lines += ["alive at the program's end:", *(f"  {text}" for text in self.alive)]
-        if self.attachments:
-            lines += ["what other recorders saw:", *(f"  {text}" for text in self.attachments)]
-        if self.problems:
-            lines += ["missing from the trace:", *(f"  {text}" for text in self.problems)]
+        for title, texts in (
+            ("how it ended:", self.ended),
+            ("alive at the program's end:", self.alive),
+            ("what other recorders saw:", self.attachments),
+            ("missing from the trace:", self.problems),
+        ):
+            lines += [title, *(f"  {text}" for text in texts)] if texts else []
         return "\n".join(plain(line) for line in "\n".join(lines).split("\n"))
 
     @property
@@ -345,7 +344,8 @@ def _ended(events: Rows, own: Rows, worker: int) -> str:
 
 def _slowest(samples: Rows, fetches: Rows) -> Rows:
     rows = samples if len(samples) else fetches
-    return rows[np.argsort(durations(rows), kind="stable")[::-1][:3]]
+    slowest: Rows = rows[np.argsort(durations(rows), kind="stable")[::-1][:3]]
+    return slowest
 
 
 # --- Wording ----------------------------------------------------------------------------------------------------------

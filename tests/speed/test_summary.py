@@ -15,6 +15,7 @@ import torch
 from oracle_trace import stop_recording, write_process
 
 import minidl
+from minidl.speed.ledger import Copy
 from minidl.speed.summary import Summary, summary
 from minidl.speed.wall_clock import Bound, waiting
 from minidl.tracefile import events as ev
@@ -59,9 +60,9 @@ def test_counts_and_bytes_of_a_run_with_workers(tmp_path: Path) -> None:
     assert (loader.epochs, loader.batches, loader.errors) == (1, 3, 0)
     assert [worker.tasks for worker in loader.workers] == [2, 1]
     assert [worker.ended for worker in loader.workers] == ["sentinel", "sentinel"]
-    assert (loader.bytes.shared, loader.bytes.shared_segments) == (12 * KIB, 3)
-    assert (loader.bytes.copied, loader.bytes.copied_segments) == (0, 0)
-    counts = {stage.name: stage.count for stage in loader.stages}
+    assert loader.account.moved(Copy.COLLATE) == (12 * KIB, 3)
+    assert loader.account.moved(Copy.FEEDER) == (0, 0)
+    counts = {stage: figures.count for stage, figures in loader.stages.items()}
     assert (counts["fetch"], counts["collate"], counts["sample"], counts["rebuild"]) == (3, 3, 12, 3)
     assert "prefetch_factor=3" in told.text()
     assert told.processes == 3
@@ -71,7 +72,8 @@ def test_counts_and_bytes_of_a_run_with_workers(tmp_path: Path) -> None:
 @pytest.mark.live
 def test_a_collate_fn_of_ones_own_costs_a_copy(tmp_path: Path) -> None:
     (loader,) = summary(record(tmp_path / "trace", batch_size=4, num_workers=2, collate_fn=as_lists)).loaders
-    assert (loader.bytes.shared, loader.bytes.copied, loader.bytes.copied_segments) == (0, 12 * KIB, 12)
+    assert loader.account.moved(Copy.COLLATE) == (0, 0)
+    assert loader.account.moved(Copy.FEEDER) == (12 * KIB, 12)
     assert "copied there by the feeder 12.0 KiB (12)" in loader.text()
 
 
@@ -87,11 +89,11 @@ def test_a_run_without_workers(tmp_path: Path) -> None:
 def test_stages_add_up(tmp_path: Path) -> None:
     """A sample lies inside its fetch, a wait inside its next: no part is longer than the whole."""
     (loader,) = summary(record(tmp_path / "trace", batch_size=4, num_workers=2)).loaders
-    stages = {stage.name: stage for stage in loader.stages}
+    stages = loader.stages
     assert stages["sample"].total + stages["collate"].total <= stages["fetch"].total
     assert stages["wait"].total <= loader.waited
     assert loader.waited + loader.consumer <= loader.wall
-    assert all(s.p50 <= s.p95 <= s.most <= s.total for s in loader.stages)
+    assert all(s.p50 <= s.p95 <= s.most <= s.total for s in stages.values())
     assert all(w.fetching + w.idle <= w.time for w in loader.workers)
     assert 0 <= loader.waiting_share <= 1
 
@@ -120,7 +122,7 @@ def test_the_slowest_sample_is_the_one_that_waited(tmp_path: Path) -> None:
         os.close(end)
         os.close(gate)
     (told,) = summary(read_trace(tmp_path / "trace")).loaders
-    assert (told.slowest[0].index, told.slowest[0].task, told.slowest[0].worker) == (10, 10, 0)
+    assert told.slowest[["by", "task", "worker"]][0].tolist() == (10, 10, 0)
 
 
 @pytest.mark.live
@@ -128,11 +130,10 @@ def test_pinning_that_is_simulated_is_called_so(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
     trace = record(tmp_path / "trace", batch_size=4, num_workers=2, pin_memory=True)
     (loader,) = summary(trace).loaders
-    assert (loader.bytes.pinned, loader.bytes.pin_simulated) == (12 * KIB, True)
+    assert (loader.account.moved(Copy.PIN)[0], loader.pin_simulated) == (12 * KIB, True)
     assert "pinned (simulated) 12.0 KiB" in loader.text()
-    counts = {stage.name: stage.count for stage in loader.stages}
-    assert counts["wait"] == len(trace.select("ready_get", Phase.END))
-    assert counts["pin idle"] == len(trace.select("result_get", Phase.END))
+    assert loader.stages["wait"].count == len(trace.select("ready_get", Phase.END))
+    assert loader.stages["pin idle"].count == len(trace.select("result_get", Phase.END))
 
 
 def imagined(directory: Path, **options: Any) -> Summary:
@@ -143,12 +144,12 @@ def test_percentiles_and_totals_to_the_nanosecond(tmp_path: Path) -> None:
     """Twenty fetches that cost 1,000,000 ns each, but one that costs three times as much."""
     costs = {"batches": 20, "cost": lambda task: 3_000_000 if task == 7 else 1_000_000}
     (loader,) = imagined(tmp_path / "trace", **costs).loaders
-    stage = {stage.name: stage for stage in loader.stages}["fetch"]
+    stage = loader.stages["fetch"]
     extra = stage.p50 - 1_000_000  # what the imagined worker does around the samples
     assert (stage.count, stage.most) == (20, 3_000_000 + extra)
     assert stage.total == 19 * (1_000_000 + extra) + 3_000_000 + extra
     assert stage.p50 <= stage.p95 < stage.most
-    assert loader.slowest[0].task == 7
+    assert loader.slowest["task"][0] == 7
 
 
 def test_the_verdict_is_told_with_its_evidence_and_the_next_step(tmp_path: Path) -> None:
