@@ -279,7 +279,8 @@ def _loader(
     spans = all_spans[(all_spans["loader"] == number) & (all_spans["end"] >= 0)]
 
     def of(pair: tuple[int, int]) -> Rows:
-        return spans[spans["code"] == pair[0]]
+        found: Rows = spans[spans["code"] == pair[0]]
+        return found
 
     def count(code: int) -> int:
         return int(np.count_nonzero(events["code"] == code))
