@@ -56,7 +56,7 @@ ORDER = (
     ("hang", "limits places finding remedies case chain"),
     ("hang.rules", "judgement activity processes motion parties threads semaphores kernel table"),
     ("hang", "outcomes sentence diagnose"),
-    ("speed", "device_use ledger cpu_use verdict"),
+    ("speed", "device_use ledger cpu_use stages wall_clock advice verdict"),
     ("hang", "life live recent snapshot consult"),
     ("hang.headline", "run_context waiting hangs deaths errors bounds goes_on __init__"),
     ("speed", "summary critical_path transport_use diff audit"),

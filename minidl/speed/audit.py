@@ -100,6 +100,11 @@ class Pass:
     def order(self) -> tuple[int, ...]:
         return self.marks if self.indices is None else self.indices
 
+    @property
+    def seen(self) -> tuple[int, ...]:
+        """The indices, as far as known."""
+        return self.indices or ()
+
 
 class Seeds(NamedTuple):
     """The seeds of one iterator's workers, by worker.
@@ -139,6 +144,10 @@ class Subject:
 
     def fact(self, name: str) -> set[Any]:
         return {facts.get(name) for facts in self.facts.values()}
+
+    def has(self, **facts: Any) -> bool:
+        """Whether these facts are so on every rank."""
+        return all(self.fact(name) == {value} for name, value in facts.items())
 
     def of_ranks(self, ranks: Iterable[int]) -> Subject:
         """Return the subject as if only these ranks had used it."""
@@ -595,7 +604,7 @@ def _uneven(subject: Subject) -> Iterator[AuditFinding]:
     The trace does not show whether they wait. It is a question if batches need not be even: by the sampler's own
     attribute, without shuffling, or for a stream.
     """
-    by_design = subject.fact("sampler_even_batches") == {False} or _in_order(subject)
+    by_design = subject.has(sampler_even_batches=False) or _in_order(subject)
     finding = _UNEVEN_OR_NOT if by_design else _UNEVEN
     for epoch, passes in subject.epochs():
         least = min((one.batches for one in passes.values() if one.whole), default=1 << 62)
@@ -607,7 +616,7 @@ def _uneven(subject: Subject) -> Iterator[AuditFinding]:
 
 def _in_order(subject: Subject) -> bool:
     """Whether its sampler does not shuffle, as in an evaluation or for a stream."""
-    return subject.fact("sampler_shuffle") == {False} or subject.fact("sampler") <= set(_IN_ORDER)
+    return subject.has(sampler_shuffle=False) or subject.fact("sampler") <= set(_IN_ORDER)
 
 
 def _shares(subject: Subject, world: int, of_share: list[list[int]]) -> Iterator[AuditFinding]:
@@ -650,27 +659,29 @@ def _overlap(subject: Subject, epoch: int, passes: dict[int, Pass], world: int) 
         found = _alike(subject, passes) if len(passes) > 1 and not dealt else ""
         yield _without_shares(subject, f"in epoch {epoch}, {found}", passes) if found else _NO_INDICES
         return
-    seen = Counter(index for one in passes.values() for index in one.indices or ())
+    seen = Counter(index for one in passes.values() for index in one.seen)
     if dealt and (times := _repeats(subject, passes)):
         yield _repeated(subject, epoch, passes, seen, times)
         return
-    padding = _padding(subject, passes)
     cut = _is_cut(subject, passes)
-    if cut:
-        padding += _at_the_ends(passes)
+    padding = _padding(subject, passes) + (_at_the_ends(passes) if cut else Counter())
     twice = {index: count for index, count in (seen - padding).items() if count > 1}
-    redrawn = any(len(set(one.indices or ())) < len(one.indices or ()) for one in passes.values()) and not dealt
-    redrawn |= subject.fact("sampler_replacement") == {True} or subject.fact("sampler") == {"WeightedRandomSampler"}
-    if twice and len(passes) > 1 and not redrawn and _across(passes, twice):
+    if twice and _across(passes, twice) and not _redraws(subject, passes, dealt):
         which = f"{len(twice)} of {len(seen)} samples were seen by several of {len(passes)} ranks ({_some(twice)})"
         found = f"in epoch {epoch}, {which}"
         yield _OVERLAP.of(found=found) if dealt else _without_shares(subject, found, passes)
     elif twice:
         yield _DRAWN_TWICE.of(epoch=epoch, samples=counted(len(twice), "sample"), which=_some(twice))
-    if padding and not twice:
+    elif padding:
         yield _PADDED.of(epoch=epoch, samples=counted(padding.total(), "sample"), which=_some(padding))
     if len(passes) == world and all(one.whole for one in passes.values()) and dealt:
         yield from _unseen(subject, epoch, len(passes), seen, cut)
+
+
+def _redraws(subject: Subject, passes: dict[int, Pass], dealt: bool) -> bool:
+    """Whether a rank may see a sample twice by its sampler's design."""
+    again = not dealt and any(len(set(one.seen)) < len(one.seen) for one in passes.values())
+    return again or subject.has(sampler_replacement=True) or subject.has(sampler="WeightedRandomSampler")
 
 
 def _without_shares(subject: Subject, found: str, passes: dict[int, Pass]) -> AuditFinding:
@@ -686,24 +697,24 @@ def _without_shares(subject: Subject, found: str, passes: dict[int, Pass]) -> Au
 
 def _is_cut(subject: Subject, passes: dict[int, Pass]) -> bool:
     """Whether every rank's sampler gave fewer than its share, as in an epoch that was resumed in its middle."""
-    shares = [(len(one.indices or ()), one.share.replicas) for one in passes.values() if one.share is not None]
+    shares = [(len(one.seen), one.share.replicas) for one in passes.values() if one.share is not None]
     length = subject.length or 0
-    dropped = subject.fact("sampler_drop_last") != {False}
+    dropped = not subject.has(sampler_drop_last=False)
     return bool(shares) and all(count < (length if dropped else length + n - 1) // n for count, n in shares)
 
 
 def _at_the_ends(passes: dict[int, Pass]) -> Counter[int]:
     """Count the repeated samples at the end of the ranks' shares: padding, if the begin of a share is missing."""
-    ends, seen = Counter[int](), Counter(index for one in passes.values() for index in one.indices or ())
+    ends, seen = Counter[int](), Counter(index for one in passes.values() for index in one.seen)
     for one in passes.values():
-        ends.update(index for index in (one.indices or ())[-one.dealt_in :] if seen[index] > 1 + ends[index])
+        ends.update(index for index in one.seen[-one.dealt_in :] if seen[index] > 1 + ends[index])
     return ends
 
 
 def _places(one: Pass) -> Ints:
     """Return the place of each of the pass's samples in the order that the sampler of shares deals out."""
     assert one.share is not None
-    turn, place = np.divmod(np.arange(len(one.indices or ())), one.dealt_in)
+    turn, place = np.divmod(np.arange(len(one.seen)), one.dealt_in)
     return (turn * one.share.replicas + one.share.replica) * one.dealt_in + place
 
 
@@ -740,13 +751,13 @@ def _repeats(subject: Subject, passes: dict[int, Pass]) -> int:
 
 def _repeated(subject: Subject, epoch: int, passes: dict[int, Pass], seen: Counter[int], times: int) -> AuditFinding:
     """Judge samples that the ranks' common order repeats in a row; ranks with the same share look alike."""
-    most = min(len(one.indices or ()) for one in passes.values())
+    most = min(len(one.seen) for one in passes.values())
     ranks_of: dict[tuple[int, ...], list[int]] = {}
     for rank, one in passes.items():
-        ranks_of.setdefault((one.indices or ())[:most], []).append(rank)
+        ranks_of.setdefault(one.seen[:most], []).append(rank)
     alike = max(ranks_of.values(), key=len) if most else []
     samples = counted(len(seen), "sample")
-    if len(alike) > 1 and subject.fact("sampler_repeats") != {times}:
+    if len(alike) > 1 and not subject.has(sampler_repeats=times):
         found = f"in epoch {epoch}, {samples} came {times} times each"
         return _ONE_SHARE.of(found=found, ranks=f"ranks {listed(alike)}", samplers=subject.samplers)
     missing = (subject.length or 0) - len(seen)
@@ -756,7 +767,7 @@ def _repeated(subject: Subject, epoch: int, passes: dict[int, Pass], seen: Count
 
 def _across(passes: dict[int, Pass], indices: dict[int, int]) -> bool:
     """Whether several ranks saw one of these."""
-    sets = [indices.keys() & set(one.indices or ()) for one in passes.values()]
+    sets = [indices.keys() & set(one.seen) for one in passes.values()]
     return sum(map(len, sets)) > len(set().union(*sets))
 
 
@@ -776,10 +787,10 @@ def _unseen(subject: Subject, epoch: int, ranks: int, seen: Counter[int], cut: b
     if not missing:
         return
     which = _some(islice((index for index in range(length) if index not in seen), 7))
-    by_sampler = length % ranks if subject.fact("sampler_drop_last") == {True} else 0
+    by_sampler = length % ranks if subject.has(sampler_drop_last=True) else 0
     sizes = {size for size in subject.fact("batch_size") if type(size) is int}
-    in_turn = max(sizes, default=1) * ranks - (1 if subject.fact("dealt_in") == {"batches"} else ranks)
-    by_loader = in_turn if subject.fact("drop_last") == {True} else 0
+    in_turn = max(sizes, default=1) * ranks - (1 if subject.has(dealt_in="batches") else ranks)
+    by_loader = in_turn if subject.has(drop_last=True) else 0
     found = f"in epoch {epoch}, {counted(missing, 'sample')} of {length} came to no rank: {which}"
     explained = missing <= by_sampler + by_loader
     yield (_DROPPED if explained else _SKIPPED if cut else _MISSED).of(found=found)
@@ -803,12 +814,12 @@ def _same_order(subject: Subject) -> Iterator[AuditFinding]:
     first, second = same[0]
     found = f"rank {rank} had the same order in epochs {first.epoch} and {second.epoch}"
     found += f" (and in {counted(len(same) - 1, 'more pair')})" if len(same) > 1 else ""
-    samplers, shuffle = subject.fact("sampler"), subject.fact("sampler_shuffle")
+    shuffles = subject.fact("sampler") <= set(_SHUFFLING) or subject.has(sampler_shuffle=True)
     if _in_order(subject):
         yield _NO_SHUFFLING.of(found=found)
     elif first.share is not None and second.share is not None and first.share.epoch == second.share.epoch >= 0:
         yield _FORGOTTEN_SET_EPOCH.of(found=found, share=first.share)
-    elif not (samplers <= set(_SHUFFLING) or shuffle == {True}):
+    elif not shuffles:
         yield _PERHAPS_SHUFFLING.of(found=found)
     elif first.samples >= BY_CHANCE:
         yield _SAME_ORDER.of(found=found, samplers=subject.samplers)
@@ -819,6 +830,11 @@ def _seeds(subject: Subject) -> Iterator[AuditFinding]:
     if not any(seeds.of for each in subject.seeds.values() for seeds in each):
         yield _NO_WORKERS
         return
+    yield from _seeds_of_ranks(subject)
+    yield from islice(_seeds_of_epochs(subject), 1)
+
+
+def _seeds_of_ranks(subject: Subject) -> Iterator[AuditFinding]:
     owners: dict[int, set[tuple[int, int]]] = {}
     for rank, iterators in subject.seeds.items():
         for worker, seed in (pair for seeds in iterators for pair in seeds.of.items()):
@@ -831,16 +847,17 @@ def _seeds(subject: Subject) -> Iterator[AuditFinding]:
         drawn = any(seeds.drawn for rank, _ in who for seeds in subject.seeds[rank])
         finding = _SEEDS_OF_ONE_STREAM if _one_stream(subject) else _SEEDS_OF_RANKS if drawn else _SEEDS_UNDRAWN
         yield finding.of(whom=whom, seed=seed, more=more)
+
+
+def _seeds_of_epochs(subject: Subject) -> Iterator[AuditFinding]:
     for rank, iterators in sorted(subject.seeds.items()):
         again = [(i, j) for i, a in enumerate(iterators) for j, b in enumerate(iterators[:i]) if a.of and a.of == b.of]
-        again.sort(key=lambda pair: not iterators[pair[1]].whole)
         if again:
+            later, earlier = min(again, key=lambda pair: not iterators[pair[1]].whole)
             drawn = any(seeds.drawn for seeds in iterators)
             finding = _SEEDS_OF_EPOCHS if drawn else _SEEDS_UNDRAWN_AGAIN
-            finding = finding if iterators[again[0][1]].whole else _SEEDS_AFTER_BREAK
-            later, earlier = map(_ordinal, again[0])
-            yield finding.of(rank=rank, earlier=earlier, later=later)
-            return
+            finding = finding if iterators[earlier].whole else _SEEDS_AFTER_BREAK
+            yield finding.of(rank=rank, earlier=_ordinal(earlier), later=_ordinal(later))
 
 
 def _one_stream(subject: Subject) -> bool:
