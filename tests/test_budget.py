@@ -22,7 +22,7 @@ AT_MOST = {
     "minidl/tracefile minidl/record": 7490,
     "minidl/playback minidl/check": 3570,
     "minidl/hang": 5930,
-    "minidl/speed": 2720,
+    "minidl/speed": 2690,
     "minidl/views": 4200,
     "minidl/explore": 2520,
     "minidl/prove": 5720,
