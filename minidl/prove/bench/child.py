@@ -1,7 +1,7 @@
 """Forked processes to measure in: all begin alike, down to the addresses of their memory.
 
 Interface: `Child(work, *args)` runs the generator `work(*args)` in a process of its own, one item for each `ask()`;
-`in_child` is for a single answer. `metered` measures time and memory.
+`children` is for several, `in_child` for a single answer. `metered` measures time and memory.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import gc
 import multiprocessing
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -93,6 +93,13 @@ def _asked(end: Connection) -> bool:
     except (EOFError, OSError):
         return False
     return True
+
+
+@contextlib.contextmanager
+def children(work: Callable[..., Iterator[Any]], names: Iterable[str], *args: Any) -> Iterator[dict[str, Any]]:
+    """Run `work(name, *args)` in a process of its own for each name; yields the functions that ask for an item."""
+    with contextlib.ExitStack() as stack:
+        yield {name: stack.enter_context(Child(work, name, *args)).ask for name in names}
 
 
 def in_child(function: Callable[..., Any], *args: Any) -> Any:

@@ -28,7 +28,7 @@ from minidl.device.augment import Augment
 from minidl.device.loader import open_device
 from minidl.device.streams import AcceleratorDevice
 from minidl.prove.bench.loader import epochs_of
-from minidl.prove.bench.pairs import Row, rows_of, take_turns
+from minidl.prove.bench.pairs import Measured, Row, compare, rows_of, take_turns
 from minidl.speed.device_use import device_use
 from minidl.tracefile import events as ev
 
@@ -95,15 +95,15 @@ def bench_device(quick: bool, simulate: bool = False) -> list[Row]:
     return rows if mine.simulated else rows + cross_check(mine)
 
 
-def _timed(work: Callable[[], Any], figure: Callable[[float], float]) -> Callable[[], float]:
+def _timed(work: Callable[[], Any], figure: Callable[[float], float]) -> Callable[[], Measured]:
     """Return a turn that does the work and returns the figure of its seconds."""
 
-    def turn() -> float:
+    def turn() -> Measured:
         torch.accelerator.synchronize()
         start = time.perf_counter()
         work()
         torch.accelerator.synchronize()
-        return figure(time.perf_counter() - start)
+        return Measured(figure(time.perf_counter() - start))
 
     return turn
 
@@ -126,9 +126,8 @@ def _copy_rows(plan: Plan, size: int, rounds: int) -> list[Row]:
     }
     total = plan.copies * size * MIB / 1e9
     turns = {name: _timed(copy, lambda seconds: total / seconds) for name, copy in copies.items()}
-    group = plan.named(f"copies of {size} MiB")
-    found = take_turns(turns, rounds, f"device: {group}")
-    return rows_of(group, "GB/s", found, {OURS: PLAIN, PLAIN_PAGEABLE: PLAIN, OURS_PAGEABLE: PLAIN_PAGEABLE})
+    against = {OURS: PLAIN, PLAIN_PAGEABLE: PLAIN, OURS_PAGEABLE: PLAIN_PAGEABLE}
+    return compare("device", plan.named(f"copies of {size} MiB"), "GB/s", turns, rounds, against)
 
 
 def _plain(plan: Plan, batches: list[torch.Tensor]) -> Callable[[], None]:
@@ -198,20 +197,19 @@ def _way_rows(plan: Plan, rounds: int) -> list[Row]:
     staged = {name: minidl.DeviceLoader(loader, plan.device) for name, loader in ours.items()}
     ways: dict[str, Iterable[torch.Tensor]] = {BY_TORCH: plain, **staged}
     group, gb = plan.named(f"{plan.images} images to the device"), plan.images * 3 * plan.side**2 / 1e9
+
+    def reading(epochs: Iterator[Measured]) -> Measured:
+        epoch = next(epochs)
+        return Measured(1e6 * gb / epoch.value, {"CPU s/GB": epoch.cpu / 1e6 / gb})
+
     try:
-        turns = {name: functools.partial(next, epochs_of(_There(way, _where(plan)))) for name, way in ways.items()}
-        found = take_turns(turns, rounds, f"device: {group}")
+        turns = {name: functools.partial(reading, epochs_of(_There(way, _where(plan)))) for name, way in ways.items()}
+        return compare("device", group, "GB/s", turns, rounds, dict.fromkeys(ours, BY_TORCH))
     finally:
         for each in staged.values():
             each.close()
         if plain._iterator is not None:
             plain._iterator._shutdown_workers()  # type: ignore[attr-defined]
-    rates = {name: [1e6 * gb / epoch.wall for epoch in epochs] for name, epochs in found.items()}
-    extra = {
-        name: {"CPU s/GB": statistics.median(epoch.loader + epoch.workers for epoch in epochs) / 1e6 / gb}
-        for name, epochs in found.items()
-    }
-    return rows_of(group, "GB/s", rates, dict.fromkeys(ours, BY_TORCH), extra)
 
 
 # --- A training step --------------------------------------------------------------------------------------------------
@@ -253,7 +251,7 @@ class _Work:
         side = 64 if plan.simulated else 2048
         self.factor = torch.ones(side, side, device=_where(plan)) / side
         self.times, turn = 1, _timed(self, lambda seconds: 1000 * seconds)
-        while (took := turn()) < MEASURABLE:
+        while (took := turn().value) < MEASURABLE:
             self.times *= 2
         self.times = max(1, round(self.times * plan.work / took))
 
@@ -310,7 +308,7 @@ def _step_rows(plan: Plan, rounds: int) -> list[Row]:
             loader.close()
     extra = {}
     for name in loaders:
-        idle = (100 * (1 - alone / took) for alone, took in zip(found[COMPUTE], found[name], strict=True))
+        idle = (100 * (1 - alone.value / fed.value) for alone, fed in zip(found[COMPUTE], found[name], strict=True))
         extra[name] = {"idle %": statistics.median(idle), **_traced(plan, name, work)}
     return rows_of(group, "ms", found, dict.fromkeys(loaders, COMPUTE), extra)
 
@@ -397,7 +395,7 @@ def cross_check(plan: Plan, size: int = 16, batches: int = 64) -> list[Row]:
     of the middle nine tenths of these differences.
     """
     found = compare_with_profiler(plan, size, batches)
-    ours, theirs = ((values / 1000).tolist() for values in (found.ours, found.theirs))
+    ours, theirs = ([Measured(ns / 1000) for ns in values.tolist()] for values in (found.ours, found.theirs))
     off = (found.begins - np.median(found.begins)) / 1000
     low, high = np.percentile(off, (5, 95))
     extra = {"begin off µs": float(high - low), "clocks off µs": float(np.median(found.begins)) / 1000}

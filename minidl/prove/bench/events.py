@@ -30,7 +30,7 @@ import torch
 import minidl
 from minidl.loader import ports
 from minidl.prove.bench.own_thread import batch_by_batch
-from minidl.prove.bench.pairs import Row, rows_of, take_turns
+from minidl.prove.bench.pairs import Measured, Row, compare
 from minidl.record.cpu_time import cpu_clock, run_delay
 from minidl.record.fetching import TracedProgress
 from minidl.record.recorder import GROW_SLOTS, Recorder, TraceConfig
@@ -247,18 +247,18 @@ def bench_events(rounds: int, number: int = GROW_SLOTS) -> list[Row]:
     for group in dict.fromkeys(case.group for case in cases):
         own = [case for case in cases if case.group == group]
         turns = {case.name: partial(_nanoseconds, case, number) for case in own}
-        found = take_turns(turns, rounds, f"events: {group}")
-        against = {case.name: own[0].name for case in own[1:]}
-        rows += rows_of(group, "ns", found, against, {case.name: {"events": float(case.records)} for case in own})
+        rows += compare("events", group, "ns", turns, rounds, {case.name: own[0].name for case in own[1:]})
     return rows
 
 
-def _nanoseconds(case: _Case, number: int) -> float:
+def _nanoseconds(case: _Case, number: int) -> Measured:
     """Return the time that one execution of the case's statement takes."""
     with tempfile.TemporaryDirectory(prefix="minidl-bench-") as directory, case.setup(Path(directory)) as names:
         timer = timeit.Timer(case.statement, timer=time.thread_time, globals=names)
         timer.timeit(max(1, number // 20))  # leaves out the time to open files
         if case.at_median:  # leaves out the one in 64 that begins a page of the file
             groups = timeit.Timer(case.statement, globals=names).repeat(max(1, number // 16), 16)
-            return median(groups) / 16 * 1e9
-        return timer.timeit(number) / number * 1e9
+            seconds = median(groups) / 16
+        else:
+            seconds = timer.timeit(number) / number
+    return Measured(seconds * 1e9, {"events": case.records})

@@ -15,9 +15,8 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -25,8 +24,8 @@ import torch.utils.data
 
 import minidl
 from minidl import demo, mini
-from minidl.prove.bench.child import Child
-from minidl.prove.bench.pairs import Row, rows_of, take_turns
+from minidl.prove.bench.child import children
+from minidl.prove.bench.pairs import Measured, Row, compare
 from minidl.tracefile.words import counted
 
 
@@ -128,23 +127,17 @@ def _loader(variant: str, kind: Kind, workers: int, batches: int) -> Iterator[An
 
 
 # --- Measuring --------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Epoch:
-    """Microseconds per batch: on the clock, and of CPU time in the loader's process and in all its workers."""
-
-    wall: float
-    loader: float
-    workers: float
-
-
-def _epochs(variant: str, kind: Kind, workers: int, batches: int, directory: Path) -> Iterator[Epoch]:
+def _epochs(variant: str, kind: Kind, workers: int, batches: int, traces: Path) -> Iterator[Measured]:
     """Measure epochs of one loader, without end."""
-    with _tracing(variant, directory), _loader(variant, kind, workers, batches) as loader:
+    with _tracing(variant, traces / variant), _loader(variant, kind, workers, batches) as loader:
         yield from epochs_of(loader)
 
 
-def epochs_of(loader: Any) -> Iterator[Epoch]:
-    """Measure epochs of a loader, without end; a first one, which starts the workers, does not count."""
+def epochs_of(loader: Any) -> Iterator[Measured]:
+    """Measure epochs of a loader, without end; a first one, which starts the workers, does not count.
+
+    Values are microseconds per batch: on the clock; extra: of CPU time in the loader's process and in all its workers.
+    """
     warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)  # on a machine with one core
     _count(loader)
     pids = [process.pid for process in multiprocessing.active_children()]
@@ -152,7 +145,8 @@ def epochs_of(loader: Any) -> Iterator[Epoch]:
         start = time.perf_counter_ns(), time.process_time_ns(), _cpu_ns(pids)
         count = _count(loader)
         end = time.perf_counter_ns(), time.process_time_ns(), _cpu_ns(pids)
-        yield Epoch(*((after - before) / 1000 / count for before, after in zip(start, end, strict=True)))
+        wall, own, others = ((after - before) / 1000 / count for before, after in zip(start, end, strict=True))
+        yield Measured(wall, {"CPU µs, loader": own, "CPU µs, workers": others}, cpu=own + others)
 
 
 def _count(loader: Any) -> int:
@@ -177,29 +171,8 @@ def bench_loader(rounds: int, length: float = 1.0, workers: tuple[int, ...] = (0
 def _rows(name: str, kind: Kind, workers: int, rounds: int, length: float) -> list[Row]:
     group, batches = f"{name} batch, {counted(workers, 'worker')}", max(1, round(kind.batches * length))
     with tempfile.TemporaryDirectory(prefix="minidl-bench-") as place:
-        directories = {variant: Path(place) / str(number) for number, variant in enumerate(VARIANTS)}
-        with contextlib.ExitStack() as stack:
-            turns = {
-                variant: stack.enter_context(Child(_epochs, variant, kind, workers, batches, directory)).ask
-                for variant, directory in directories.items()
-            }
-            found: dict[str, list[Epoch]] = take_turns(turns, rounds, f"loader: {group}")
+        with children(_epochs, VARIANTS, kind, workers, batches, Path(place)) as turns:
+            rows = compare("loader", group, "µs/batch", turns, rounds, VARIANTS)
         served = batches * (rounds + 2)  # the first epoch, and the round that warms up
-        events = {v: len(minidl.read_trace(directories[v])) / served for v in (BATCHES, SAMPLES)}
-    extra = {variant: extra_of(epochs, found.get(VARIANTS[variant])) for variant, epochs in found.items()}
-    for variant, count in events.items():
-        extra[variant]["events"] = count
-    walls = {variant: [epoch.wall for epoch in epochs] for variant, epochs in found.items()}
-    return rows_of(group, "µs/batch", walls, VARIANTS, extra)
-
-
-def extra_of(epochs: list[Epoch], base: list[Epoch] | None) -> dict[str, float]:
-    """The medians of CPU microseconds per batch, and of the ratios of their sums to those of `base`."""
-    extra = {
-        "CPU µs, loader": median(epoch.loader for epoch in epochs),
-        "CPU µs, workers": median(epoch.workers for epoch in epochs),
-    }
-    if base is not None:
-        cpu = ((a.loader + a.workers) / (b.loader + b.workers) for a, b in zip(epochs, base, strict=True))
-        extra["CPU ratio"] = median(cpu)
-    return extra
+        traced = {name: {"events": len(minidl.read_trace(Path(place, name))) / served} for name in (BATCHES, SAMPLES)}
+    return [replace(row, extra={**row.extra, **traced.get(row.name, {})}) for row in rows]

@@ -1,7 +1,8 @@
 """Measurements in turns, and their table.
 
-Interface: `take_turns` measures several alternatives round after round; `rows_of` makes a `Row` of each, which holds
-its values and those of the alternative that it is compared with, round for round; `table` prints rows.
+Interface: `compare` measures several alternatives round after round, and makes a `Row` of each, which holds its values
+and those of the alternative that it is compared with, round for round; `table` prints rows. `take_turns` and `rows_of`
+are its two halves.
 Rule of use: a ratio is formed within a round, between neighbours in time, and the result is the median of the ratios:
 what disturbs the machine for longer than a round disturbs both sides, and cancels out.
 """
@@ -12,13 +13,24 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from minidl.terminal import progress
 
 T = TypeVar("T")
+
+
+class Measured(NamedTuple):
+    """What one turn has measured: the value, and further figures by their names with units.
+
+    cpu: the CPU time of all processes, which the ratio of CPU times is formed of; 0 = not measured.
+    """
+
+    value: float
+    extra: Mapping[str, float] = {}
+    cpu: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -95,18 +107,38 @@ def take_turns(
 def rows_of(
     group: str,
     unit: str,
-    found: Mapping[str, Sequence[float]],
+    found: Mapping[str, Sequence[Measured]],
     against: Mapping[str, str],
     extra: Mapping[str, Mapping[str, float]] | None = None,
 ) -> list[Row]:
-    """Return a Row for each name in `found`, compared with the one that `against` names, if any."""
+    """Return a Row for each name in `found`, compared with the one that `against` names, if any.
+
+    Its further figures are the medians of those of its readings, the median ratio of CPU times, and those in `extra`.
+    """
     rows = []
-    for name, values in found.items():
-        other = against.get(name, "")
-        rows.append(
-            Row(group, name, unit, tuple(values), other, tuple(found.get(other, ())), (extra or {}).get(name, {}))
-        )
+    for name, readings in found.items():
+        base = found.get(against.get(name, ""), ())
+        figures = {each: statistics.median(one.extra[each] for one in readings) for each in readings[0].extra}
+        if base and readings[0].cpu:
+            figures["CPU ratio"] = statistics.median(a.cpu / b.cpu for a, b in zip(readings, base, strict=True))
+        values, others = (tuple(reading.value for reading in some) for some in (readings, base))
+        figures |= (extra or {}).get(name, {})
+        rows.append(Row(group, name, unit, values, against.get(name, ""), others, figures))
     return rows
+
+
+def compare(
+    topic: str,
+    group: str,
+    unit: str,
+    turns: Mapping[str, Callable[[], Measured]],
+    rounds: int,
+    against: Mapping[str, str],
+    *,
+    warm: bool = True,
+) -> list[Row]:
+    """Measure the alternatives in turns; return a Row for each. topic: for the line that shows the progress."""
+    return rows_of(group, unit, take_turns(turns, rounds, f"{topic}: {group}", warm=warm), against)
 
 
 # --- For people -------------------------------------------------------------------------------------------------------

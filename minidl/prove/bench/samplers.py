@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from statistics import median
 from typing import Any
 
 import torch.utils.data
@@ -17,7 +16,7 @@ import torch.utils.data
 import minidl.data.distributed
 import minidl.data.sampler
 from minidl.prove.bench.child import in_child, metered
-from minidl.prove.bench.pairs import Row, rows_of, take_turns
+from minidl.prove.bench.pairs import Measured, Row, compare
 
 _Libraries = dict[str, Any]
 _DISTRIBUTED: _Libraries = {"torch": torch.utils.data, "minidl": minidl.data.distributed}
@@ -42,15 +41,10 @@ def bench_samplers(n: int, rounds: int = 3) -> list[Row]:
 
 def _rows(case: str, n: int, rounds: int) -> list[Row]:
     turns = {library: partial(in_child, _measure, library, case, n) for library in ("torch", "minidl")}
-    found = take_turns(turns, rounds, f"samplers: {case}", warm=False)
-    seconds, extra = {}, {}
-    for library, figures in found.items():
-        seconds[library], first, mib = zip(*figures, strict=True)
-        extra[library] = {"first index s": median(first), "MiB": median(mib)}
-    return rows_of(f"{case}, {n:,} indices", "s", seconds, {"minidl": "torch"}, extra)
+    return compare("samplers", f"{case}, {n:,} indices", "s", turns, rounds, {"minidl": "torch"}, warm=False)
 
 
-def _measure(library: str, case: str, n: int) -> tuple[float, float, float]:
+def _measure(library: str, case: str, n: int) -> Measured:
     """Return the seconds until the last and until the first index, and MiB."""
     sampler = _CASES[case](library, range(n))
     with metered() as meter:
@@ -59,4 +53,4 @@ def _measure(library: str, case: str, n: int) -> tuple[float, float, float]:
         next(indices)
         first = time.perf_counter() - start
         deque(indices, maxlen=0)
-    return meter.seconds, first, meter.mib
+    return Measured(meter.seconds, {"first index s": first, "MiB": meter.mib})

@@ -6,16 +6,14 @@ loader of which nobody asks for a state is compared with one whose dataset has n
 
 from __future__ import annotations
 
-import contextlib
 import time
 import warnings
 from collections.abc import Iterator
-from statistics import median
 from typing import Any
 
 import minidl
-from minidl.prove.bench.child import Child
-from minidl.prove.bench.pairs import Row, rows_of, take_turns
+from minidl.prove.bench.child import children
+from minidl.prove.bench.pairs import Measured, Row, compare
 
 WITHOUT, UNUSED = "a dataset without state", "state unused"
 EVERY = {f"state_every {every}": every for every in (100, 10, 1)}
@@ -59,7 +57,7 @@ class _Numbers(minidl.IterableDataset[int]):
         return self.walk(self.count)
 
 
-def _epochs(variant: str, workers: int, batches: int) -> Iterator[tuple[float, float]]:
+def _epochs(variant: str, workers: int, batches: int) -> Iterator[Measured]:
     """Measure epochs of one loader, without end: microseconds per batch, and of one state_dict() in the middle."""
     warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)  # on a machine with one core
     walk = _Walk if variant == WITHOUT else _WalkWithState
@@ -75,7 +73,7 @@ def _epochs(variant: str, workers: int, batches: int) -> Iterator[tuple[float, f
                 pass
             start = time.perf_counter_ns()
             loader.state_dict()
-            yield whole / 1000 / count, (time.perf_counter_ns() - start) / 1000
+            yield Measured(whole / 1000 / count, {"state_dict() µs": (time.perf_counter_ns() - start) / 1000})
 
 
 def bench_states(rounds: int, length: float = 1.0, workers: tuple[int, ...] = (0, 2)) -> list[Row]:
@@ -83,14 +81,8 @@ def bench_states(rounds: int, length: float = 1.0, workers: tuple[int, ...] = (0
 
     length: of an epoch, as a share of 400 batches.
     """
-    return [row for many in workers for row in _rows(many, rounds, max(1, round(BATCHES * length)))]
-
-
-def _rows(workers: int, rounds: int, batches: int) -> list[Row]:
-    group = f"state of 1 KiB, {workers} workers"
-    with contextlib.ExitStack() as stack:
-        turns = {name: stack.enter_context(Child(_epochs, name, workers, batches)).ask for name in AGAINST}
-        found: dict[str, list[tuple[float, float]]] = take_turns(turns, rounds, f"state: {group}")
-    walls = {name: [wall for wall, _ in values] for name, values in found.items()}
-    extra = {name: {"state_dict() µs": median(asked for _, asked in values)} for name, values in found.items()}
-    return rows_of(group, "µs/batch", walls, AGAINST, extra)
+    rows: list[Row] = []
+    for many in workers:
+        with children(_epochs, AGAINST, many, max(1, round(BATCHES * length))) as turns:
+            rows += compare("state", f"state of 1 KiB, {many} workers", "µs/batch", turns, rounds, AGAINST)
+    return rows

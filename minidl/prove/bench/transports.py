@@ -17,7 +17,7 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -28,10 +28,10 @@ import torch.utils.data
 from typing_extensions import Self
 
 import minidl
-from minidl.prove.bench.child import Child, in_child
-from minidl.prove.bench.loader import KINDS, Epoch, Kind, Samples, epochs_of, extra_of
+from minidl.prove.bench.child import children, in_child
+from minidl.prove.bench.loader import KINDS, Kind, Samples, epochs_of
 from minidl.prove.bench.memory import held
-from minidl.prove.bench.pairs import Row, rows_of, take_turns
+from minidl.prove.bench.pairs import Measured, Row, rows_of, take_turns
 from minidl.tracefile.words import counted
 
 TORCH, ALONE, COPY, RING, UPSTREAM, ARENA, OBSERVED, SPDL, DATASETS = (
@@ -178,7 +178,7 @@ def _loader(variant: str, kind: Kind, workers: int, batches: int) -> Iterator[An
 
 
 # --- Measuring --------------------------------------------------------------------------------------------------------
-def _epochs(variant: str, kind: Kind, workers: int, batches: int) -> Iterator[Epoch]:
+def _epochs(variant: str, kind: Kind, workers: int, batches: int) -> Iterator[Measured]:
     with _loader(variant, kind, workers, batches) as loader:
         yield from epochs_of(loader)
 
@@ -239,25 +239,19 @@ def bench_transports(rounds: int, length: float = 1.0, workers: tuple[int, ...] 
 
 def _rows(name: str, kind: Kind, workers: int, rounds: int, length: float) -> list[Row]:
     group, batches = f"{name}, {counted(workers, 'worker')}", max(1, round(kind.batches * length))
-    variants = variants_for(kind)
-    found: dict[str, list[Epoch]] = _in_turns(_epochs, variants, (kind, workers, batches), rounds, group)
-    firsts = _in_turns(_firsts, variants, (kind, workers, batches), max(1, rounds // 3), f"{group}, first batch")
-    memory = {variant: in_child(_memory, variant, kind, workers, batches) for variant in variants}
-    walls = {variant: [epoch.wall for epoch in epochs] for variant, epochs in found.items()}
+    loaders = variants_for(kind), kind, workers, batches
+    with children(_epochs, *loaders) as turns:
+        found: dict[str, list[Measured]] = take_turns(turns, rounds, f"transport: {group}")
+    with children(_firsts, *loaders) as turns:
+        firsts = take_turns(turns, max(1, rounds // 3), f"transport: {group}, first batch")
     extra = {}
     for variant, epochs in found.items():
-        alone = median(100 * base / wall for base, wall in zip(walls[ALONE], walls[variant], strict=True))
+        peak, grown = in_child(_memory, variant, kind, workers, batches)
         extra[variant] = {
-            "batches/s": 1e6 / median(walls[variant]),
-            "% of in-process": alone,
+            "batches/s": 1e6 / median(epoch.value for epoch in epochs),
+            "% of in-process": median(100 * a.value / b.value for a, b in zip(found[ALONE], epochs, strict=True)),
             "ms to first": median(firsts[variant]),
-            "peak MiB": memory[variant][0],
-            "grown MiB": memory[variant][1],
-        } | extra_of(epochs, found.get(AGAINST[variant]))
-    return rows_of(group, "µs/batch", walls, AGAINST, extra)
-
-
-def _in_turns(work: Callable[..., Any], variants: list[str], args: tuple[Any, ...], rounds: int, what: str) -> Any:
-    with contextlib.ExitStack() as stack:
-        turns = {variant: stack.enter_context(Child(work, variant, *args)).ask for variant in variants}
-        return take_turns(turns, rounds, f"transport: {what}")
+            "peak MiB": peak,
+            "grown MiB": grown,
+        }
+    return rows_of(group, "µs/batch", found, AGAINST, extra)

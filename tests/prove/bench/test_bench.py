@@ -277,8 +277,8 @@ def test_an_epochs_cpu_time_is_its_own(tmp_path: Path) -> None:
     with contextlib.closing(loader._epochs(loader.PLAIN, loader.KINDS["empty"], 2, 20, tmp_path)) as epochs:
         measured = [next(epochs) for _ in range(3)]
         total = loader._cpu_ns([worker.pid for worker in multiprocessing.active_children()])
-    assert 0 < sum(epoch.workers for epoch in measured) * 20 * 1000 < total
-    assert 0 < sum(epoch.loader for epoch in measured) * 20 * 1000 < time.process_time_ns()
+    assert 0 < sum(epoch.extra["CPU µs, workers"] for epoch in measured) * 20 * 1000 < total
+    assert 0 < sum(epoch.extra["CPU µs, loader"] for epoch in measured) * 20 * 1000 < time.process_time_ns()
 
 
 @pytest.mark.parametrize("variant", [loader.TORCH, loader.PLAIN])
