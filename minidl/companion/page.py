@@ -177,16 +177,10 @@ def _guard(guard: Guard, sources: _Sources) -> str:
 @functools.cache
 def counterexample(guard: str) -> tuple[tuple[str, ...], str]:
     """Return the steps of the shortest run of the model that goes wrong without the guard, and what goes wrong."""
-    from minidl.explore.configurations import OURS
-    from minidl.explore.model import Model
-    from minidl.explore.search import shortest
+    from minidl.explore import search
 
-    known = GUARDS[guard]
-    run = shortest(Model(known.where[0], OURS.without(known.field), reduced=True))
-    if run is None or run.bad is None:
-        return (), ""
-    steps = tuple(f"{who} {what}{f' {which}' if which >= 0 else ''}" for who, what, which in run.labels)
-    return steps, run.bad.what
+    _, run = search.counterexample(GUARDS[guard], GUARDS[guard].where[0])
+    return ((), "") if run is None or run.bad is None else (tuple(search.in_words(run)), run.bad.what)
 
 
 def _rules(entry: Entry) -> Iterator[str]:

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from minidl.explore.configurations import Configuration, Protocol
-    from minidl.explore.guards import Guard
+    from minidl.explore.configurations import Configuration
+    from minidl.explore.guards import Guard, Protocol
     from minidl.explore.model import Model
     from minidl.explore.search import Found, Run
 
@@ -34,8 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
     Raises TraceError if a trace can't be written, ValueError for an unknown name.
     """
     from minidl.explore import slab_life
-    from minidl.explore.configurations import CONFIGURATIONS, OURS, QUICK, UPSTREAM
-    from minidl.explore.guards import GUARDS
+    from minidl.explore.configurations import CONFIGURATIONS, QUICK
+    from minidl.explore.guards import GUARDS, OURS, UPSTREAM
 
     if arguments.list:
         _list()
@@ -126,17 +126,14 @@ def _row(model: Model, found: Found) -> str:
 
 def _without(guards: Iterable[Guard], reduced: bool, output: Path | None, title: str) -> int:
     """The shortest run that goes wrong without each guard; how many guards can be missed."""
-    from minidl.explore.configurations import OURS
-    from minidl.explore.model import Model
-    from minidl.explore.search import shortest
+    from minidl.explore.search import counterexample
 
     lost = 0
     for place, guard in enumerate(guards):
         if not place:
             print(f"\n{title:<34} {'steps':>5}  what goes wrong, in the shortest run")
         for configuration in guard.where:
-            model = Model(configuration, OURS.without(guard.field), reduced=reduced)
-            shown = shortest(model, progress=_progress(guard.name))
+            model, shown = counterexample(guard, configuration, reduced=reduced, progress=_progress(guard.name))
             if shown is None or shown.bad is None:
                 lost += 1
                 print(f"{guard.name:<34} {'-':>5}  nothing, in: {configuration.describe()}")
@@ -150,11 +147,11 @@ def _without(guards: Iterable[Guard], reduced: bool, output: Path | None, title:
 
 def _show(shown: Run, model: Model, output: Path | None, name: str) -> None:
     """Write a run as a trace, or print its steps if none is asked for."""
+    from minidl.explore.search import in_words
     from minidl.explore.trace import write
 
     if output is None:
-        steps = "; ".join(f"{who} {what}{f' {which}' if which >= 0 else ''}" for who, what, which in shown.labels)
-        print(textwrap.fill(steps, 110, initial_indent="    ", subsequent_indent="    "))
+        print(textwrap.fill("; ".join(in_words(shown)), 110, initial_indent="    ", subsequent_indent="    "))
         return
     path = write(output / re.sub(r"[^a-z0-9]+", "-", name), model, shown)
     print(f"    {path}")

@@ -1,7 +1,7 @@
 """The driver without some of its guards, for the explorer and for demonstrations on the running loader.
 
 Each class here is a driver without one guard: it overrides the method that the guard stands in. `ABLATED` maps the
-guard's field of `configurations.Protocol` to it, and `ablated(guards)` is a driver without several of them.
+guard's field of `guards.Protocol` to it, and `ablated(guards)` is a driver without several of them.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ ABLATED: Final[dict[str, type[Driver]]] = {
     "killed_at_last": _KilledAtLast,
     "epochs_told_apart": _EpochsToldApart,
 }
-"""Field of `configurations.Protocol` -> a driver without this guard."""
+"""Field of `guards.Protocol` -> a driver without this guard."""
 
 
 def ablated(guards: Collection[str], driver: type[Driver] = Driver) -> type[Driver]:

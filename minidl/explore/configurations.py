@@ -1,12 +1,10 @@
-"""Size of the explored loader, acts of its user, crashes, and the guards that are there.
+"""Size of the explored loader, acts of its user, and crashes: `Configuration`.
 
-`Configuration` is the world, `Protocol` the loader in it: one field a guard, all of them there by default. `OURS` is
-this package's loader, `UPSTREAM` torch's. `CONFIGURATIONS` is the table that `minidl explore` goes through.
+`CONFIGURATIONS` is the table that `minidl explore` goes through. The loader's guards are in `guards`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from dataclasses import dataclass
 from typing import Final
@@ -61,69 +59,21 @@ class Configuration:
     def describe(self) -> str:
         """In words, for the table."""
         data = f"{self.tasks} tasks" if self.streams is None else f"streams of {', '.join(map(str, self.streams))}"
-        parts = [f"{self.workers} workers, prefetch {self.prefetch}, {data}"]
-        parts += ["pin thread"] if self.pin else []
-        parts += [f"persistent, {self.epochs} epochs"] if self.persistent else []
-        parts += ["out of order"] if not self.in_order else []
-        parts += ["may break"] if self.may_break else []
-        parts += ["exits unclosed"] if self.exits else []
-        parts += ["SIGCHLD"] if self.heard else []
-        parts += ["user's timeout"] if self.timeout else []
-        parts += ["slow workers"] if self.slow else []
-        parts += [f"{self.ctrl_c} Ctrl-C"] if self.ctrl_c else []
-        parts += [f"goes on after {self.goes_on} errors"] if self.goes_on else []
-        parts += [f"crash: {', '.join(crash.value for crash in self.crashes)}"] if self.crashes else []
-        return "; ".join(parts)
-
-
-@dataclass(frozen=True)
-class Protocol:
-    """The loader's guards; False takes one away. `guards.GUARDS` says of each what it is for and where it is."""
-
-    # The driver's, see `ablated`.
-    sentinel: bool = True
-    exhausted_sentinel: bool = True
-    wake_pin: bool = True
-    workers_done: bool = True
-    pin_done: bool = True
-    pin_told_at_last: bool = True
-    loader_timeout: bool = True
-    liveness_check: bool = True
-    pin_liveness_check: bool = True
-    leavers_checked: bool = True
-    pin_first: bool = True
-    bounded_joins: bool = True
-    bounded_pin_join: bool = True
-    killed_at_last: bool = True
-    epochs_told_apart: bool = True
-    # The other actors', the queues' and the interpreter's.
-    watchdog: bool = True
-    worker_timeout: bool = True
-    pin_timeout: bool = True
-    cancel_index_join: bool = True
-    join_results_until_done: bool = True
-    cancel_results_when_done: bool = True
-    cancel_results_when_orphaned: bool = True
-    daemon: bool = True
-    exit_flag: bool = True
-    closed_at_exit: bool = True
-    bounded_result_read: bool = True
-    bounded_index_read: bool = True
-    lock_free_event: bool = True
-    leftovers_ended: bool = True
-    pin_sentinel_left: bool = True
-
-    def without(self, *guards: str) -> Protocol:
-        """The same loader, these guards taken away."""
-        return dataclasses.replace(self, **dict.fromkeys(guards, False))
-
-
-OURS: Final = Protocol()
-UPSTREAM_LACKS: Final = (
-    *("bounded_result_read", "bounded_index_read", "lock_free_event", "leavers_checked", "bounded_pin_join"),
-    *("killed_at_last", "cancel_results_when_orphaned", "pin_told_at_last", "epochs_told_apart", "pin_sentinel_left"),
-)
-UPSTREAM: Final = OURS.without(*UPSTREAM_LACKS)
+        words = {
+            "pin thread": self.pin,
+            f"persistent, {self.epochs} epochs": self.persistent,
+            "out of order": not self.in_order,
+            "may break": self.may_break,
+            "exits unclosed": self.exits,
+            "SIGCHLD": self.heard,
+            "user's timeout": self.timeout,
+            "slow workers": self.slow,
+            f"{self.ctrl_c} Ctrl-C": self.ctrl_c,
+            f"goes on after {self.goes_on} errors": self.goes_on,
+            f"crash: {', '.join(crash.value for crash in self.crashes)}": self.crashes,
+        }
+        said = (word for word, holds in words.items() if holds)
+        return "; ".join((f"{self.workers} workers, prefetch {self.prefetch}, {data}", *said))
 
 
 # --- What `minidl explore` goes through -------------------------------------------------------------------------------

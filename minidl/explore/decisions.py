@@ -13,7 +13,8 @@ from typing import Any
 
 from minidl.explore import world as at
 from minidl.explore.ablated import ABLATED, ablated
-from minidl.explore.configurations import Configuration, Protocol
+from minidl.explore.configurations import Configuration
+from minidl.explore.guards import Protocol
 from minidl.loader.dispatcher import NOT_FETCHED, DispatchError, Frozen
 from minidl.loader.driver import Driver, Effect, Evidence
 from minidl.loader.protocol import (

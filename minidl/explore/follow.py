@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from minidl.explore.configurations import OURS, Configuration, Crash
+from minidl.explore.configurations import Configuration, Crash
+from minidl.explore.guards import OURS
 from minidl.explore.model import Model
 from minidl.explore.steps import MAIN, PIN_THREAD, TAKES_LOCK, Label, result_feeder
 from minidl.explore.trace import Telling, Thread, Told, told

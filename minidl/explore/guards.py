@@ -1,13 +1,15 @@
 """The guards of the protocol: purpose, place, and the configurations in which each is taken away.
 
-`GUARDS` maps a name, as `--guard` takes it, to a `Guard`; `HOLES` lists what torch's own protocol lacks. Taking a guard
-away is setting its field of `configurations.Protocol` to False; the model says in one `if` what is missing then.
+`Protocol` is the loader in the explored world: one field a guard, all of them there by default. `OURS` is this
+package's loader, `UPSTREAM` torch's. `GUARDS` maps a name, as `--guard` takes it, to a `Guard`. The model says in one
+`if` what is missing if a field is False.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from minidl.explore.configurations import Configuration, Crash
 
@@ -45,70 +47,92 @@ class Guard:
     where: tuple[Configuration, ...]
 
 
-_LIST = (
-    Guard("sentinel", "sentinel", "tells a worker to leave its loop",
-          "loader.driver:_signal", "dataloader:_mark_worker_as_unavailable", (PLAIN,)),
-    Guard("none-after-exhaustion", "exhausted_sentinel", "lets a worker leave whose stream has ended",
-          "loader.driver:_exhausted", "dataloader:_MultiProcessingDataLoaderIter._next_data", (STREAMS,)),
-    Guard("done-event", "workers_done", "makes a sentinel valid for a worker that is not exhausted",
-          "loader.driver:_signal", "dataloader:_shutdown_workers", (PLAIN,)),
-    Guard("pin-done-event", "pin_done", "ends the pin thread's loop",
-          "loader.driver:_tell_pin", "dataloader:_shutdown_workers", (PINNED,)),
-    Guard("pin-sentinel", "wake_pin", "wakes the pin thread to see its done event",
-          "loader.driver:_stop_pin", "dataloader:_shutdown_workers", (PINNED,)),
-    Guard("watchdog", "watchdog", "shows a worker that its loader is gone",
-          "loader.worker:ManagerWatchdog", "_utils.worker:ManagerWatchdog", (KILLED_LOADER,)),
-    Guard("get-timeout-loader", "loader_timeout", "lets the loader check its workers while it waits for a result",
-          "loader.iterators:_try_get_data", "dataloader:_try_get_data", (KILLED_WORKER,)),
-    Guard("get-timeout-worker", "worker_timeout", "lets a worker check its loader while it waits for a task",
-          "loader.worker:run", "_utils.worker:_worker_loop", (KILLED_LOADER,)),
-    Guard("get-timeout-pin", "pin_timeout", "lets the pin thread see its done event when no message can reach it",
-          "loader.pin_memory:_pin_memory_loop", "_utils.pin_memory:_pin_memory_loop", (KILLED_PINNED,)),
-    Guard("liveness-check", "liveness_check", "tells the loader that the worker it waits for is dead",
-          "loader.driver:_failed", "dataloader:_try_get_data", (KILLED_WORKER,)),
-    Guard("pin-liveness-check", "pin_liveness_check", "tells the loader that the pin thread is dead",
-          "loader.driver:nothing_came", "dataloader:_get_data", (DEAD_PIN,)),
-    Guard("cancel-join-index", "cancel_index_join", "lets the loader exit though no worker reads an index queue",
-          "loader.iterators:_start_workers", "dataloader:_MultiProcessingDataLoaderIter.__init__", (UNCLOSED,)),
-    Guard("join-results-until-done", "join_results_until_done",
-          "keeps an exhausted worker until its feeder has let go of the result queue's lock",
-          "loader.worker:_worker_loop", "_utils.worker:_worker_loop", (STREAM_OF_ONE,)),
-    Guard("cancel-join-results-when-done", "cancel_results_when_done",
-          "lets a worker leave though the loader reads no results any more",
-          "loader.worker:_worker_loop", "_utils.worker:_worker_loop", (NARROW,)),
-    Guard("pin-first", "pin_first", "ends the pin thread while the result queue is still whole",
-          "loader.driver:_stages", "dataloader:_shutdown_workers", (PINNED,)),
-    Guard("bounded-joins", "bounded_joins", "lets the loader go on though a worker does not end",
-          "loader.driver:_join", "dataloader:_shutdown_workers", (STUCK_WORKER,)),
-    Guard("daemon", "daemon", "has workers terminated when the interpreter exits with the iterator open",
-          "loader.ports:worker", "dataloader:_MultiProcessingDataLoaderIter.__init__", (UNCLOSED,)),
-    Guard("exit-flag", "exit_flag", "keeps __del__ from touching queues while Python takes everything down",
-          "loader.crew:shut_down", "dataloader:_shutdown_workers", (UNCLOSED,)),
-    Guard("bounded-read", "bounded_result_read", "lets a reader of the result queue give up a torn message",
-          "wire.queues:BoundedQueue.get", "", (KILLED_WORKER, KILLED_PINNED)),
-    Guard("bounded-index-read", "bounded_index_read", "lets a worker give up a torn task",
-          "loader.worker:run", "", (KILLED_LOADER,)),
-    Guard("lock-free-event", "lock_free_event", "keeps a worker that is killed from holding the done event's lock",
-          "loader.crew:perform", "", (KILLED_WORKER, KILLED_LOADER)),
-    Guard("leavers-checked", "leavers_checked", "finds a worker that was killed after its stream had ended",
-          "loader.driver:leavers", "", (KILLED_STREAM,)),
-    Guard("bounded-pin-join", "bounded_pin_join", "lets the loader go on though the pin thread does not end",
-          "loader.driver:_stop_pin", "", (STUCK_PIN,)),
-    Guard("pin-told-at-last", "pin_told_at_last", "ends the pin thread though an exception cut the shutdown short",
-          "loader.driver:_tell_pin_at_last", "", (HEARD,)),
-    Guard("kill-at-last", "killed_at_last", "ends a worker that SIGTERM does not reach",
-          "loader.driver:_leftovers", "", (STOPPED_WORKER,)),
-    Guard("cancel-join-results-when-orphaned", "cancel_results_when_orphaned",
-          "lets an orphan leave though its results fill the pipe", "loader.worker:run", "", (ORPHANED_WRITER,)),
-    Guard("epoch-in-acknowledgement", "epochs_told_apart",
-          "tells a worker's answer from one to an epoch whose beginning was interrupted",
-          "loader.driver:_acknowledged", "",
-          (BEGINS_AGAIN,)),
-    Guard("leftovers-ended", "leftovers_ended", "ends the workers though an exception cut the shutdown short",
-          "loader.crew:_end_leftovers", "dataloader:_shutdown_workers", (INTERRUPTED,)),
-    Guard("pin-sentinel-left", "pin_sentinel_left",
-          "lets the loader exit though nobody can write the pin thread's sentinel any more",
-          "loader.crew:_leave_pin_sentinel", "", (HEARD,)),
-)  # fmt: skip
+def _guard(name: str, purpose: str, ours: str, upstream: str, *where: Configuration) -> Any:
+    """A guard that is there: a field of `Protocol`, with its row."""
+    return dataclasses.field(default=True, metadata={"row": (name, purpose, ours, upstream, where)})
 
-GUARDS: Final = {guard.name: guard for guard in _LIST}
+
+@dataclass(frozen=True)
+class Protocol:
+    """The loader's guards; False takes one away."""
+
+    sentinel: bool = _guard("sentinel", "tells a worker to leave its loop",
+        "loader.driver:_signal", "dataloader:_mark_worker_as_unavailable", PLAIN)  # fmt: skip
+    exhausted_sentinel: bool = _guard("none-after-exhaustion", "lets a worker leave whose stream has ended",
+        "loader.driver:_exhausted", "dataloader:_MultiProcessingDataLoaderIter._next_data", STREAMS)  # fmt: skip
+    workers_done: bool = _guard("done-event", "makes a sentinel valid for a worker that is not exhausted",
+        "loader.driver:_signal", "dataloader:_shutdown_workers", PLAIN)  # fmt: skip
+    pin_done: bool = _guard("pin-done-event", "ends the pin thread's loop",
+        "loader.driver:_tell_pin", "dataloader:_shutdown_workers", PINNED)  # fmt: skip
+    wake_pin: bool = _guard("pin-sentinel", "wakes the pin thread to see its done event",
+        "loader.driver:_stop_pin", "dataloader:_shutdown_workers", PINNED)  # fmt: skip
+    watchdog: bool = _guard("watchdog", "shows a worker that its loader is gone",
+        "loader.worker:ManagerWatchdog", "_utils.worker:ManagerWatchdog", KILLED_LOADER)  # fmt: skip
+    loader_timeout: bool = _guard("get-timeout-loader", "lets the loader check its workers while it waits for a result",
+        "loader.iterators:_try_get_data", "dataloader:_try_get_data", KILLED_WORKER)  # fmt: skip
+    worker_timeout: bool = _guard("get-timeout-worker", "lets a worker check its loader while it waits for a task",
+        "loader.worker:run", "_utils.worker:_worker_loop", KILLED_LOADER)  # fmt: skip
+    pin_timeout: bool = _guard("get-timeout-pin", "lets the pin thread see its done event when no message can reach it",
+        "loader.pin_memory:_pin_memory_loop", "_utils.pin_memory:_pin_memory_loop", KILLED_PINNED)  # fmt: skip
+    liveness_check: bool = _guard("liveness-check", "tells the loader that the worker it waits for is dead",
+        "loader.driver:_failed", "dataloader:_try_get_data", KILLED_WORKER)  # fmt: skip
+    pin_liveness_check: bool = _guard("pin-liveness-check", "tells the loader that the pin thread is dead",
+        "loader.driver:nothing_came", "dataloader:_get_data", DEAD_PIN)  # fmt: skip
+    cancel_index_join: bool = _guard("cancel-join-index", "lets the loader exit though no worker reads an index queue",
+        "loader.iterators:_start_workers", "dataloader:_MultiProcessingDataLoaderIter.__init__", UNCLOSED)  # fmt: skip
+    join_results_until_done: bool = _guard(
+        "join-results-until-done", "keeps an exhausted worker until its feeder has let go of the result queue's lock",
+        "loader.worker:_worker_loop", "_utils.worker:_worker_loop", STREAM_OF_ONE)  # fmt: skip
+    cancel_results_when_done: bool = _guard(
+        "cancel-join-results-when-done", "lets a worker leave though the loader reads no results any more",
+        "loader.worker:_worker_loop", "_utils.worker:_worker_loop", NARROW)  # fmt: skip
+    pin_first: bool = _guard("pin-first", "ends the pin thread while the result queue is still whole",
+        "loader.driver:_stages", "dataloader:_shutdown_workers", PINNED)  # fmt: skip
+    bounded_joins: bool = _guard("bounded-joins", "lets the loader go on though a worker does not end",
+        "loader.driver:_join", "dataloader:_shutdown_workers", STUCK_WORKER)  # fmt: skip
+    daemon: bool = _guard("daemon", "has workers terminated when the interpreter exits with the iterator open",
+        "loader.ports:worker", "dataloader:_MultiProcessingDataLoaderIter.__init__", UNCLOSED)  # fmt: skip
+    exit_flag: bool = _guard("exit-flag", "keeps __del__ from touching queues while Python takes everything down",
+        "loader.crew:shut_down", "dataloader:_shutdown_workers", UNCLOSED)  # fmt: skip
+    bounded_result_read: bool = _guard("bounded-read", "lets a reader of the result queue give up a torn message",
+        "wire.queues:BoundedQueue.get", "", KILLED_WORKER, KILLED_PINNED)  # fmt: skip
+    bounded_index_read: bool = _guard("bounded-index-read", "lets a worker give up a torn task",
+        "loader.worker:run", "", KILLED_LOADER)  # fmt: skip
+    lock_free_event: bool = _guard(
+        "lock-free-event", "keeps a worker that is killed from holding the done event's lock",
+        "loader.crew:perform", "", KILLED_WORKER, KILLED_LOADER)  # fmt: skip
+    leavers_checked: bool = _guard("leavers-checked", "finds a worker that was killed after its stream had ended",
+        "loader.driver:leavers", "", KILLED_STREAM)  # fmt: skip
+    bounded_pin_join: bool = _guard("bounded-pin-join", "lets the loader go on though the pin thread does not end",
+        "loader.driver:_stop_pin", "", STUCK_PIN)  # fmt: skip
+    pin_told_at_last: bool = _guard(
+        "pin-told-at-last", "ends the pin thread though an exception cut the shutdown short",
+        "loader.driver:_tell_pin_at_last", "", HEARD)  # fmt: skip
+    killed_at_last: bool = _guard("kill-at-last", "ends a worker that SIGTERM does not reach",
+        "loader.driver:_leftovers", "", STOPPED_WORKER)  # fmt: skip
+    cancel_results_when_orphaned: bool = _guard(
+        "cancel-join-results-when-orphaned", "lets an orphan leave though its results fill the pipe",
+        "loader.worker:run", "", ORPHANED_WRITER)  # fmt: skip
+    epochs_told_apart: bool = _guard(
+        "epoch-in-acknowledgement", "tells a worker's answer from one to an epoch whose beginning was interrupted",
+        "loader.driver:_acknowledged", "", BEGINS_AGAIN)  # fmt: skip
+    leftovers_ended: bool = _guard("leftovers-ended", "ends the workers though an exception cut the shutdown short",
+        "loader.crew:_end_leftovers", "dataloader:_shutdown_workers", INTERRUPTED)  # fmt: skip
+    pin_sentinel_left: bool = _guard(
+        "pin-sentinel-left", "lets the loader exit though nobody can write the pin thread's sentinel any more",
+        "loader.crew:_leave_pin_sentinel", "", HEARD)  # fmt: skip
+
+    def without(self, *guards: str) -> Protocol:
+        """The same loader, these guards (names of fields) taken away."""
+        return dataclasses.replace(self, **dict.fromkeys(guards, False))
+
+
+def _of(field: dataclasses.Field[bool]) -> Guard:
+    name, purpose, ours, upstream, where = field.metadata["row"]
+    return Guard(name, field.name, purpose, ours, upstream, where)
+
+
+GUARDS: Final = {guard.name: guard for guard in map(_of, dataclasses.fields(Protocol))}
+
+OURS: Final = Protocol()
+UPSTREAM: Final = OURS.without(*(guard.field for guard in GUARDS.values() if not guard.upstream))

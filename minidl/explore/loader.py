@@ -12,10 +12,11 @@ from typing import Any, Final
 
 from minidl.check.joint_rules import Act, Fact
 from minidl.explore import world as at
-from minidl.explore.configurations import Configuration, Protocol
+from minidl.explore.configurations import Configuration
 from minidl.explore.decisions import FORBIDDEN, Driving, decided
+from minidl.explore.guards import Protocol
 from minidl.explore.steps import INTERRUPTIBLE, KILLED, MAIN, SHUTTING_DOWN, Acting, Step, index_feeder, silent
-from minidl.explore.world import DECISIONS, LOCK, PHASE, READY, RESULTS, State, World
+from minidl.explore.world import DECISIONS, PHASE, READY, RESULTS, State, World
 from minidl.loader import driver as do
 from minidl.loader.dispatcher import Assignment, Deliver
 from minidl.loader.driver import Effect, Simple
@@ -283,8 +284,8 @@ class Loader(Acting):
 
     def _leave(self, w: World) -> None:
         """The user is done, or has had an error: the iterator is closed, or the interpreter exits with it open."""
-        c, p = self.configuration, self.protocol
-        if not c.exits or (c.persistent and c.pin and p.closed_at_exit):
+        c = self.configuration
+        if not c.exits or (c.persistent and c.pin):
             self._perform(w, self._shut_down(w))
         else:
             w.phase = at.EXITING
@@ -332,19 +333,13 @@ class Loader(Acting):
 
     def _getting(self, state: State, out: list[Step]) -> None:
         """Waiting in a `get` of the data queue, in `next` or for the acknowledgements of a new epoch."""
-        pin = self.configuration.pin
-        queue = state[READY if pin else RESULTS]
-        if queue and queue[0] == at.TORN:
-            queue = ()
-            if state[LOCK] == at.DEAD_LOCK and not self.protocol.bounded_result_read:
-                w = World(state)
-                w.phase = at.READING
-                self._took(out, w, "loader", "begins to read a torn message")
-                return
-        w = World(state)
-        if queue:
-            self._receive(w)
-            self._took(out, w, "loader", "receives", at.parts(queue[0])[1])
+        w, queue = World(state), state[READY if self.configuration.pin else RESULTS]
+        torn = bool(queue) and queue[0] == at.TORN
+        if torn and w.lock == at.DEAD_LOCK and not self.protocol.bounded_result_read:
+            w.phase = at.READING
+            self._took(out, w, "loader", "begins to read a torn message")
+        elif queue and not torn:
+            self._act(state, out)
         elif w.decisions.effect.timeout is not None:
             self._nothing_came(w, out)
 

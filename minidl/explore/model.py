@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from minidl.explore import world as at
-from minidl.explore.configurations import Configuration, Crash, Protocol
+from minidl.explore.configurations import Configuration, Crash
 from minidl.explore.decisions import Driving
+from minidl.explore.guards import Protocol
 from minidl.explore.loader import PHASES, Loader
 from minidl.explore.pin_thread import PinThread
 from minidl.explore.steps import HOW_FAR, JOIN_OVER, PIN_THREAD, POLL, Step

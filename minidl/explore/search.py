@@ -3,7 +3,7 @@
 `explore(model)` visits each reachable state once. A run is bad if a step breaks a rule (the state's `fault`), if no
 actor can go on though the run is not over (a hang, or a worker that outlives the loader), if a run without a crash has
 to wait for a timeout, and if a state can come back: then a run need not end. `shortest(model)` gives the steps of a
-shortest bad run.
+shortest bad run, `counterexample(guard, configuration)` one of the loader without a guard.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from minidl.explore import world as at
+from minidl.explore.configurations import Configuration
+from minidl.explore.guards import OURS, Guard
 from minidl.explore.model import Model
 from minidl.explore.steps import RAN_OUT, Label, Step
 from minidl.explore.world import CRASHED, CREW, FAULT, PHASE, State
@@ -142,6 +144,20 @@ def shortest(model: Model, progress: Progress | None = None) -> Run | None:
         return judge(model, state, steps), [*steps, *model.crashes(state)]
 
     return breadth_first(model.initial, look, progress)[1]
+
+
+def counterexample(
+    guard: Guard, configuration: Configuration, *, reduced: bool = True, progress: Progress | None = None
+) -> tuple[Model, Run | None]:
+    """The loader without a guard, and a shortest run of it that goes wrong; None if there is none."""
+    model = Model(configuration, OURS.without(guard.field), reduced=reduced)
+    return model, shortest(model, progress)
+
+
+def in_words(run: Run) -> Iterator[str]:
+    """The steps of a run, each in words."""
+    for who, what, which in run.labels:
+        yield f"{who} {what}{f' {which}' if which >= 0 else ''}"
 
 
 def breadth_first(

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from minidl.check.joint_rules import MAKES, RULES_OF, Act, Fact
 from minidl.explore import world as at
-from minidl.explore.configurations import Configuration, Protocol
-from minidl.explore.guards import GUARDS
+from minidl.explore.configurations import Configuration
+from minidl.explore.guards import GUARDS, Protocol
 from minidl.explore.world import State, World
 from minidl.loader.protocol import LoaderState
 from minidl.tracefile import events as ev

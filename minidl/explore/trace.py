@@ -12,7 +12,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, Final
 
-from minidl.explore.configurations import OURS
+from minidl.explore.guards import OURS
 from minidl.explore.model import Model
 from minidl.explore.search import Run
 from minidl.explore.steps import MAIN, PIN_THREAD, Label, Step

@@ -9,6 +9,7 @@ says which actor holds it, and how far that actor is.
 
 from __future__ import annotations
 
+import operator
 from typing import Any, Final, NamedTuple
 
 from minidl.loader.protocol import PinState, WorkerState
@@ -103,6 +104,7 @@ _FIELDS = (
     "lock", "wake", "ready", "pin", "pin_told", "done", "event_dead", "frozen", "signalled", "crashed",
     "ctrl_c", "patience", "second", "let_go", "fault",
 )  # fmt: skip
+_FROZEN = operator.attrgetter(*_FIELDS)
 
 
 class World:
@@ -144,12 +146,8 @@ class World:
 
     def freeze(self) -> State:
         """The state."""
-        return (
-            self.phase, self.decisions, self.drawn, self.handed, self.unsent, self.index, self.crew, self.results,
-            self.lock, self.wake, self.ready, self.pin, self.pin_told,
-            self.done, self.event_dead, self.frozen, self.signalled, self.crashed,
-            self.ctrl_c, self.patience, self.second, self.let_go, self.fault,
-        )  # fmt: skip
+        state: State = _FROZEN(self)
+        return state
 
     def worker(self, number: int, **changes: Any) -> None:
         """Change one worker."""

@@ -24,8 +24,9 @@ from typing import Any
 import minidl
 from course.asking import boxed, folded, marked
 from minidl.check import examine
-from minidl.explore.configurations import OURS, Configuration, Protocol
+from minidl.explore.configurations import Configuration
 from minidl.explore.decisions import Driving
+from minidl.explore.guards import OURS, Protocol
 from minidl.explore.model import Model
 from minidl.explore.search import Bad, Run, shortest
 from minidl.explore.trace import write

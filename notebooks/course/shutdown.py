@@ -8,8 +8,7 @@ from typing import Any
 import minidl
 from course.asking import Asked, Choice, Count, question, rows
 from course.checking import Wrong, as_trace, exercise, explored, fails
-from minidl.explore.configurations import OURS
-from minidl.explore.guards import GUARDS, PINNED, PLAIN, STREAMS
+from minidl.explore.guards import GUARDS, OURS, PINNED, PLAIN, STREAMS
 from minidl.explore.model import Model
 from minidl.explore.search import Bad, shortest
 from minidl.loader.driver import Driver

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from minidl.explore.ablated import ABLATED, ablated
-from minidl.explore.configurations import OURS
+from minidl.explore.guards import OURS
 from minidl.loader.dispatcher import Dispatcher
 from minidl.loader.driver import (
     DRAW,

@@ -16,8 +16,7 @@ from made_trace import HEALTHY, HUNG, LOADER_PID, START, Run, made, write
 from oracle_trace import stop_recording, write_process
 from recorded import recorded
 
-from minidl.explore.configurations import OURS
-from minidl.explore.guards import GUARDS
+from minidl.explore.guards import GUARDS, OURS
 from minidl.explore.model import Model
 from minidl.explore.search import shortest
 from minidl.explore.trace import write as explored
