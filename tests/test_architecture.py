@@ -75,13 +75,13 @@ ORDER = (
         "configurations guards world ablated decisions steps loader pin_thread workers model search trace follow "
         "diagrams ablations slab_life __init__",
     ),
+    ("prove", "kept sessions"),
     ("companion", "rows coverage drift reading moments pictures page text serve __init__"),
     (
         "prove.bench",
         "child machine memory own_thread pairs events files loader device samplers states transports __init__",
     ),
     ("prove.recordings", "images training scenes table suite one __main__"),
-    ("prove", "kept"),
     ("prove.faults", "cells program runner __init__"),
     ("prove.lab", "case"),
     (

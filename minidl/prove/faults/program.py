@@ -1,7 +1,7 @@
 """The program of a cell: a loader with a fault at one step, used as a training loop uses it.
 
 `python -m minidl.prove.faults.program` imports all that a cell needs, reads cells from stdin, and forks a process for
-each, in a process group of its own: so a cell takes a tenth of a second and not two. The process records the run,
+each, in a session of its own: so a cell takes a tenth of a second and not two. The process records the run,
 writes what happened to `told` in the cell's folder, and exits as any program does. The loader's polls are shortened, so
 that a cell ends soon. A dataset of eight batches: the fault comes with sample `AT`, or
 at the step that the cell names.
@@ -557,8 +557,6 @@ def serve() -> tuple[Cell, Path] | None:
         child = os.fork()
         if not child:
             return Cell(**request["cell"]), Path(request["folder"])
-        with contextlib.suppress(OSError):  # it has done so itself, or is gone already
-            os.setpgid(child, child)
         print(child, flush=True)
         deadline = time.monotonic() + request["bound"]
         code: int | None = None
@@ -588,7 +586,7 @@ def main() -> None:
     if request is None:
         return
     cell, folder = request
-    os.setpgid(0, 0)
+    os.setsid()
     for number, name in enumerate(("/dev/null", f"{folder}/stdout", f"{folder}/stderr")):
         fd = os.open(name, os.O_RDWR | os.O_CREAT, 0o600)
         os.dup2(fd, number)

@@ -22,8 +22,8 @@ from typing import Final
 from typing_extensions import Self
 
 from minidl.check import check
-from minidl.process_stat import ENDED, every_process, kill_if
 from minidl.prove.faults.cells import Cell, Follows
+from minidl.prove.sessions import SHM, kill_members, living
 from minidl.tracefile.reader import Trace, read_trace
 
 BOUND: Final = 60.0
@@ -31,8 +31,6 @@ BOUND: Final = 60.0
 
 GRACE: Final = 15.0
 """Seconds after its end in which what a cell leaves behind may still go."""
-
-SHM: Final = Path("/dev/shm")
 
 SEEN: Final = 3
 """Batches that the training loop has before the loader's process dies of a fault in it."""
@@ -59,14 +57,13 @@ class Runner:
         request = {"cell": asdict(cell), "folder": str(folder), "bound": BOUND}
         self._server.stdin.write(json.dumps(request) + "\n")
         self._server.stdin.flush()
-        group = int(self._answer())
+        leader = int(self._answer())
         try:
             code = json.loads(self._answer())
-            left = _left_behind(group, folder, before)
+            left = _left_behind(leader, folder, before)
         finally:
-            while members := _alive(group):
-                for pid in members:
-                    kill_if(pid, lambda fields: int(fields[2]) == group)
+            while members := living(leader):
+                kill_members(leader, members)
                 time.sleep(0.002)
         ended = [f"it did not end within {BOUND:g} s"] if code is None else _told(cell, code, folder)
         return ended + left + _recorded(cell, folder)
@@ -97,10 +94,10 @@ def _told(cell: Cell, code: int, folder: Path) -> list[str]:
 
 
 # --- What is left -----------------------------------------------------------------------------------------------------
-def _left_behind(group: int, folder: Path, before: set[str]) -> list[str]:
+def _left_behind(leader: int, folder: Path, before: set[str]) -> list[str]:
     deadline = time.monotonic() + GRACE
     while True:
-        alive, files = _alive(group), _shared(group, folder, before)
+        alive, files = living(leader), _shared(leader, folder, before)
         if not (alive or files) or time.monotonic() > deadline:
             break
         time.sleep(0.01)
@@ -108,16 +105,11 @@ def _left_behind(group: int, folder: Path, before: set[str]) -> list[str]:
     return wrong + ([f"left under {SHM}: {files}"] if files else [])
 
 
-def _shared(group: int, folder: Path, before: set[str]) -> list[str]:
+def _shared(leader: int, folder: Path, before: set[str]) -> list[str]:
     """The cell's segments and semaphores that still have a name."""
-    pids = {str(group), *(path.name.partition("-")[0] for path in folder.glob("trace/*.events"))}
-    prefixes = (f"sem.mp-{group}-", *(f"torch_{pid}_" for pid in pids))
+    pids = {str(leader), *(path.name.partition("-")[0] for path in folder.glob("trace/*.events"))}
+    prefixes = (f"sem.mp-{leader}-", *(f"torch_{pid}_" for pid in pids))
     return sorted(name for name in os.listdir(SHM) if name.startswith(prefixes) and name not in before)
-
-
-def _alive(group: int) -> list[int]:
-    """The processes of a group that live."""
-    return [pid for pid, fields in every_process() if int(fields[2]) == group and fields[0] not in ENDED]
 
 
 # --- What the trace holds ---------------------------------------------------------------------------------------------

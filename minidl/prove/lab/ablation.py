@@ -6,11 +6,9 @@ processes of its own, for a bounded time; `show` also records it, and prints it 
 
 from __future__ import annotations
 
-import os
-import select
 import signal
-import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterator
@@ -18,10 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import minidl
 from minidl.explore.guards import GUARDS
-from minidl.process_stat import is_alive, kill_if
 from minidl.prove.lab import guard_programs as programs
+from minidl.prove.sessions import Program, living, running
 
 WELL, HANGS, ORPHANS = "well", "hangs", "leaves orphans"
 PATIENCE: Final = 4.0
@@ -77,64 +74,26 @@ def outcome(program: str, guard: str = "", trace: Path | None = None) -> Program
     trace: record it there.
     """
     began = time.monotonic()
-    patience = PATIENCE if guard and TABLE[guard][1] in (HANGS, ORPHANS) else programs.BOUND
-    child = _started(program, guard, trace)
-    assert child.stdout is not None
-    pids: list[int] = []
-    try:
-        said = ""
-        while "\n" not in said and (more := _read(child, programs.BOUND)):
-            said += more
-        if not said.startswith("waits "):
-            raise RuntimeError(f"the program {program} ended before its step that counts, and said {said!r}")
-        line, _, said = said.partition("\n")
-        pids = [int(pid) for pid in line.split()[1:]]
-        try:
-            child.wait(patience)
-        except subprocess.TimeoutExpired:
-            return ProgramEnd(HANGS, time.monotonic() - began)
-        said = (said + _read(child, 0)).strip()
-        if child.returncode == -signal.SIGKILL:
-            said = WELL if _gone(pids, patience) else ORPHANS
-        elif child.returncode:
-            said = f"bad: exit code {child.returncode}, {said}"
-        return ProgramEnd(said, time.monotonic() - began)
-    finally:
-        for pid in (child.pid, *pids):
-            kill_if(pid, lambda fields: int(fields[3]) == child.pid)
-        child.wait()
-        child.stdout.close()
-        if not _gone(pids, programs.BOUND):
-            raise RuntimeError(f"still there: {list(filter(is_alive, pids))}")
-
-
-def _started(program: str, guard: str, trace: Path | None) -> subprocess.Popen[str]:
-    """Start a program in a session of its own."""
-    paths = [str(Path(minidl.__file__).parent.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    if trace is not None:
-        environment |= {"MINIDL_TRACE": str(trace), "MINIDL_HANG_AFTER": "2"}
+    bound = PATIENCE if guard and TABLE[guard][1] in (HANGS, ORPHANS) else programs.BOUND
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", SCRIPT, program, *([guard] if guard else [])]
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
-    )
+    recording = {} if trace is None else {"MINIDL_TRACE": str(trace.absolute()), "MINIDL_HANG_AFTER": "2"}
+    with tempfile.TemporaryDirectory() as folder, running(command, Path(folder), **recording) as run:
+        if not run.wait_for_words(programs.WAITS, programs.BOUND):
+            raise RuntimeError(f"the program {program} ended before its step that counts: {run.said()}{run.errors()}")
+        return ProgramEnd(_end_of(run, bound), time.monotonic() - began)
 
 
-def _read(child: subprocess.Popen[str], seconds: float) -> str:
-    """The program's output, once there is some; its workers may keep the pipe open after its end."""
-    assert child.stdout is not None
-    pipe = child.stdout.fileno()
-    return os.read(pipe, 1 << 16).decode() if select.select([pipe], [], [], seconds)[0] else ""
-
-
-def _gone(pids: list[int], seconds: float) -> bool:
-    """Whether these processes end within so many seconds."""
-    deadline = time.monotonic() + seconds
-    while any(map(is_alive, pids)):
-        if time.monotonic() > deadline:
-            return False
+def _end_of(run: Program, bound: float) -> str:
+    """What becomes of a program within so many seconds, and of its workers if it has killed itself."""
+    if not run.wait_for_end(bound):
+        return HANGS
+    said, code = run.said().partition(programs.WAITS)[2].strip(), run.process.returncode
+    if code != -signal.SIGKILL:
+        return f"bad: exit code {code}, {said}" if code else said
+    deadline = time.monotonic() + bound
+    while (left := living(run.process.pid)) and time.monotonic() < deadline:
         time.sleep(0.01)
-    return True
+    return ORPHANS if left else WELL
 
 
 # --- For people -------------------------------------------------------------------------------------------------------
@@ -188,18 +147,14 @@ def _recorded(trace: Path) -> Iterator[str]:
 
 def _explored(name: str) -> Iterator[str]:
     """The shortest run of the model that goes wrong without the guard."""
-    from minidl.explore.configurations import OURS
-    from minidl.explore.model import Model
-    from minidl.explore.search import shortest
+    from minidl.explore.search import counterexample, in_words
 
-    guard = GUARDS[name]
-    configuration = guard.where[0]
-    found = shortest(Model(configuration, OURS.without(guard.field), reduced=True))
+    configuration = GUARDS[name].where[0]
+    _, found = counterexample(GUARDS[name], configuration)
     if found is None or found.bad is None:
         yield "\nthe explorer finds no run that goes wrong"
         return
     yield f"\nthe explorer's counterexample ({configuration.describe()}), {len(found)} steps:"
     yield f"  {found.bad.kind}: {found.bad.what}"
-    steps = "; ".join(f"{who} {what}{f' {which}' if which >= 0 else ''}" for who, what, which in found.labels)
-    yield textwrap.indent(textwrap.fill(steps, 110), "  ")
+    yield textwrap.indent(textwrap.fill("; ".join(in_words(found)), 110), "  ")
     yield f"  as a trace: minidl explore --guard {name} -o DIR"

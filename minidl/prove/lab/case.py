@@ -1,8 +1,10 @@
 """A case of the lab: a program as users write it, with one fault, and a row with the expected finding.
 
-A module of `minidl.prove.lab.cases` has a docstring (the story), `CASE` (the row), and a program that `launch(main)`
-starts. The program runs as `train.py` in a folder of its own, with `LabOptions` as its arguments. Its row and
-docstring are blanked in that copy, so that the process shows only the user's program.
+A module of `minidl.prove.lab.cases` has a docstring (the story), `CASE` (the row), and the faulty part of a program:
+the function `main(options)`; or only a dataset, its last class, over which the usual training loop then iterates. The
+program runs as `train.py` in a folder of its own, with `LabOptions` as its arguments. In that copy, docstring and row
+are blanked, so that the process shows only the user's program, and the lines that all cases share are added: see
+`runner`.
 """
 
 from __future__ import annotations
@@ -93,10 +95,9 @@ class LabCase:
     ends: bool = False
     ends_ours: bool | None = None
     simulated: str = ""
-    methods: Sequence[str] = FORK
+    methods: Sequence[str] = ANY_METHOD
     workers: tuple[int, int] = (1, 3)
     at: tuple[int, int] = (8, 24)
-    lookalikes: tuple[str, ...] = ()
 
     def expected(self, options: LabOptions, loader: str) -> Truth | None:
         """The expected finding on "torch" or "ours"; None = healthy."""

@@ -1,9 +1,8 @@
 """Small programs that end well with all guards, and do not without one: what each guard of the loader is for.
 
 `python -c "from minidl.prove.lab import guard_programs; guard_programs.main()" PROGRAM [GUARD]` runs one of its
-functions, without GUARD if one is given. It says "waits" and the workers' pids when it comes to the step that the
-guard is for, and at the end "well" or what is wrong. A program that never gets there hangs; a program may also kill
-itself, and leave workers.
+functions, without GUARD if one is given. It says "waits" when it comes to the step that the guard is for, and at the
+end "well" or what is wrong. A program that never gets there hangs; a program may also kill itself, and leave workers.
 """
 
 from __future__ import annotations
@@ -39,6 +38,9 @@ from minidl.wire.queues import BoundedQueue, SharedFlag
 
 BOUND: Final = 110.0
 """Seconds within which an end counts as bounded: far above any that is meant, even on a busy machine."""
+
+WAITS: Final = "waits\n"
+"""What a program says when it comes to the step that the guard is for."""
 
 KEPT: list[Any] = []
 """Guards that are taken away until the program has ended."""
@@ -76,18 +78,35 @@ def _ended(end: Callable[[], None]) -> None:
     end()
 
 
+def idle(dataset: Any, **options: Any) -> Any:
+    """An iterator that has given a batch, and whose workers wait for tasks."""
+    iterator = start(dataset, **options)
+    next(iterator)
+    workers = range(len(iterator._workers))
+    until(lambda: all(iterator._board.read(number).stage is Stage.WAITING for number in workers))
+    return iterator
+
+
+def stuck(sample: Callable[[], object]) -> Any:
+    """An iterator that has given a batch, and whose worker 1 is in this sample."""
+    iterator = start(faulty.At(10, 1, sample))
+    next(iterator)
+    until(lambda: iterator._board.read(1).stage is Stage.FETCHING)
+    return iterator
+
+
 def keep(iterator: Any) -> None:
     """Let the program's main module hold the iterator until Python takes it down."""
     vars(sys.modules["__main__"])["iterator"] = iterator
 
 
-def waits(iterator: Any) -> None:
+def waits() -> None:
     """Say that the step which counts begins now."""
-    print("waits", *(process.pid for process in iterator._workers), flush=True)
+    print(WAITS, end="", flush=True)
 
 
 def say(iterator: Any, *problems: str, may_end: bool = False) -> None:
-    """Say how the shutdown was: "well", or what is wrong."""
+    """Say how the shutdown was: "well", or what is wrong. may_end: the loader may end workers by a signal."""
     wrong = [problem for problem in problems if problem]
     codes = [process.exitcode for process in iterator._workers]
     wrong += [f"{len(ENDED)} signals to workers"] if ENDED and not may_end else []
@@ -107,9 +126,11 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def until_idle(iterator: Any) -> None:
-    """Wait until every worker waits for a task."""
-    until(lambda: all(iterator._board.read(n).stage is Stage.WAITING for n in range(len(iterator._workers))))
+def close(iterator: Any, *, may_end: bool = False) -> None:
+    """Close it: the step which counts."""
+    waits()
+    iterator.close()
+    say(iterator, may_end=may_end)
 
 
 def error_of(iterator: Any) -> str:
@@ -122,6 +143,18 @@ def error_of(iterator: Any) -> str:
     return ""
 
 
+def say_error(iterator: Any, error: str, expected: str = "exited unexpectedly") -> None:
+    """Close it, and say whether it has raised the error that it should."""
+    iterator.close()
+    say(iterator, "" if expected in error else f"error {error!r}", may_end=True)
+
+
+def fail(iterator: Any, expected: str = "exited unexpectedly") -> None:
+    """Iterate until an error comes: the step which counts."""
+    waits()
+    say_error(iterator, error_of(iterator), expected)
+
+
 class Wakeless(faulty.Numbers):
     """Batches that no pipe holds."""
 
@@ -129,24 +162,23 @@ class Wakeless(faulty.Numbers):
         return bytes(300_000)
 
 
+def begin_message(queue: Any) -> None:
+    """Write the first bytes of a message, with the lock of the queue's writers."""
+    queue._wlock.acquire()
+    os.write(queue._writer.fileno(), struct.pack("!i", 1_000_000) + b"partial")
+
+
 # --- The end of an epoch ----------------------------------------------------------------------------------------------
 def closes() -> None:
     intervals(2.0, kept=60.0)
-    iterator = start(faulty.Numbers(20))
-    next(iterator)
-    until_idle(iterator)
-    waits(iterator)
-    iterator.close()
-    say(iterator)
+    close(idle(faulty.Numbers(20)))
 
 
 def ends_streams() -> None:
     intervals(2.0, kept=60.0)
     iterator = start(faulty.SharedStream(3))
     list(iterator)
-    waits(iterator)
-    iterator.close()
-    say(iterator)
+    close(iterator)
 
 
 def closes_pinned() -> None:
@@ -155,9 +187,7 @@ def closes_pinned() -> None:
     iterator = start(faulty.Numbers(4), pin_memory=True)
     for _ in range(4):
         next(iterator)
-    waits(iterator)
-    iterator.close()
-    say(iterator)
+    close(iterator)
 
 
 class Torn(faulty.Numbers):
@@ -166,15 +196,9 @@ class Torn(faulty.Numbers):
     def __getitem__(self, index: int) -> Any:
         if index == 1:
             faulty.wait_for_the_end()
-            half_a_message()
+            begin_message(faulty.worker_spec().result_queue)
             os._exit(0)
         return index
-
-
-def half_a_message() -> None:
-    """Write the first bytes of a message, with the lock of all writers."""
-    faulty.worker_spec().result_queue._wlock.acquire()
-    os.write(faulty.worker_spec().result_queue._writer.fileno(), struct.pack("!i", 1_000_000) + b"partial")
 
 
 def closes_while_a_worker_tears() -> None:
@@ -192,39 +216,24 @@ def closes_while_a_worker_tears() -> None:
             until(lambda: not torn.is_alive())
 
     Crew.perform = perform  # type: ignore[method-assign]
-    waits(iterator)
-    iterator.close()
-    say(iterator)
+    close(iterator)
 
 
 def closes_with_full_pipe() -> None:
-    intervals(2.0, kept=60.0)
-    iterator = start(Wakeless(100), collate_fn=list)
-    next(iterator)
-    until_idle(iterator)
-    waits(iterator)
-    iterator.close()
-    say(iterator)
+    intervals(2.0)
+    close(idle(Wakeless(100), collate_fn=list))
 
 
 def closes_while_a_worker_is_stuck() -> None:
     intervals()
-    iterator = start(faulty.At(10, 1, faulty.hang))
-    next(iterator)
-    until(lambda: iterator._board.read(1).stage is Stage.FETCHING)
-    waits(iterator)
-    iterator.close()
-    say(iterator, may_end=True)
+    close(stuck(faulty.hang), may_end=True)
 
 
 def closes_while_a_worker_ignores_sigterm() -> None:
     intervals()
-    iterator = start(faulty.At(10, 1, faulty.hang_without_sigterm))
-    next(iterator)
+    iterator = stuck(faulty.hang_without_sigterm)
     until(lambda: ignores(iterator._workers[1].pid, signal.SIGTERM))
-    waits(iterator)
-    iterator.close()
-    say(iterator, may_end=True)
+    close(iterator, may_end=True)
 
 
 def ignores(pid: int, number: int) -> bool:
@@ -243,9 +252,8 @@ class Sticky:
 def closes_while_the_pin_thread_is_stuck() -> None:
     intervals()
     iterator = start(faulty.Numbers(4), pin_memory=True, timeout=1, collate_fn=lambda samples: Sticky())
-    with contextlib.suppress(RuntimeError):
-        next(iterator)
-    waits(iterator)
+    error_of(iterator)
+    waits()
     iterator.close()
     print("well" if not any(process.is_alive() for process in iterator._workers) else "bad: a worker is alive")
 
@@ -260,7 +268,7 @@ def is_interrupted_before_the_pin_thread_is_told() -> None:
         raise RuntimeError("DataLoader worker is killed")
 
     Crew.perform = perform  # type: ignore[method-assign]
-    waits(iterator)
+    waits()
     with contextlib.suppress(RuntimeError):
         iterator.close()
     crew.pin_thread.join(3.0 if sys.argv[2:] else BOUND)
@@ -274,11 +282,9 @@ def interrupt(*arguments: Any, **options: Any) -> None:
 
 def is_interrupted_while_it_joins() -> None:
     intervals()
-    iterator = start(faulty.At(10, 1, faulty.hang))
-    next(iterator)
-    until(lambda: iterator._board.read(1).stage is Stage.FETCHING)
+    iterator = stuck(faulty.hang)
     Crew._join_workers = interrupt  # type: ignore[method-assign]
-    waits(iterator)
+    waits()
     with contextlib.suppress(KeyboardInterrupt):
         iterator.close()
     say(iterator, may_end=True)
@@ -295,7 +301,7 @@ def is_interrupted_while_an_epoch_begins() -> None:
         queue.get = interrupt
         iter(loader)
     del queue.get
-    waits(iterator)
+    waits()
     try:
         list(loader)
     except Exception as caught:
@@ -308,29 +314,20 @@ def is_interrupted_while_an_epoch_begins() -> None:
 # Its batches are lists: of one that has tensors, the loader would miss the memory if it were still to fetch it.
 def a_worker_is_killed() -> None:
     intervals()
-    iterator = start(faulty.At(10, 3, faulty.kill_myself), collate_fn=list)
-    waits(iterator)
-    error = error_of(iterator)
-    iterator.close()
-    say(iterator, "" if "exited unexpectedly" in error else f"error {error!r}", may_end=True)
+    fail(start(faulty.At(10, 3, faulty.kill_myself), collate_fn=list))
 
 
 def a_worker_is_killed_in_a_message() -> None:
     intervals()
-    iterator = start(faulty.At(10, 3, faulty.die_in_the_middle_of_a_message), collate_fn=list)
-    waits(iterator)
-    error = error_of(iterator)
-    iterator.close()
-    say(iterator, "" if "exited unexpectedly" in error else f"error {error!r}", may_end=True)
+    fail(start(faulty.At(10, 3, faulty.die_in_the_middle_of_a_message), collate_fn=list))
 
 
 def a_worker_is_killed_in_a_message_pinned() -> None:
     intervals(1.0)
     iterator = start(faulty.At(10, 3, faulty.die_in_the_middle_of_a_message), collate_fn=list, pin_memory=True)
     error = error_of(iterator)
-    waits(iterator)
-    iterator.close()
-    say(iterator, "" if "exited unexpectedly" in error else f"error {error!r}", may_end=True)
+    waits()
+    say_error(iterator, error)
 
 
 def die_in_the_done_events_lock() -> None:
@@ -343,11 +340,7 @@ def die_in_the_done_events_lock() -> None:
 
 def a_worker_is_killed_asking_the_done_event() -> None:
     intervals()
-    iterator = start(faulty.At(10, 3, die_in_the_done_events_lock), collate_fn=list)
-    waits(iterator)
-    error = error_of(iterator)
-    iterator.close()
-    say(iterator, "" if "exited unexpectedly" in error else f"error {error!r}", may_end=True)
+    fail(start(faulty.At(10, 3, die_in_the_done_events_lock), collate_fn=list))
 
 
 class SlowLock:
@@ -403,18 +396,14 @@ class EmptyFirst(minidl.IterableDataset[int]):
 def a_stream_ends_while_its_feeder_writes() -> None:
     intervals(kept=60.0)
     iterator = start(EmptyFirst(kill=False))
-    waits(iterator)
+    waits()
     batches = len(list(iterator))
     say(iterator, "" if batches == 3 else f"{batches} batches")
 
 
 def a_worker_is_killed_after_its_stream() -> None:
     intervals()
-    iterator = start(EmptyFirst(kill=True))
-    waits(iterator)
-    error = error_of(iterator)
-    iterator.close()
-    say(iterator, "" if "exited unexpectedly" in error else f"error {error!r}", may_end=True)
+    fail(start(EmptyFirst(kill=True)))
 
 
 def the_pin_thread_dies() -> None:
@@ -424,21 +413,19 @@ def the_pin_thread_dies() -> None:
         raise SystemExit("pin thread")
 
     vars(pin_memory)["_pinned"] = fail
-    iterator = start(faulty.Numbers(4), pin_memory=True)
-    waits(iterator)
-    error = error_of(iterator)
-    iterator.close()
-    say(iterator, "" if "Pin memory thread exited unexpectedly" in error else f"error {error!r}", may_end=True)
+    fail(start(faulty.Numbers(4), pin_memory=True), "Pin memory thread exited unexpectedly")
 
 
 # --- The loader dies --------------------------------------------------------------------------------------------------
+def die_with(iterator: Any) -> None:
+    """Be killed while the iterator lives: the step which counts."""
+    waits()
+    faulty.kill_myself()
+
+
 def the_loader_is_killed() -> None:
     intervals()
-    iterator = start(faulty.Numbers(100))
-    next(iterator)
-    until_idle(iterator)
-    waits(iterator)
-    faulty.kill_myself()
+    die_with(idle(faulty.Numbers(100)))
 
 
 def no_thread_ends_orphans() -> None:
@@ -449,35 +436,24 @@ def no_thread_ends_orphans() -> None:
 def the_loader_is_killed_with_full_pipe() -> None:
     intervals()
     no_thread_ends_orphans()
-    iterator = start(Wakeless(100), collate_fn=list)
-    next(iterator)
-    until_idle(iterator)
-    waits(iterator)
-    faulty.kill_myself()
+    die_with(idle(Wakeless(100), collate_fn=list))
 
 
 def the_loader_is_killed_in_a_message() -> None:
     intervals()
     no_thread_ends_orphans()
-    iterator = start(faulty.Numbers(100))
-    next(iterator)
-    until_idle(iterator)
+    iterator = idle(faulty.Numbers(100))
     for queue in iterator._index_queues:
-        queue._wlock.acquire()
-        os.write(queue._writer.fileno(), struct.pack("!i", 1_000_000) + b"partial")
+        begin_message(queue)
     until(lambda: not any(queue._reader.poll(0) for queue in iterator._index_queues))  # the workers have read it
-    waits(iterator)
-    faulty.kill_myself()
+    die_with(iterator)
 
 
 # --- Python exits -----------------------------------------------------------------------------------------------------
 def exits_unclosed() -> None:
     intervals()
-    iterator = start(faulty.Numbers(100))
-    keep(iterator)
-    next(iterator)
-    until_idle(iterator)
-    waits(iterator)
+    keep(idle(faulty.Numbers(100)))
+    waits()
     print("well", flush=True)
 
 
@@ -486,7 +462,7 @@ def exits_unclosed_with_a_full_index_queue() -> None:
     iterator = start(faulty.At(400_000, 0, faulty.hang), batch_size=100_000, prefetch_factor=4, workers=1)
     keep(iterator)
     until(lambda: bool(iterator._index_queues[0]._buffer))  # the feeder writes what no worker reads
-    waits(iterator)
+    waits()
     print("well", flush=True)
 
 
@@ -497,14 +473,12 @@ def exits_while_a_lock_is_held() -> None:
     drops it by itself, the iterator's __del__ may come so late that it fails before it meets the lock.
     """
     intervals()
-    iterator = start(faulty.Numbers(100))
+    iterator = idle(faulty.Numbers(100))
     keep(iterator)
-    next(iterator)
-    until_idle(iterator)
     queue = iterator._index_queues[0]
     getattr(queue, "inner", queue)._sem = multiprocessing.Semaphore(0)  # "inner": of a recorded queue
     multiprocessing.util.Finalize(None, vars(sys.modules["__main__"]).pop, ["iterator"], exitpriority=-100)
-    waits(iterator)
+    waits()
     print("well", flush=True)
 
 
@@ -521,7 +495,7 @@ def exits_with_the_pin_sentinel_unwritten() -> None:
 
     Crew._wake_pin = wake  # type: ignore[method-assign]
     Crew._join_pin = interrupt  # type: ignore[method-assign]
-    waits(iterator)
+    waits()
     with contextlib.suppress(KeyboardInterrupt):
         iterator.close()
     print("well", flush=True)

@@ -22,8 +22,9 @@ from typing import Any, Final
 
 from minidl.prove.kept import Kept
 from minidl.prove.lab.case import LabCase, LabOptions, Truth
-from minidl.prove.lab.runner import BOUND, QUIET, LabRun, Mode, running
+from minidl.prove.lab.runner import QUIET, LabRun, Mode, running
 from minidl.prove.lab.table import cases
+from minidl.prove.sessions import BOUND
 
 WRONG_STATES: Final = ("hung", "died", "error")
 """What the doctor says of a run that does not go on."""

@@ -5,9 +5,7 @@ A recording is packed as soon as its trace has passed the check, so a suite that
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,6 +17,7 @@ from typing import Final
 from minidl.check import examine
 from minidl.device import sim
 from minidl.prove.recordings.table import facts
+from minidl.prove.sessions import running
 from minidl.terminal import say
 from minidl.tracefile.format import PACKED_SUFFIX, TraceError
 from minidl.tracefile.reader import read_trace
@@ -82,17 +81,14 @@ class Suite:
 
     def _recorded(self, name: str, work: Path) -> Path:
         """Record in another process; return the trace's path. Raises RecordingError."""
-        environment = os.environ | ({sim.VARIABLE: "1"} if self.device == sim.NAME else {})
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # also if the package is not installed
         shutil.rmtree(work / name, ignore_errors=True)
         command = [sys.executable, "-m", "minidl.prove.recordings.one", name, self.device, str(work)]
-        try:
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SCENE_TIMEOUT)
-        except subprocess.TimeoutExpired as error:
-            raise RecordingError(f"it ran for more than {SCENE_TIMEOUT:g} s") from error
-        if done.returncode:
-            raise RecordingError(f"exit code {done.returncode}: {' / '.join(done.stderr.strip().splitlines()[-3:])}")
-        return Path(done.stdout.splitlines()[-1])
+        with running(command, work, **({sim.VARIABLE: "1"} if self.device == sim.NAME else {})) as scene:
+            if not scene.wait_for_end(SCENE_TIMEOUT):
+                raise RecordingError(f"it ran for more than {SCENE_TIMEOUT:g} s")
+            if code := scene.process.returncode:
+                raise RecordingError(f"exit code {code}: {' / '.join(scene.errors().strip().splitlines()[-3:])}")
+            return Path(scene.said().splitlines()[-1])
 
     def _packed(self, name: str, path: Path) -> int:
         """Check the trace at `path` and pack it; return the size in bytes. Raises RecordingError."""

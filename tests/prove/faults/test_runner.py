@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -85,8 +84,3 @@ def test_what_a_cell_leaves_is_told_and_ended(tmp_path: Path, monkeypatch: pytes
         assert left.wait() == -signal.SIGKILL
     finally:
         segment.unlink()
-
-
-def test_the_living_of_a_group_are_its_own() -> None:
-    assert os.getpid() in judging._alive(os.getpgrp())
-    assert judging._alive(2**22) == []

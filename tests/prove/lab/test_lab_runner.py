@@ -9,9 +9,10 @@ import os
 import pytest
 from sizes import slow
 
-from minidl.prove.lab import runner
-from minidl.prove.lab.runner import SHM, Mode, running, session
+from minidl.prove import sessions
+from minidl.prove.lab.runner import Mode, running
 from minidl.prove.lab.table import cases
+from minidl.prove.sessions import SHM, living
 
 
 @pytest.mark.live
@@ -20,9 +21,9 @@ def test_a_hanging_case_starts_and_is_cleaned_up(name: str) -> None:
     with running(name, cases()[name].draw(0), Mode.PLAIN) as run:
         assert run.wait_for_words("ready")
         assert run.process.poll() is None
-        assert run.process.pid in session(run.process.pid)
+        assert run.process.pid in living(run.process.pid)
     assert run.process.returncode is not None
-    assert session(run.process.pid) == []
+    assert living(run.process.pid) == []
     assert not run.folder.exists()
     assert not list(SHM.glob(f"torch_{run.process.pid}_*"))
 
@@ -40,7 +41,7 @@ def test_a_fixed_case_ends_well(name: str) -> None:
 @pytest.mark.live
 def test_a_failing_case_ends_with_its_error() -> None:
     with running("sample_raises", cases()["sample_raises"].draw(0), Mode.PLAIN) as run:
-        assert run.wait(runner.BOUND)
+        assert run.wait(sessions.BOUND)
         assert run.process.returncode == 1
         assert "KeyError: 'cow'" in run.errors()
 
@@ -48,4 +49,4 @@ def test_a_failing_case_ends_with_its_error() -> None:
 def test_named_semaphores_of_a_process_are_found() -> None:
     """A spawned worker's keep their names until the process that made them ends well: kill -9 leaves them behind."""
     lock = multiprocessing.get_context("spawn").Lock()
-    assert runner._semaphores(os.getpid()) >= {SHM / f"sem.{lock._semlock.name.lstrip('/')}"}  # type: ignore[attr-defined]
+    assert sessions._semaphores(os.getpid()) >= {SHM / f"sem.{lock._semlock.name.lstrip('/')}"}  # type: ignore[attr-defined]

@@ -1,1 +1,1 @@
-"""One module a case: each a program that can be read and run by itself."""
+"""One module a case: the faulty part of a program; `minidl lab NAME` runs it."""

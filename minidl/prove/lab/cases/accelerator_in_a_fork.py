@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.prove.lab.case import LabCase, LabOptions, Pictures, Truth, launch, step
+from minidl.prove.lab.case import FORK, LabCase, LabOptions, Pictures, Truth, step
 
 CASE = LabCase(
     theme="an error that ends the run",
@@ -18,7 +18,7 @@ CASE = LabCase(
     truth=lambda o: Truth("worker", 0, 0, ("sample",), ("error",)),
     simulated="an object that knows its process stands in for the accelerator",
     ends=True,
-    lookalikes=("sample_raises",),
+    methods=FORK,
 )
 
 
@@ -52,7 +52,3 @@ def main(options: LabOptions) -> None:
     for number, batch in enumerate(DataLoader(Photos(options, device), **options.loading)):
         device.move(batch)
         step(number)
-
-
-if __name__ == "__main__":
-    launch(main)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from minidl.prove.lab.case import LabCase, LabOptions, Pictures, Truth, launch, step
+from minidl.prove.lab.case import FORK, LabCase, LabOptions, Pictures, Truth, step
 
 CASE = LabCase(
     theme="cycles of waiting",
@@ -18,7 +18,7 @@ CASE = LabCase(
     fix="No barrier between workers; or abort it when a worker is done.",
     truth=lambda o: Truth("worker", -1, -1, ("collate",), ("barrier", "cycle")),
     workers=(2, 3),
-    lookalikes=("lock_of_a_dead_process", "ranks_of_unequal_length"),
+    methods=FORK,
 )
 
 
@@ -45,7 +45,3 @@ def main(options: LabOptions) -> None:
     together = Together(options.workers, 1.0 if options.fixed else None)
     for number, _ in enumerate(DataLoader(pictures, collate_fn=together, **options.loading)):
         step(number)
-
-
-if __name__ == "__main__":
-    launch(main)

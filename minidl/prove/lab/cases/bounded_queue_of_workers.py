@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.prove.lab.case import LabCase, LabOptions, Pictures, Truth, launch, step
+from minidl.prove.lab.case import FORK, LabCase, LabOptions, Pictures, Truth, step
 
 CASE = LabCase(
     theme="cycles of waiting",
@@ -15,7 +15,7 @@ CASE = LabCase(
     users_see="Small datasets work. With the whole one, the first epoch hangs after the same number of samples.",
     fix="Empty the queue in the loop; or send the statistics with the samples.",
     truth=lambda o: Truth("worker", -1, -1, ("sample",), ("bounded-queue", "cycle")),
-    lookalikes=("permits_of_two_loaders", "lock_of_a_dead_process"),
+    methods=FORK,
 )
 
 
@@ -39,7 +39,3 @@ def main(options: LabOptions) -> None:
             sizes.get()
     for _ in range(0 if options.fixed else 64):
         sizes.get()
-
-
-if __name__ == "__main__":
-    launch(main)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from minidl.prove.lab.case import LabCase, LabOptions, Pictures, in_sample, launch, step
+from minidl.prove.lab.case import FORK, LabCase, LabOptions, Pictures, in_sample, step
 
 CASE = LabCase(
     theme="a sample that never comes",
@@ -21,7 +21,7 @@ CASE = LabCase(
     fix="get(timeout=...), and check that the server lives each time it passes.",
     truth=in_sample("nobody-answers", "empty-queue"),
     simulated="the cache process kills itself",
-    lookalikes=("sample_stuck",),
+    methods=FORK,
 )
 
 
@@ -59,7 +59,3 @@ def main(options: LabOptions) -> None:
     for number, _ in enumerate(DataLoader(Cached(options, questions, answers), **options.loading)):
         step(number)
     server.kill()
-
-
-if __name__ == "__main__":
-    launch(main)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import subprocess
 from typing import Any
 
-from torch.utils.data import DataLoader
-
-from minidl.prove.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, Truth, launch, step
+from minidl.prove.lab.case import LabCase, Pictures, Truth
 
 CASE = LabCase(
     theme="a sample that never comes",
@@ -16,8 +14,6 @@ CASE = LabCase(
     fix="subprocess.run(..., timeout=...), and -nostdin or stdin=DEVNULL.",
     truth=lambda o: Truth("", -1, -1, (), ("child-process", "cycle")),
     simulated="`cat` on an open pipe stands in for a decoder that waits for input",
-    methods=ANY_METHOD,
-    lookalikes=("sample_stuck",),
 )
 
 
@@ -31,12 +27,3 @@ class Videos(Pictures):
                     decoder.communicate(timeout=5)
                 decoder.wait()
         return super().__getitem__(index)
-
-
-def main(options: LabOptions) -> None:
-    for number, _ in enumerate(DataLoader(Videos(options), **options.loading)):
-        step(number)
-
-
-if __name__ == "__main__":
-    launch(main)

@@ -7,7 +7,7 @@ import time
 import torch
 from torch.utils.data import DataLoader
 
-from minidl.prove.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, launch, step
+from minidl.prove.lab.case import LabCase, LabOptions, Pictures, step
 
 CASE = LabCase(
     theme="healthy but slow",
@@ -15,8 +15,6 @@ CASE = LabCase(
     users_see="The workers do nothing for a while.",
     fix="Nothing.",
     truth=None,
-    methods=ANY_METHOD,
-    lookalikes=("queue_of_the_loop", "exit_handler"),
 )
 
 
@@ -34,7 +32,3 @@ def main(options: LabOptions) -> None:
         for number, _ in enumerate(loader):
             step(number)
         evaluate(0.2 if options.fixed else 6.0)
-
-
-if __name__ == "__main__":
-    launch(main)

@@ -7,7 +7,7 @@ import threading
 
 from torch.utils.data import DataLoader
 
-from minidl.prove.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, Truth, launch, step
+from minidl.prove.lab.case import LabCase, LabOptions, Pictures, Truth, step
 
 CASE = LabCase(
     theme="the end of a program",
@@ -16,8 +16,6 @@ CASE = LabCase(
     thread="https://github.com/wandb/wandb/issues/12079",
     fix="Wait with a timeout in exit handlers.",
     truth=lambda o: Truth("loop", -1, -1, ("exit",), ("nobody-answers",)),
-    methods=ANY_METHOD,
-    lookalikes=("worker_ignores_sigterm", "queue_of_the_loop"),
 )
 
 UPLOADED = threading.Event()
@@ -34,7 +32,3 @@ def main(options: LabOptions) -> None:
         step(number)
     if options.fixed:
         UPLOADED.set()
-
-
-if __name__ == "__main__":
-    launch(main)

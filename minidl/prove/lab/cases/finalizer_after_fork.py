@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.prove.lab.case import LabCase, LabOptions, Pictures, Truth, launch, step
+from minidl.prove.lab.case import FORK, LabCase, LabOptions, Pictures, Truth, step
 
 CASE = LabCase(
     theme="fork in a program with threads",
@@ -17,7 +17,7 @@ CASE = LabCase(
     thread="https://github.com/wandb/wandb/issues/12079",
     fix="Let the finalizer ask whether it is in the process that made the object; gc.freeze() before the fork.",
     truth=lambda o: Truth("worker", o.worker, o.at, ("signal-handler",), ("thread-missing-after-fork",)),
-    lookalikes=("threads_lost_at_fork", "sample_stuck"),
+    methods=FORK,
 )
 
 
@@ -56,7 +56,3 @@ def main(options: LabOptions) -> None:
         gc.freeze()
     for number, _ in enumerate(DataLoader(Photos(options), **options.loading)):
         step(number)
-
-
-if __name__ == "__main__":
-    launch(main)

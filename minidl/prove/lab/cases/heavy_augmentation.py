@@ -6,9 +6,8 @@ import time
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 
-from minidl.prove.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, launch, step
+from minidl.prove.lab.case import LabCase, Pictures
 
 CASE = LabCase(
     theme="healthy but slow",
@@ -17,9 +16,7 @@ CASE = LabCase(
     thread="https://github.com/pytorch/pytorch/issues/19836",
     fix="More workers if there are more CPUs; augment whole batches.",
     truth=None,
-    methods=ANY_METHOD,
     workers=(1, 2),
-    lookalikes=("retries_for_ever", "regular_expression"),
 )
 
 
@@ -32,12 +29,3 @@ class Photos(Pictures):
         while time.thread_time() < until:
             picture = torch.tanh(picture @ picture.T)
         return picture
-
-
-def main(options: LabOptions) -> None:
-    for number, _ in enumerate(DataLoader(Photos(options), **options.loading)):
-        step(number)
-
-
-if __name__ == "__main__":
-    launch(main)

@@ -6,9 +6,7 @@ import fcntl
 import multiprocessing
 import sys
 
-from torch.utils.data import DataLoader
-
-from minidl.prove.lab.case import LabCase, LabOptions, Pictures, Truth, launch, step
+from minidl.prove.lab.case import LabCase, Truth
 
 CASE = LabCase(
     theme="a worker that does not begin",
@@ -19,18 +17,8 @@ CASE = LabCase(
     truth=lambda o: Truth("", -1, -1, (), ("file-lock", "cycle")),
     methods=("spawn", "forkserver"),
     workers=(1, 2),
-    lookalikes=("lock_of_the_main_process", "slow_import"),
 )
 
 if __name__ in ("__main__", "__mp_main__") and ("--fixed" not in sys.argv or multiprocessing.parent_process() is None):
     ONLY_ONE = open("train.lock", "w")  # noqa: SIM115
     fcntl.flock(ONLY_ONE, fcntl.LOCK_EX)
-
-
-def main(options: LabOptions) -> None:
-    for number, _ in enumerate(DataLoader(Pictures(options), **options.loading)):
-        step(number)
-
-
-if __name__ == "__main__":
-    launch(main)

@@ -7,7 +7,7 @@ import signal
 
 from torch.utils.data import DataLoader
 
-from minidl.prove.lab.case import LabCase, LabOptions, Pictures, Truth, launch, step
+from minidl.prove.lab.case import FORK, LabCase, LabOptions, Pictures, Truth, step
 
 CASE = LabCase(
     theme="a process that dies",
@@ -18,7 +18,7 @@ CASE = LabCase(
     truth=lambda o: Truth("", -1, -1, (), ("died",)),
     simulated="the program signals its own group",
     ends=True,
-    lookalikes=("worker_killed",),
+    methods=FORK,
 )
 
 
@@ -27,7 +27,3 @@ def main(options: LabOptions) -> None:
         step(number)
         if number == 3 and not options.fixed:
             os.killpg(os.getpgrp(), signal.SIGTERM)
-
-
-if __name__ == "__main__":
-    launch(main)

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.prove.lab.case import LabCase, LabOptions, Pictures, in_sample, launch, step
+from minidl.prove.lab.case import FORK, LabCase, Pictures, in_sample
 
 CASE = LabCase(
     theme="an error that ends the run",
@@ -16,7 +16,7 @@ CASE = LabCase(
     fix="num_workers=0 for the inner loader.",
     truth=in_sample("error"),
     ends=True,
-    lookalikes=("sample_raises",),
+    methods=FORK,
 )
 
 
@@ -28,12 +28,3 @@ class Episodes(Pictures):
             inner = DataLoader(Pictures(self.options, 4), num_workers=0 if self.options.fixed else 1)
             return next(iter(inner)).squeeze(0)
         return super().__getitem__(index)
-
-
-def main(options: LabOptions) -> None:
-    for number, _ in enumerate(DataLoader(Episodes(options), **options.loading)):
-        step(number)
-
-
-if __name__ == "__main__":
-    launch(main)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.prove.lab.case import LabCase, LabOptions, Pictures, Truth, launch, step
+from minidl.prove.lab.case import FORK, LabCase, LabOptions, Pictures, Truth, step
 
 CASE = LabCase(
     theme="fork in a program with threads",
@@ -17,7 +17,7 @@ CASE = LabCase(
     thread="https://github.com/pytorch/pytorch/issues/130610",
     fix="Start the threads after the workers, or use multiprocessing_context='forkserver'.",
     truth=lambda o: Truth("worker", 0, 0, ("sample",), ("lock-held-at-fork",)),
-    lookalikes=("threads_lost_at_fork", "lock_of_the_main_process"),
+    methods=FORK,
 )
 
 CACHE: dict[int, float] = {}
@@ -50,7 +50,3 @@ def main(options: LabOptions) -> None:
     for number, _ in enumerate(batches or loader):
         step(number)
     stop.set()
-
-
-if __name__ == "__main__":
-    launch(main)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.prove.lab.case import LabCase, LabOptions, Pictures, in_sample, launch, step
+from minidl.prove.lab.case import FORK, LabCase, LabOptions, Pictures, in_sample, step
 
 CASE = LabCase(
     theme="a sample that never comes",
@@ -19,7 +19,7 @@ CASE = LabCase(
     fix="Lock a file (flock): its lock ends with its process. Acquire with a timeout.",
     truth=in_sample("dead-lock-holder", "permit-lost", "semaphore"),
     simulated="the process kills itself",
-    lookalikes=("sample_stuck", "permits_of_two_loaders"),
+    methods=FORK,
 )
 
 
@@ -53,7 +53,3 @@ def main(options: LabOptions) -> None:
     indexer.join()
     for number, _ in enumerate(DataLoader(Cached(options, lock), **options.loading)):
         step(number)
-
-
-if __name__ == "__main__":
-    launch(main)

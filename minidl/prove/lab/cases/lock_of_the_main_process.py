@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.prove.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, Truth, launch, step
+from minidl.prove.lab.case import LabCase, LabOptions, Pictures, Truth, step
 
 CASE = LabCase(
     theme="a sample that never comes",
@@ -18,8 +18,6 @@ CASE = LabCase(
     thread="https://github.com/huggingface/datasets/issues/1672",
     fix="Let go of the lock before the loop begins: `with` around the flock.",
     truth=lambda o: Truth("", -1, -1, (), ("file-lock", "cycle")),
-    methods=ANY_METHOD,
-    lookalikes=("lock_order", "stale_lock_file", "taking_turns"),
 )
 
 INDEX = Path("index.lock")
@@ -44,7 +42,3 @@ def main(options: LabOptions) -> None:
         fcntl.flock(lock, fcntl.LOCK_UN)
     for number, _ in enumerate(DataLoader(Cached(options), **options.loading)):
         step(number)
-
-
-if __name__ == "__main__":
-    launch(main)

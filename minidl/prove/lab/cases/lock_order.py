@@ -6,9 +6,9 @@ import fcntl
 import time
 from typing import Any
 
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import get_worker_info
 
-from minidl.prove.lab.case import LabCase, LabOptions, Pictures, Truth, launch, step
+from minidl.prove.lab.case import FORK, LabCase, Pictures, Truth
 
 CASE = LabCase(
     theme="cycles of waiting",
@@ -17,7 +17,7 @@ CASE = LabCase(
     fix="Lock the files in one order, by name; or write to a separate file and rename it.",
     truth=lambda o: Truth("worker", -1, -1, ("sample",), ("cycle",)),
     workers=(2, 3),
-    lookalikes=("lock_of_the_main_process",),
+    methods=FORK,
 )
 
 
@@ -34,12 +34,3 @@ class Cached(Pictures):
                 time.sleep(0.5 if not self.options.fixed else 0)
                 fcntl.flock(two, fcntl.LOCK_EX)
         return super().__getitem__(index)
-
-
-def main(options: LabOptions) -> None:
-    for number, _ in enumerate(DataLoader(Cached(options), **options.loading)):
-        step(number)
-
-
-if __name__ == "__main__":
-    launch(main)

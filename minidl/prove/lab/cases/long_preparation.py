@@ -6,7 +6,7 @@ import time
 
 from torch.utils.data import DataLoader
 
-from minidl.prove.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, launch, step
+from minidl.prove.lab.case import LabCase, LabOptions, Pictures, step
 
 CASE = LabCase(
     theme="healthy but slow",
@@ -15,9 +15,7 @@ CASE = LabCase(
     thread="https://github.com/pytorch/pytorch/issues/15849",
     fix="Build the index once, in the main process; persistent_workers=True.",
     truth=None,
-    methods=ANY_METHOD,
     workers=(1, 2),
-    lookalikes=("stale_lock_file",),
 )
 
 
@@ -39,7 +37,3 @@ def main(options: LabOptions) -> None:
     for _ in range(2):
         for number, _ in enumerate(DataLoader(Pictures(options), worker_init_fn=prepare, **options.loading)):
             step(number)
-
-
-if __name__ == "__main__":
-    launch(main)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.prove.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, launch, step
+from minidl.prove.lab.case import LabCase, LabOptions, Pictures, step
 
 CASE = LabCase(
     theme="healthy but slow",
@@ -17,9 +17,7 @@ CASE = LabCase(
     thread="https://github.com/pytorch/pytorch/issues/101850",
     fix="os.sched_setaffinity(0, range(os.cpu_count())) before the loader; ask the scheduler for more CPUs.",
     truth=None,
-    methods=ANY_METHOD,
     workers=(2, 3),
-    lookalikes=("retries_for_ever", "sample_stuck"),
 )
 
 
@@ -38,7 +36,3 @@ def main(options: LabOptions) -> None:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     for number, _ in enumerate(DataLoader(Photos(options), **options.loading)):
         step(number)
-
-
-if __name__ == "__main__":
-    launch(main)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from torch.utils.data import DataLoader
-
-from minidl.prove.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, launch, step
+from minidl.prove.lab.case import LabCase, Pictures
 
 CASE = LabCase(
     theme="healthy but slow",
@@ -16,9 +14,7 @@ CASE = LabCase(
     thread="https://github.com/pytorch/pytorch/issues/105203",
     fix="in_order=False; samples of equal size in a batch.",
     truth=None,
-    methods=ANY_METHOD,
     workers=(2, 3),
-    lookalikes=("sample_stuck",),
 )
 
 
@@ -29,12 +25,3 @@ class Videos(Pictures):
         long = index == self.options.at or index == self.options.at + 30
         time.sleep((1 if self.options.fixed else 8) if long else 0.05)
         return super().__getitem__(index)
-
-
-def main(options: LabOptions) -> None:
-    for number, _ in enumerate(DataLoader(Videos(options), **options.loading)):
-        step(number)
-
-
-if __name__ == "__main__":
-    launch(main)

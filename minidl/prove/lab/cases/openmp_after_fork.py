@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from minidl.prove.lab.case import LabCase, LabOptions, Pictures, Truth, launch, step
+from minidl.prove.lab.case import FORK, LabCase, LabOptions, Pictures, Truth, step
 
 CASE = LabCase(
     theme="fork in a program with threads",
@@ -16,7 +16,7 @@ CASE = LabCase(
     thread="https://github.com/pytorch/pytorch/issues/75147",
     fix="Leave one thread to each worker (the default), or use multiprocessing_context='spawn'.",
     truth=lambda o: Truth("worker", 0, 0, ("sample",), ("thread-missing-after-fork",)),
-    lookalikes=("threads_lost_at_fork", "heavy_augmentation"),
+    methods=FORK,
 )
 
 
@@ -38,7 +38,3 @@ def main(options: LabOptions) -> None:
     initialize = None if options.fixed else more_threads
     for number, _ in enumerate(DataLoader(Photos(options), worker_init_fn=initialize, **options.loading)):
         step(number)
-
-
-if __name__ == "__main__":
-    launch(main)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.prove.lab.case import LabCase, LabOptions, Pictures, Truth, launch, step
+from minidl.prove.lab.case import FORK, LabCase, LabOptions, Pictures, Truth, step
 
 CASE = LabCase(
     theme="a process that dies",
@@ -18,7 +18,7 @@ CASE = LabCase(
     truth=lambda o: Truth("", -1, -1, (), ("error",)),
     ends=True,
     workers=(1, 2),
-    lookalikes=("shared_memory_full",),
+    methods=FORK,
 )
 
 
@@ -35,7 +35,3 @@ def main(options: LabOptions) -> None:
     for number, batch in enumerate(DataLoader(Detections(options), **options.loading)):
         kept.append([tensor.clone() for tensor in batch] if options.fixed else batch)
         step(number)
-
-
-if __name__ == "__main__":
-    launch(main)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.prove.lab.case import LabCase, LabOptions, Pictures, Truth, launch, step
+from minidl.prove.lab.case import FORK, LabCase, LabOptions, Pictures, Truth, step
 
 CASE = LabCase(
     theme="cycles of waiting",
@@ -16,7 +16,7 @@ CASE = LabCase(
     fix="A budget for each loader; or give a permit back when the sample is read, not when its batch is consumed.",
     truth=lambda o: Truth("", -1, -1, (), ("cycle", "semaphore", "permit-lost")),
     workers=(1, 2),
-    lookalikes=("lock_of_a_dead_process",),
+    methods=FORK,
 )
 
 
@@ -45,7 +45,3 @@ def main(options: LabOptions) -> None:
         for _ in range(len(one) + len(other)):
             permits.release()
         step(number)
-
-
-if __name__ == "__main__":
-    launch(main)

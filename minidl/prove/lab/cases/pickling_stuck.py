@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.prove.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, Truth, launch, step
+from minidl.prove.lab.case import LabCase, LabOptions, Pictures, Truth, step
 
 CASE = LabCase(
     theme="a result that is lost on its way",
@@ -16,8 +16,6 @@ CASE = LabCase(
     users_see="The worker seems to be idle: its main thread waits for a task. The batch that it made never arrives.",
     fix="Read the data in __getitem__; let __reduce__ and __getstate__ only return what is there.",
     truth=lambda o: Truth("worker", o.worker, -1, ("pickle",), ("fifo",)),
-    methods=ANY_METHOD,
-    lookalikes=("result_not_picklable", "sample_stuck"),
 )
 
 
@@ -45,7 +43,3 @@ def main(options: LabOptions) -> None:
         os.mkfifo("photo.raw")
     for number, _ in enumerate(DataLoader(Photos(options), collate_fn=list, **options.loading)):
         step(number)
-
-
-if __name__ == "__main__":
-    launch(main)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.prove.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, Truth, launch
+from minidl.prove.lab.case import LabCase, LabOptions, Pictures, Truth
 
 CASE = LabCase(
     theme="the program's own code",
@@ -16,8 +16,6 @@ CASE = LabCase(
     users_see="The loader is blamed, since the progress bar is on it. Batches are ready.",
     fix="Let the thread tell its error; put with a timeout.",
     truth=lambda o: Truth("loop", -1, -1, ("consumer", "other"), ("bounded-queue", "nobody-answers")),
-    methods=ANY_METHOD,
-    lookalikes=("sample_stuck", "slow_step", "rank_waits_for_rank"),
 )
 
 
@@ -41,7 +39,3 @@ def main(options: LabOptions) -> None:
 def log_step(metrics: queue.Queue[Any], number: int) -> None:
     """Hand on the figures of a step."""
     metrics.put(number)
-
-
-if __name__ == "__main__":
-    launch(main)

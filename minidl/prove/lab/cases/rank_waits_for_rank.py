@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 from torch.utils.data import DataLoader
 
-from minidl.prove.lab.case import LabCase, LabOptions, Pictures, in_sample, launch, step
+from minidl.prove.lab.case import FORK, LabCase, LabOptions, Pictures, in_sample, step
 
 CASE = LabCase(
     theme="several ranks",
@@ -21,7 +21,7 @@ CASE = LabCase(
     fix="Look at the rank that is in its loader, not at those that are in the collective.",
     truth=in_sample("fifo"),
     workers=(1, 1),
-    lookalikes=("ranks_of_unequal_length", "queue_of_the_loop"),
+    methods=FORK,
 )
 
 
@@ -52,7 +52,3 @@ def rank(number: int, options: LabOptions) -> None:
 def main(options: LabOptions) -> None:
     os.mkfifo("photo.raw")
     start_processes(rank, args=(options,), nprocs=2)  # type: ignore[no-untyped-call]
-
-
-if __name__ == "__main__":
-    launch(main)

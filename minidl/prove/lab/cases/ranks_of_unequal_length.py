@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 from torch.utils.data import DataLoader
 
-from minidl.prove.lab.case import LabCase, LabOptions, Pictures, Truth, launch, step
+from minidl.prove.lab.case import FORK, LabCase, LabOptions, Pictures, Truth, step
 
 CASE = LabCase(
     theme="several ranks",
@@ -20,7 +20,7 @@ CASE = LabCase(
     fix="DistributedSampler pads; drop_last; or `with Join([model]):`.",
     truth=lambda o: Truth("loop", -1, -1, ("consumer", "other"), ("collective",)),
     workers=(1, 1),
-    lookalikes=("rank_waits_for_rank",),
+    methods=FORK,
 )
 
 
@@ -41,7 +41,3 @@ def rank(number: int, options: LabOptions) -> None:
 
 def main(options: LabOptions) -> None:
     start_processes(rank, args=(options,), nprocs=2)  # type: ignore[no-untyped-call]
-
-
-if __name__ == "__main__":
-    launch(main)

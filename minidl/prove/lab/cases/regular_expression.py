@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from torch.utils.data import DataLoader
-
-from minidl.prove.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, in_sample, launch, step
+from minidl.prove.lab.case import LabCase, Pictures, in_sample
 
 CASE = LabCase(
     theme="a sample that never comes",
@@ -15,8 +13,6 @@ CASE = LabCase(
     users_see="The progress bar stops with one worker at 100 % CPU, and not even faulthandler or SIGTERM gets through.",
     fix="Write the expression without nested repetition; bound the length of the text.",
     truth=in_sample("keeps-the-gil", "computing"),
-    methods=ANY_METHOD,
-    lookalikes=("retries_for_ever", "heavy_augmentation"),
 )
 
 WORDS = re.compile(r"(\w+\s?)*$")
@@ -30,12 +26,3 @@ class Captions(Pictures):
         text = "x" * 5000 + "!" if index == self.options.at else "a cat on a mat"
         match = (WORDS_FIXED if self.options.fixed else WORDS).match(text)
         return len(match.group()) if match else 0
-
-
-def main(options: LabOptions) -> None:
-    for number, _ in enumerate(DataLoader(Captions(options), **options.loading)):
-        step(number)
-
-
-if __name__ == "__main__":
-    launch(main)

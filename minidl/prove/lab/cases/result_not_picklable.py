@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from minidl.prove.lab.case import LabCase, LabOptions, Pictures, Truth, launch, step
+from minidl.prove.lab.case import FORK, LabCase, LabOptions, Pictures, Truth, step
 
 CASE = LabCase(
     theme="a result that is lost on its way",
@@ -19,7 +19,7 @@ CASE = LabCase(
     truth=lambda o: Truth("worker", o.worker, -1, (), ("lost-result",)),
     ours=lambda o: Truth("worker", o.worker, -1, (), ("error",)),
     ends_ours=True,
-    lookalikes=("sample_stuck", "worker_killed"),
+    methods=FORK,
 )
 
 
@@ -45,7 +45,3 @@ class Photos(Pictures):
 def main(options: LabOptions) -> None:
     for number, _ in enumerate(DataLoader(Photos(options), collate_fn=list, **options.loading)):
         step(number)
-
-
-if __name__ == "__main__":
-    launch(main)

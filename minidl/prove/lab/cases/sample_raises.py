@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from torch.utils.data import DataLoader
-
-from minidl.prove.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, in_sample, launch, step
+from minidl.prove.lab.case import LabCase, Pictures, in_sample
 
 CASE = LabCase(
     theme="an error that ends the run",
@@ -17,8 +15,6 @@ CASE = LabCase(
     fix="Handle the sample that the verdict names, or leave it out.",
     truth=in_sample("error"),
     ends=True,
-    methods=ANY_METHOD,
-    lookalikes=("worker_killed", "accelerator_in_a_fork"),
 )
 
 LABELS = {"cat": 0, "dog": 1}
@@ -31,12 +27,3 @@ class Photos(Pictures):
         time.sleep(self.options.pause)
         name = "cow" if index == self.options.at else "cat"
         return super().__getitem__(index), LABELS.get(name, -1) if self.options.fixed else LABELS[name]
-
-
-def main(options: LabOptions) -> None:
-    for number, _ in enumerate(DataLoader(Photos(options), **options.loading)):
-        step(number)
-
-
-if __name__ == "__main__":
-    launch(main)

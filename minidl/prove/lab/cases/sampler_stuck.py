@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Sampler
 
-from minidl.prove.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, Truth, launch, step
+from minidl.prove.lab.case import LabCase, LabOptions, Pictures, Truth, step
 
 CASE = LabCase(
     theme="the program's own code",
@@ -17,8 +17,6 @@ CASE = LabCase(
     users_see="All workers are idle, and next(loader) does not return. The dataset is blamed.",
     fix="Let the sampler compute its order at the start, or give its request a deadline.",
     truth=lambda o: Truth("loop", -1, -1, ("sampler",), ("fifo",)),
-    methods=ANY_METHOD,
-    lookalikes=("sample_stuck", "result_not_picklable"),
 )
 
 
@@ -43,7 +41,3 @@ def main(options: LabOptions) -> None:
     loading: dict[str, Any] = options.loading
     for number, _ in enumerate(DataLoader(Pictures(options), sampler=Curriculum(options), **loading)):
         step(number)
-
-
-if __name__ == "__main__":
-    launch(main)

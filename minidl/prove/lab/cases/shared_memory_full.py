@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from minidl.prove.lab.case import LabCase, LabOptions, Pictures, Truth, launch, step
+from minidl.prove.lab.case import FORK, LabCase, LabOptions, Pictures, Truth, step
 
 CASE = LabCase(
     theme="a process that dies",
@@ -19,7 +19,7 @@ CASE = LabCase(
     truth=lambda o: Truth("worker", o.at % o.workers, -1, (), ("error",)),
     simulated="a limit on the size of files stands in for a small /dev/shm: shared memory counts as a file",
     ends=True,
-    lookalikes=("worker_killed", "out_of_descriptors"),
+    methods=FORK,
 )
 
 
@@ -40,7 +40,3 @@ def main(options: LabOptions) -> None:
     loading = options.loading | {"batch_size": 1}
     for number, _ in enumerate(DataLoader(Photos(options), worker_init_fn=start, **loading)):
         step(number)
-
-
-if __name__ == "__main__":
-    launch(main)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.prove.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, Truth, launch, step
+from minidl.prove.lab.case import LabCase, LabOptions, Pictures, Truth, step
 
 CASE = LabCase(
     theme="the program's own code",
@@ -18,8 +18,6 @@ CASE = LabCase(
     fix="Let the handler set a flag, and look at the flag in the loop; or use an RLock.",
     truth=lambda o: Truth("loop", -1, -1, ("signal-handler",), ("lock-held-by-itself",)),
     simulated="the program sends itself the scheduler's signal",
-    methods=ANY_METHOD,
-    lookalikes=("queue_of_the_loop",),
 )
 
 STATE_LOCK = threading.Lock()
@@ -51,7 +49,3 @@ def main(options: LabOptions) -> None:
         if wanted.is_set():
             wanted.clear()
             save_checkpoint()
-
-
-if __name__ == "__main__":
-    launch(main)

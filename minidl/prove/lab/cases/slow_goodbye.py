@@ -7,7 +7,7 @@ from multiprocessing.util import Finalize
 
 from torch.utils.data import DataLoader
 
-from minidl.prove.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, launch, step
+from minidl.prove.lab.case import LabCase, LabOptions, Pictures, step
 
 CASE = LabCase(
     theme="healthy but slow",
@@ -16,9 +16,7 @@ CASE = LabCase(
     thread="https://github.com/pytorch/pytorch/issues/26072",
     fix="persistent_workers=True.",
     truth=None,
-    methods=ANY_METHOD,
     workers=(1, 2),
-    lookalikes=("worker_ignores_sigterm", "exit_handler"),
 )
 
 
@@ -37,7 +35,3 @@ def main(options: LabOptions) -> None:
     for _ in range(3):
         for number, _ in enumerate(DataLoader(Pictures(options), worker_init_fn=caches, **options.loading)):
             step(number)
-
-
-if __name__ == "__main__":
-    launch(main)

@@ -7,7 +7,7 @@ import time
 
 from torch.utils.data import DataLoader
 
-from minidl.prove.lab.case import LabCase, LabOptions, Pictures, launch, step
+from minidl.prove.lab.case import LabCase, LabOptions, Pictures, step
 
 CASE = LabCase(
     theme="healthy but slow",
@@ -18,7 +18,6 @@ CASE = LabCase(
     truth=None,
     methods=("spawn", "forkserver"),
     workers=(1, 2),
-    lookalikes=("import_in_a_spawned_worker",),
 )
 
 if __name__ == "__mp_main__" and "--fixed" not in sys.argv:
@@ -29,7 +28,3 @@ def main(options: LabOptions) -> None:
     for _ in range(2):
         for number, _ in enumerate(DataLoader(Pictures(options), **options.loading)):
             step(number)
-
-
-if __name__ == "__main__":
-    launch(main)

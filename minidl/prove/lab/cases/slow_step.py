@@ -6,7 +6,7 @@ import time
 
 from torch.utils.data import DataLoader
 
-from minidl.prove.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, launch, step
+from minidl.prove.lab.case import LabCase, LabOptions, Pictures, step
 
 CASE = LabCase(
     theme="healthy but slow",
@@ -14,8 +14,6 @@ CASE = LabCase(
     users_see="The workers idle, and num_workers=32 does not help.",
     fix="None in the loader: make the step faster.",
     truth=None,
-    methods=ANY_METHOD,
-    lookalikes=("queue_of_the_loop", "sampler_stuck"),
 )
 
 
@@ -28,7 +26,3 @@ def train(number: int, seconds: float) -> None:
 def main(options: LabOptions) -> None:
     for number, _ in enumerate(DataLoader(Pictures(options), **options.loading)):
         train(number, 0.1 if options.fixed else 3.0)
-
-
-if __name__ == "__main__":
-    launch(main)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from torch.utils.data import DataLoader
-
-from minidl.prove.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, launch, step
+from minidl.prove.lab.case import LabCase, Pictures
 
 CASE = LabCase(
     theme="healthy but slow",
@@ -16,8 +14,6 @@ CASE = LabCase(
     thread="https://github.com/pytorch/pytorch/issues/19836",
     fix="More workers, larger reads, a local copy.",
     truth=None,
-    methods=ANY_METHOD,
-    lookalikes=("sample_stuck", "stalled_download"),
 )
 
 
@@ -27,12 +23,3 @@ class Photos(Pictures):
     def __getitem__(self, index: int) -> Any:
         time.sleep((0.2 if self.options.fixed else 2.0) / self.options.batch_size)
         return super().__getitem__(index)
-
-
-def main(options: LabOptions) -> None:
-    for number, _ in enumerate(DataLoader(Photos(options), **options.loading)):
-        step(number)
-
-
-if __name__ == "__main__":
-    launch(main)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch.utils.data import DataLoader
 
-from minidl.prove.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, Truth, launch, step
+from minidl.prove.lab.case import LabCase, LabOptions, Pictures, Truth, step
 
 CASE = LabCase(
     theme="a worker that does not begin",
@@ -15,8 +15,6 @@ CASE = LabCase(
     users_see="After a crash, no run of this job gets its first batch any more, until a .lock file is deleted.",
     fix="Use a lock that ends with its process (flock), or write a pid into the file and check it; bound the wait.",
     truth=lambda o: Truth("worker", 0, -1, ("init",), ("sleep",)),
-    methods=ANY_METHOD,
-    lookalikes=("lock_of_the_main_process", "long_preparation"),
 )
 
 LOCK = Path("download.lock")
@@ -34,7 +32,3 @@ def main(options: LabOptions) -> None:
         LOCK.unlink()
     for number, _ in enumerate(DataLoader(Pictures(options), worker_init_fn=prepare, **options.loading)):
         step(number)
-
-
-if __name__ == "__main__":
-    launch(main)

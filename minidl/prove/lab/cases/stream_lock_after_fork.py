@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.prove.lab.case import LabCase, LabOptions, Pictures, in_sample, launch, step
+from minidl.prove.lab.case import FORK, LabCase, LabOptions, Pictures, in_sample, step
 
 CASE = LabCase(
     theme="fork in a program with threads",
@@ -19,7 +19,7 @@ CASE = LabCase(
     fix="Open the log in each worker; or log through a queue; or start the workers before the threads.",
     truth=in_sample("lock-held-at-fork"),
     simulated="a slow raw stream stands in for a slow network file system",
-    lookalikes=("lock_held_at_fork",),
+    methods=FORK,
 )
 
 
@@ -61,7 +61,3 @@ def main(options: LabOptions) -> None:
         step(number)
     stop.set()
     thread.join()
-
-
-if __name__ == "__main__":
-    launch(main)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from minidl.prove.lab.case import LabCase, LabOptions, Truth, launch, step
+from minidl.prove.lab.case import FORK, LabCase, LabOptions, Truth, step
 
 CASE = LabCase(
     theme="a sample that never comes",
@@ -17,7 +17,7 @@ CASE = LabCase(
     users_see="Every epoch hangs at its last batch.",
     fix="One sentinel for each worker; or get(timeout=...) and a look at the producer.",
     truth=lambda o: Truth("worker", -1, -1, ("iterate", "sample"), ("nobody-answers", "empty-queue")),
-    lookalikes=("cache_server_gone",),
+    methods=FORK,
 )
 
 
@@ -48,7 +48,3 @@ def main(options: LabOptions) -> None:
     for number, _ in enumerate(DataLoader(Records(records), **options.loading)):
         step(number)
     producer.join()
-
-
-if __name__ == "__main__":
-    launch(main)

@@ -6,9 +6,7 @@ import fcntl
 import time
 from typing import Any
 
-from torch.utils.data import DataLoader
-
-from minidl.prove.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, launch, step
+from minidl.prove.lab.case import LabCase, Pictures
 
 CASE = LabCase(
     theme="healthy but slow",
@@ -16,9 +14,7 @@ CASE = LabCase(
     users_see="More workers do not help.",
     fix="One reader and larger reads; or a lock for each file.",
     truth=None,
-    methods=ANY_METHOD,
     workers=(2, 3),
-    lookalikes=("lock_of_the_main_process", "lock_order"),
 )
 
 
@@ -30,12 +26,3 @@ class Tapes(Pictures):
             fcntl.flock(drive, fcntl.LOCK_EX)
             time.sleep((0.1 if self.options.fixed else 1.0) / self.options.batch_size)
         return super().__getitem__(index)
-
-
-def main(options: LabOptions) -> None:
-    for number, _ in enumerate(DataLoader(Tapes(options), **options.loading)):
-        step(number)
-
-
-if __name__ == "__main__":
-    launch(main)

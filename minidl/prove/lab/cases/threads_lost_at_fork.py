@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.prove.lab.case import LabCase, LabOptions, Pictures, Truth, launch, step
+from minidl.prove.lab.case import FORK, LabCase, LabOptions, Pictures, Truth, step
 
 CASE = LabCase(
     theme="fork in a program with threads",
@@ -16,7 +16,7 @@ CASE = LabCase(
     thread="https://github.com/huggingface/tokenizers/issues/187",
     fix="Make the pool in the worker, at its first use; or use multiprocessing_context='forkserver'.",
     truth=lambda o: Truth("worker", 0, 0, ("sample",), ("thread-missing-after-fork",)),
-    lookalikes=("lock_held_at_fork",),
+    methods=FORK,
 )
 
 
@@ -37,7 +37,3 @@ def main(options: LabOptions) -> None:
         print("a first look:", tuple(photos[0].shape), flush=True)
     for number, _ in enumerate(DataLoader(photos, **options.loading)):
         step(number)
-
-
-if __name__ == "__main__":
-    launch(main)

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, get_worker_info
 
-from minidl.prove.lab.case import LabCase, LabOptions, Pictures, Truth, launch, step
+from minidl.prove.lab.case import FORK, LabCase, LabOptions, Pictures, Truth, step
 
 CASE = LabCase(
     theme="a result that is lost on its way",
@@ -23,7 +23,7 @@ CASE = LabCase(
     ends_ours=True,
     simulated="the worker kills itself, in place of the out-of-memory killer",
     workers=(1, 1),
-    lookalikes=("worker_killed",),
+    methods=FORK,
 )
 
 
@@ -54,7 +54,3 @@ def main(options: LabOptions) -> None:
     training = threading.Thread(target=train, args=(options,))
     training.start()
     training.join()
-
-
-if __name__ == "__main__":
-    launch(main)

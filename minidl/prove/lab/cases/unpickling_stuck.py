@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.prove.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, Truth, launch, step
+from minidl.prove.lab.case import LabCase, LabOptions, Pictures, Truth, step
 
 CASE = LabCase(
     theme="a result that is lost on its way",
@@ -15,8 +15,6 @@ CASE = LabCase(
     users_see="The workers are idle and healthy; the main process hangs inside queue.get, below pickle.loads.",
     fix="Connect at the first use, with a timeout, and not in __setstate__.",
     truth=lambda o: Truth("loop", -1, -1, ("unpickle",), ("socket",)),
-    methods=ANY_METHOD,
-    lookalikes=("result_not_picklable", "sample_stuck"),
 )
 
 
@@ -49,7 +47,3 @@ def main(options: LabOptions) -> None:
         labelled = Labelled(options, server.getsockname()[1])
         for number, _ in enumerate(DataLoader(labelled, collate_fn=list, **options.loading)):
             step(number)
-
-
-if __name__ == "__main__":
-    launch(main)

@@ -6,9 +6,7 @@ import os
 import time
 from typing import Any
 
-from torch.utils.data import DataLoader
-
-from minidl.prove.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, in_sample, launch, step
+from minidl.prove.lab.case import LabCase, Pictures, in_sample
 
 CASE = LabCase(
     theme="a process that dies",
@@ -18,8 +16,6 @@ CASE = LabCase(
     fix="Run the sample alone with num_workers=0, and see what ends the process.",
     truth=in_sample("died"),
     ends=True,
-    methods=ANY_METHOD,
-    lookalikes=("worker_killed", "worker_segfault"),
 )
 
 
@@ -31,12 +27,3 @@ class Photos(Pictures):
         if index == self.options.at and not self.options.fixed:
             os._exit(7)
         return super().__getitem__(index)
-
-
-def main(options: LabOptions) -> None:
-    for number, _ in enumerate(DataLoader(Photos(options), **options.loading)):
-        step(number)
-
-
-if __name__ == "__main__":
-    launch(main)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.prove.lab.case import LabCase, LabOptions, Pictures, in_sample, launch, step
+from minidl.prove.lab.case import FORK, LabCase, LabOptions, Pictures, in_sample, step
 
 CASE = LabCase(
     theme="the end of a program",
@@ -21,7 +21,7 @@ CASE = LabCase(
     ends_ours=True,
     at=(16, 30),
     workers=(2, 3),
-    lookalikes=("exit_handler", "slow_goodbye"),
+    methods=FORK,
 )
 
 
@@ -42,7 +42,3 @@ def main(options: LabOptions) -> None:
         if (number + 1) * options.batch_size > options.at - options.batch_size or time.monotonic() - started > 60:
             time.sleep(0.5)  # for the worker to be in that sample: one that is told to end before begins no other
             break
-
-
-if __name__ == "__main__":
-    launch(main)

@@ -7,9 +7,7 @@ import signal
 import time
 from typing import Any
 
-from torch.utils.data import DataLoader
-
-from minidl.prove.lab.case import ANY_METHOD, LabCase, LabOptions, Pictures, in_sample, launch, step
+from minidl.prove.lab.case import LabCase, Pictures, in_sample
 
 CASE = LabCase(
     theme="a process that dies",
@@ -20,8 +18,6 @@ CASE = LabCase(
     truth=in_sample("died"),
     simulated="the worker kills itself, in place of the out-of-memory killer",
     ends=True,
-    methods=ANY_METHOD,
-    lookalikes=("worker_segfault", "torn_message", "shared_memory_full"),
 )
 
 
@@ -33,12 +29,3 @@ class Photos(Pictures):
         if index == self.options.at and not self.options.fixed:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().__getitem__(index)
-
-
-def main(options: LabOptions) -> None:
-    for number, _ in enumerate(DataLoader(Photos(options), **options.loading)):
-        step(number)
-
-
-if __name__ == "__main__":
-    launch(main)

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from minidl.prove.lab.case import LabCase, LabOptions, Pictures, in_sample, launch, step
+from minidl.prove.lab.case import FORK, LabCase, LabOptions, Pictures, in_sample, step
 
 CASE = LabCase(
     theme="a sample that never comes",
@@ -20,7 +20,7 @@ CASE = LabCase(
     fix="kill -CONT PID; find out who sends SIGSTOP.",
     truth=in_sample("stopped"),
     simulated="the worker sends the signal to itself; in the field somebody else does",
-    lookalikes=("sample_stuck",),
+    methods=FORK,
 )
 
 
@@ -49,7 +49,3 @@ def main(options: LabOptions) -> None:
         resume()
     for number, _ in enumerate(loader):
         step(number)
-
-
-if __name__ == "__main__":
-    launch(main)
