@@ -32,13 +32,18 @@ _ACTS: Final[dict[tuple[int, int], Act]] = {
 }
 """Event code and x -> the act that it tells."""
 
-_FACTS: Final[dict[tuple[int, int], Fact]] = {
+_TELLS: Final[dict[tuple[int, int | None], Fact]] = {
+    **{told: MAKES[act] for told, act in _ACTS.items() if act in MAKES and told[0] != ev.JOIN[0]},
     (ev.JOIN[1], Actor.PIN_THREAD): Fact.PIN_JOINED,
     (ev.JOIN[1], Actor.WORKER): Fact.JOINED,
     (ev.FOUND_DEAD, Actor.WORKER): Fact.DEAD,
     (ev.FOUND_DEAD, Actor.LOADER): Fact.LOADER_DEAD,
+    (ev.RESULT_GET[1], Message.RESUME): Fact.RESUMED,
+    (ev.READY_GET[1], Message.RESUME): Fact.RESUMED,
+    (ev.WORKER_EXHAUSTED, None): Fact.EXHAUSTED,
+    (ev.WORKER_GONE, None): Fact.DEAD,
 }
-"""Event code and x -> the fact that it tells of its worker."""
+"""Event code and x (None: whatever it is) -> the fact that it tells of its worker."""
 
 _MISSING: Final = {
     Fact.RESUMED: "resume_ack of worker {}",
@@ -55,8 +60,8 @@ _MISSING: Final = {
 """The event that would have told a fact."""
 
 _READ: Final = (
-    *(ev.EPOCH[0], ev.WORKER_EXHAUSTED, ev.WORKER_GONE, ev.RESUME_PUT, ev.QUEUE_CLOSE, *ev.SHUTDOWN, ev.TERMINATE),
-    *dict.fromkeys(code for code, _ in [*_ACTS, *_FACTS]),
+    *(ev.EPOCH[0], ev.RESUME_PUT, ev.QUEUE_CLOSE, *ev.SHUTDOWN, ev.TERMINATE),
+    *dict.fromkeys(code for code, _ in [*_ACTS, *_TELLS] if code not in (ev.RESULT_GET[1], ev.READY_GET[1])),
 )
 
 
@@ -108,31 +113,20 @@ class _Trace:
         """Take over the facts that an event tells."""
         loader, state = self.loader, self.state
         code, x, worker = int(loader.code[row]), int(loader.x[row]), int(loader.worker[row])
-        fact = _FACTS.get((code, x))
-        act = _ACTS.get((code, x))
-        if fact is not None:
-            state.add(fact, worker)
-        elif act is not None and act in MAKES and code != ev.JOIN[0]:
-            state.add(MAKES[act], worker)
-        elif code == ev.EPOCH[0]:
-            state.remove(Fact.FIRST_EPOCH)
-            for resumed in self.workers:
-                state.remove(Fact.RESUMED, resumed)
-        elif code == loader.received:
-            state.add(Fact.RESUMED, worker)
-        elif code == ev.WORKER_EXHAUSTED:
-            state.add(Fact.EXHAUSTED, worker)
+        for key in ((code, x), (code, None)):
+            if key in _TELLS:
+                state.add(_TELLS[key], worker)
+        if code == ev.EPOCH[0]:
+            for fact in (Fact.FIRST_EPOCH, Fact.RESUMED):
+                state.remove(fact)
         elif code == ev.RESUME_PUT:
             state.remove(Fact.EXHAUSTED, worker)
-        elif code == ev.WORKER_GONE:
-            state.add(Fact.DEAD, worker)
-        elif code == ev.SHUTDOWN[0]:
-            self.shutting_down = True
-        elif code == ev.QUEUE_CLOSE and x == QueueId.INDEX:
-            state.remove(Fact.CUT_SHORT)  # the index queues are closed after the joins
+        elif (code, x) == (ev.QUEUE_CLOSE, QueueId.INDEX):  # after the joins
+            state.remove(Fact.CUT_SHORT)
         elif code == ev.TERMINATE:
             killed = loader.y[row] == signal.SIGKILL or loader.lacks.partial
             state.add(Fact.KILLED if killed else Fact.TERMINATED, worker)
+        self.shutting_down |= code == ev.SHUTDOWN[0]
 
 
 @rule(

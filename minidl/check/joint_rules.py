@@ -210,8 +210,8 @@ class JointState:
         self._facts.add((fact, worker))
 
     def remove(self, fact: Fact, worker: int = -1) -> None:
-        """Let `fact` hold no longer."""
-        self._facts.discard((fact, worker))
+        """Let `fact` hold no longer, for this worker or (-1) for any."""
+        self._facts -= {(fact, worker)} if worker >= 0 else {each for each in self._facts if each[0] is fact}
 
     def broken(self, act: Act, worker: int = -1) -> Iterator[JointRule]:
         """The rows that forbid `act` now."""

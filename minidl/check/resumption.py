@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from minidl.check.view import LoaderView, Violation, rule
 from minidl.tracefile import events as ev
 
@@ -18,9 +16,8 @@ from minidl.tracefile import events as ev
 )
 def state_sent(loader: LoaderView) -> Iterator[Violation]:
     sent, kept = loader.pick(ev.STATE_PUT), loader.pick(ev.STATE_KEPT)
-    rows, given = loader.matched(sent, loader.pick(ev.TASK_ASSIGNED))
-    for at in np.flatnonzero(loader.worker[rows] != loader.worker[given]):
-        yield loader.broken(f"the task was assigned to worker {loader.worker[given[at]]}", rows[at], given[at])
+    for row, given, _, worker in loader.differing("worker", ev.TASK_ASSIGNED, ev.STATE_PUT):
+        yield loader.broken(f"the task was assigned to worker {worker}", row, given)
     kept = kept[loader.whole_task(kept) & loader.multiprocess]
     come = loader.match(kept, sent)
     for row in kept[(come < 0) | (come > kept)]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from minidl.check.view import LoaderView, Violation, rule
 from minidl.tracefile import events as ev
-from minidl.tracefile.arrays import Positions, starts
+from minidl.tracefile.arrays import starts
 from minidl.tracefile.events import Ending, Outcome
 from minidl.tracefile.words import name_of
 
@@ -71,40 +71,19 @@ def indices(loader: LoaderView) -> Iterator[Violation]:
     drawn = loader.stage(ev.SAMPLER_NEXT[1])
     rows = loader.stage(ev.TASK_ASSIGNED if loader.multiprocess else ev.FETCH[0])
     rows = rows[loader.whole_task(rows)]
-    for row in rows[_last_of_task(loader, rows, drawn) < 0]:
+    for row in rows[loader.last_of_task(rows, drawn) < 0]:
         missing = _of_task(loader, ev.SAMPLER_NEXT[1], row)
         yield loader.broken("its indices were never drawn from the sampler", row, missing=missing)
-    chain = [(ev.SAMPLER_NEXT[1], loader.x), (ev.FETCH[0], loader.x)]
-    if loader.multiprocess:
-        chain[1:1] = [(ev.INDEX_PUT, loader.x), (ev.INDEX_GET[1], loader.y)]
-    for (before, had), (after, has) in itertools.pairwise(chain):
-        rows = loader.stage(after)
-        come = _last_of_task(loader, rows, loader.stage(before))
-        rows, come = rows[come >= 0], come[come >= 0]
-        for at in np.flatnonzero(had[come] != has[rows]):
-            told = f"{has[rows[at]]} indices; at {name_of(before)} they were {had[come[at]]}"
-            yield loader.broken(told, rows[at], come[at])
-    samples = np.sort(np.concatenate([loader.stage(code) for code in (ev.SAMPLE[0], ev.SAMPLE_INDEX)]))
-    samples = samples[(loader.x[samples] == 0) & (loader.y[samples] >= 0)]
-    come = _last_of_task(loader, samples, drawn)
-    samples, come = samples[come >= 0], come[come >= 0]
+    chain = (ev.SAMPLER_NEXT[1], *((ev.INDEX_PUT, ev.INDEX_GET[1]) if loader.multiprocess else ()), ev.FETCH[0])
+    for before, after in itertools.pairwise(chain):
+        for row, earlier, has, had in loader.differing("count", before, after, last=True):
+            yield loader.broken(f"{has} indices; at {name_of(before)} they were {had}", row, earlier)
+    samples = loader.pick(ev.SAMPLE[0], ev.SAMPLE_INDEX)
+    samples = samples[(loader.task[samples] >= 0) & (loader.x[samples] == 0) & (loader.y[samples] >= 0)]
+    samples, come = loader.matched(samples, drawn, last=True)
     for at in np.flatnonzero((loader.y[come] >= 0) & (loader.y[samples] != loader.y[come])):
         told = f"sample {loader.y[samples[at]]}; the sampler's first is {loader.y[come[at]]}"
         yield loader.broken(told, samples[at], come[at])
-
-
-def _last_of_task(loader: LoaderView, rows: Positions, others: Positions) -> Positions:
-    """Return for each of `rows` the last of `others` with the same key that comes before it, or -1."""
-    key, row = loader.key, np.concatenate([rows, others])
-    order = np.lexsort((row, key[row]))
-    is_other = order >= len(rows)
-    last = np.maximum.accumulate(np.where(is_other, np.arange(len(order)), -1))
-    found = np.full(len(rows), -1, np.intp)
-    for_rows = np.flatnonzero(~is_other)
-    source = last[for_rows]
-    there = (source >= 0) & (key[row[order[np.maximum(source, 0)]]] == key[row[order[for_rows]]])
-    found[order[for_rows[there]]] = row[order[source[there]]]
-    return found
 
 
 @rule(
@@ -126,11 +105,9 @@ def once(loader: LoaderView) -> Iterator[Violation]:
     "A message reached the wrong worker, or a result carries another worker's id: reorder and liveness go wrong.",
 )
 def own_worker(loader: LoaderView) -> Iterator[Violation]:
-    assigned = loader.pick(ev.TASK_ASSIGNED)
     for code in way(loader)[1:]:
-        rows, to = loader.matched(loader.stage(code), assigned)
-        for at in np.flatnonzero(loader.worker[rows] != loader.worker[to]):
-            yield loader.broken(f"the task was assigned to worker {loader.worker[to[at]]}", rows[at], to[at])
+        for row, given, _, worker in loader.differing("worker", ev.TASK_ASSIGNED, code):
+            yield loader.broken(f"the task was assigned to worker {worker}", row, given)
 
 
 @rule(
@@ -269,21 +246,15 @@ def fifo(loader: LoaderView) -> Iterator[Violation]:
     "A batch was yielded for a task that had failed, or a worker was given up that had more to give.",
 )
 def outcomes(loader: LoaderView) -> Iterator[Violation]:
-    told = [(ev.FETCH[1], loader.x), (ev.TASK_ERROR, None), (ev.RESULT_PUT, loader.x), (ev.RESULT_GET[1], loader.y)]
-    told += [(ev.READY_PUT, loader.x), (ev.READY_GET[1], loader.y), (ev.YIELD, loader.x)]
-    there = [(code, values) for code, values in told if code != ev.TASK_ERROR and len(loader.pick(code))]
-    there += [(ev.YIELD, loader.x)] if not loader.multiprocess else []
-    for (before, had), (after, has) in [*itertools.pairwise(there), ((ev.TASK_ERROR, None), (ev.RESULT_PUT, loader.x))]:
-        rows = loader.stage(after)
-        rows, come = loader.matched(rows, loader.stage(before))
-        if before == ev.TASK_ERROR:  # it comes later where the data could not be pickled
-            rows, come = rows[come < rows], come[come < rows]
-        was = np.full(len(come), int(Outcome.ERROR)) if had is None else had[come]
-        assert has is not None
-        now = has[rows]
-        for at in np.flatnonzero((was != now) & ~((was == Outcome.DATA) & (now == Outcome.ERROR))):
-            words = f"{_outcome(now[at])}; at {name_of(before)} it was {_outcome(was[at])}"
-            yield loader.broken(words, rows[at], come[at])
+    told = (ev.FETCH[1], ev.RESULT_PUT, ev.RESULT_GET[1], ev.READY_PUT, ev.READY_GET[1], ev.YIELD)
+    for before, after in itertools.pairwise(code for code in told if len(loader.pick(code))):
+        for row, earlier, now, was in loader.differing("outcome", before, after):
+            if (was, now) != (Outcome.DATA, Outcome.ERROR):
+                yield loader.broken(f"{_outcome(now)}; at {name_of(before)} it was {_outcome(was)}", row, earlier)
+    answers, failed = loader.matched(loader.stage(ev.RESULT_PUT), loader.stage(ev.TASK_ERROR))
+    wrong = (failed < answers) & (loader.x[answers] != Outcome.ERROR)  # later: the data could not be pickled
+    for row, error in zip(answers[wrong], failed[wrong], strict=True):
+        yield loader.broken(f"{_outcome(loader.x[row])}; at task_error it was ERROR", row, error)
     ended = loader.stage(ev.WORKER_EXHAUSTED)
     for row, get in zip(*loader.matched(ended, loader.stage(loader.received)), strict=True):
         if loader.y[get] != Outcome.EXHAUSTED:
@@ -300,12 +271,9 @@ def _outcome(value: int) -> str:
     "A message was cut or mixed up on its way through the pipe.",
 )
 def sizes(loader: LoaderView) -> Iterator[Violation]:
-    pairs = [(ev.RESULT_PICKLE[1], ev.RESULT_REBUILD[0]), ev.RESULT_WRITE]
-    for before, after in pairs:
-        rows, come = loader.matched(loader.stage(after), loader.stage(before))
-        for at in np.flatnonzero(loader.x[rows] != loader.x[come]):
-            told = f"{loader.x[rows[at]]} bytes; at {name_of(before)} they were {loader.x[come[at]]}"
-            yield loader.broken(told, rows[at], come[at])
+    for before, after in ((ev.RESULT_PICKLE[1], ev.RESULT_REBUILD[0]), ev.RESULT_WRITE):
+        for row, earlier, now, was in loader.differing("bytes", before, after):
+            yield loader.broken(f"{now} bytes; at {name_of(before)} they were {was}", row, earlier)
 
 
 # --- What is yielded --------------------------------------------------------------------------------------------------

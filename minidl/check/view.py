@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from minidl.tracefile import events as ev
-from minidl.tracefile.arrays import Bools, Positions, Rows
-from minidl.tracefile.events import Message, Outcome
+from minidl.tracefile.arrays import Bools, Ints, Positions, Rows
+from minidl.tracefile.events import EVENTS, Message, Outcome
 from minidl.tracefile.words import name_of
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ class LoaderView:
         return part
 
     def _number_epochs(self) -> None:
-        """`key` of every row: the number of its epoch in the view (0: one whose begin is not there) and its task.
+        """`key` of every row stands for its epoch and its task; `at_epoch` numbers epochs, 0: its begin is not there.
 
         What the loader's thread does belongs to the epoch that it has begun. Work on a task belongs to the epoch whose
         first task has been assigned: a persistent worker's leftovers of the last epoch are all read before that.
@@ -231,7 +231,7 @@ class LoaderView:
         by_first = np.searchsorted(np.maximum.accumulate(firsts), rows, side="right") if len(firsts) else by_begin
         own = np.isin(self.code, LOADER_THREAD)
         self.at_epoch = np.where(own, by_begin, by_first).astype(np.int64)
-        self.key = (self.at_epoch << 40) | (self.task + 1)
+        _, self.key = np.unique((self.at_epoch << 40) | (self.task + 1), return_inverse=True)
 
     # --- Picking rows
     def pick(self, *codes: int) -> Positions:
@@ -252,6 +252,24 @@ class LoaderView:
         rows = self.about(code, wanted[code]) if code in wanted else self.pick(code)
         return rows[self.task[rows] >= 0]
 
+    def field(self, code: int, name: str) -> Ints:
+        """The column of an event's own field, or of what every event has: "task", "worker"."""
+        own = dict(zip((field.name for field in EVENTS[code].fields), "xyz", strict=False))
+        column: Ints = getattr(self, own.get(name, name))
+        return column
+
+    def differing(
+        self, name: str, before: int, after: int, *, last: bool = False
+    ) -> Iterator[tuple[int, int, int, int]]:
+        """Rows of a stage whose task had another value of `name` at the stage before: the two rows, then the values.
+
+        last: compared with the task's last event of that stage that came before, else with its first one.
+        """
+        rows, come = self.matched(self.stage(after), self.stage(before), last=last)
+        has, had = self.field(after, name)[rows], self.field(before, name)[come]
+        for at in np.flatnonzero(has != had).tolist():
+            yield int(rows[at]), int(come[at]), int(has[at]), int(had[at])
+
     def of_worker(self, rows: Positions, worker: int) -> Positions:
         """Those of `rows` that name the worker."""
         mine: Positions = rows[self.worker[rows] == worker]
@@ -259,16 +277,25 @@ class LoaderView:
 
     def match(self, rows: Positions, others: Positions) -> Positions:
         """For each of `rows` the first of `others` with the same key, or -1."""
+        return self._of_task(rows, others, self.key[rows] * len(self.code), 0)
+
+    def last_of_task(self, rows: Positions, others: Positions) -> Positions:
+        """For each of `rows` the last of `others` with the same key that comes before it, or -1."""
+        return self._of_task(rows, others, self.key[rows] * len(self.code) + rows, -1)
+
+    def _of_task(self, rows: Positions, others: Positions, sought: Ints, step: int) -> Positions:
+        """By keys, and rows among those with one key: the place of each of `sought` in `others`, plus `step`."""
         if not len(others):
             return np.full(len(rows), -1, dtype=np.intp)
-        order = np.argsort(self.key[others], kind="stable")
-        keys = self.key[others][order]
-        place = np.minimum(np.searchsorted(keys, self.key[rows]), len(keys) - 1)
-        return np.where(keys[place] == self.key[rows], others[order[place]], -1)
+        others = others[np.argsort(self.key[others], kind="stable")]
+        place = np.searchsorted(self.key[others] * len(self.code) + others, sought) + step
+        found = others[np.clip(place, 0, len(others) - 1)]
+        there = (place >= 0) & (place < len(others)) & (self.key[found] == self.key[rows])
+        return np.where(there, found, -1)
 
-    def matched(self, rows: Positions, others: Positions) -> tuple[Positions, Positions]:
-        """Those of `rows` that `match` finds one of `others` for, and what it finds."""
-        found = self.match(rows, others)
+    def matched(self, rows: Positions, others: Positions, *, last: bool = False) -> tuple[Positions, Positions]:
+        """Those of `rows` that `match` (or `last_of_task`) finds one of `others` for, and what it finds."""
+        found = self.last_of_task(rows, others) if last else self.match(rows, others)
         return rows[found >= 0], found[found >= 0]
 
     def last_before(self, rows: Positions, others: Positions) -> Positions:

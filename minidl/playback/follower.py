@@ -264,9 +264,7 @@ class Follower:
         if not self.partial:
             self.now.note = ""
             if 0 < workers <= MOST_WORKERS and prefetch > 0:
-                was = None if self.exact is None else self.exact.dispatcher
-                if was is None or (was.num_workers, was.prefetch_factor) != (workers, prefetch):
-                    self.exact = DispatcherReplay(workers, prefetch, self.in_order, self.received_by)
+                self.exact = DispatcherReplay(workers, prefetch, self.in_order, self.received_by)
                 return
         self.exact = None
         self.inferred = InferredDispatch(self.in_order)
@@ -688,14 +686,8 @@ def follower_of(trace: Trace, loader: int, rows: Rows) -> Follower:
     rows: all its events in causal order. If a process's first events were overwritten, what it sent is unknown up to
     its oldest event that is left.
     """
-    missing = 0
-    there = np.unique(rows["process"])
-    for process in there:
-        own = trace.events[trace.events["process"] == process]
-        first = own[np.argmin(own["seq"])]
-        if first["seq"] > 1:
-            missing = max(missing, int(first["time"]))
-    lossy = any(trace.processes[index].lost for index in there.tolist())
+    missing = trace.whole_from(loader)
+    lossy = any(trace.processes[index].lost for index in np.unique(rows["process"]).tolist())
     follower = Follower(trace.loaders.get(loader, {}), trace.start, first_epochs(trace).get(loader, 0))
     follower.announce(rows, missing, lossy=lossy)
     return follower
