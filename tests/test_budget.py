@@ -20,7 +20,7 @@ AT_MOST = {
     "minidl/loader minidl/data minidl/wire": 3810,
     "minidl/resume minidl/arena minidl/device minidl/dataloader.py": 2410,
     "minidl/tracefile minidl/record": 7490,
-    "minidl/playback minidl/check": 3570,
+    "minidl/playback minidl/check": 3530,
     "minidl/hang": 5930,
     "minidl/speed": 2690,
     "minidl/views": 4200,
