@@ -35,7 +35,7 @@ ORDER = (
     ("", "dataloader"),
     ("device", "nest streams loader augment"),
     ("", "terminal"),
-    ("hang.evidence", "model syscalls proc descriptors machine processes stacks collect graph"),
+    ("hang.evidence", "model syscalls proc descriptors machine processes stacks collect waits"),
     (
         "tracefile",
         "events arrays format words facts ranks attachments watched packs folded files process spans batches order "

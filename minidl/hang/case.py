@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
-from minidl.hang.evidence.graph import Blocked, KernelWait, waits
 from minidl.hang.evidence.model import Frame, RunEvidence, SeenProcess, SeenThread, Syscall
+from minidl.hang.evidence.waits import Blocked, KernelWait, waits
 from minidl.hang.finding import RecordedWait, detail
 from minidl.hang.limits import POLLED
 from minidl.hang.places import AT_HOME, LoaderStep, ThreadPlace, is_worker, library, place_of
@@ -25,7 +25,6 @@ _OWN_THREADS: Final = frozenset({
 })  # fmt: skip
 _FETCHING: Final = frozenset({LoaderStep.SAMPLE, LoaderStep.ITERATE, LoaderStep.COLLATE})
 _NOWHERE: Final = KernelWait(Blocked.UNKNOWN, "not seen")
-_NO_CALL: Final = Syscall("")
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -70,8 +69,7 @@ class ThreadFacts:
 
     @property
     def call(self) -> Syscall:
-        """The system call that it is in; one without a name if that was not seen."""
-        return self.seen.syscall or _NO_CALL
+        return self.seen.call
 
     @property
     def name(self) -> str:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from minidl.hang.case import RunFacts, ThreadFacts, address
-from minidl.hang.evidence.graph import Blocked
 from minidl.hang.evidence.model import BACKLOG, Descriptor, Frame
+from minidl.hang.evidence.waits import Blocked
 from minidl.hang.limits import POLLED
 from minidl.hang.places import AT_HOME, LoaderStep, ThreadPlace, library
 

@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 
 from minidl.hang.case import ThreadFacts, spot
 from minidl.hang.chain import Chain
-from minidl.hang.evidence.graph import Blocked
 from minidl.hang.evidence.model import SeenProcess
+from minidl.hang.evidence.waits import Blocked
 from minidl.hang.finding import HangCause, RunOutcome
 from minidl.hang.limits import ENDLESS, ENDLESS_WORK, JOINED, OWN_CODE, POLLED, SLOW, STILL
 from minidl.hang.places import USERS, LoaderStep, is_ours

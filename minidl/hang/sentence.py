@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from minidl.hang.case import RunFacts, ThreadFacts, in_library, spot
 from minidl.hang.chain import Chain, waiting_in
-from minidl.hang.evidence.graph import Blocked
+from minidl.hang.evidence.waits import Blocked
 from minidl.hang.finding import EvidenceLine, detail
 from minidl.hang.outcomes import ignores_sigterm
 from minidl.hang.places import AT_HOME, LoaderStep

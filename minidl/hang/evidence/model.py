@@ -64,6 +64,9 @@ class Syscall:
     timeout: float = -2.0
 
 
+_NO_CALL: Final = Syscall("")
+
+
 @dataclass(frozen=True, slots=True)
 class SeenThread:
     """A thread, looked at twice: `RunEvidence.interval` seconds lie between the pairs.
@@ -88,6 +91,11 @@ class SeenThread:
     gil: bool | None = None
     owner: int = -1
     idle: float = -1.0
+
+    @property
+    def call(self) -> Syscall:
+        """The system call that it is in; one without a name if that was not seen."""
+        return self.syscall or _NO_CALL
 
     @property
     def used(self) -> float:

@@ -7,7 +7,7 @@ from typing import Final
 
 from minidl.hang.case import RunFacts, ThreadFacts, spot
 from minidl.hang.chain import TWO_ENDS, follow, gil_starved
-from minidl.hang.evidence.graph import Blocked
+from minidl.hang.evidence.waits import Blocked
 from minidl.hang.limits import ENDLESS
 from minidl.hang.places import LoaderStep
 from minidl.hang.rules.judgement import exit_in_words

@@ -10,7 +10,7 @@ from typing import Final
 
 from minidl.hang.case import ThreadFacts
 from minidl.hang.chain import Chain, follow, joins
-from minidl.hang.evidence.graph import Blocked
+from minidl.hang.evidence.waits import Blocked
 from minidl.hang.finding import EvidenceLine, HangCause, Sure
 from minidl.hang.places import AT_HOME, USERS, LoaderStep
 from minidl.hang.rules.activity import (

@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from minidl.hang.chain import Chain
-from minidl.hang.evidence.graph import Blocked
+from minidl.hang.evidence.waits import Blocked
 from minidl.hang.finding import EvidenceLine, HangCause, Sure
 from minidl.hang.limits import LONG
 from minidl.hang.places import USERS

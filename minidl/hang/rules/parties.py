@@ -6,8 +6,8 @@ from typing import Final
 
 from minidl.hang.case import ThreadFacts, spot
 from minidl.hang.chain import Chain, collective, serves
-from minidl.hang.evidence.graph import Blocked
 from minidl.hang.evidence.model import Frame
+from minidl.hang.evidence.waits import Blocked
 from minidl.hang.finding import EvidenceLine, HangCause, Sure
 from minidl.hang.rules import motion
 from minidl.hang.rules.activity import same_place

@@ -6,7 +6,7 @@ from typing import Final
 
 from minidl.hang.case import ThreadFacts, spot
 from minidl.hang.chain import Chain, gil_starved
-from minidl.hang.evidence.graph import Blocked
+from minidl.hang.evidence.waits import Blocked
 from minidl.hang.finding import EvidenceLine, HangCause, Sure
 from minidl.hang.places import USERS, LoaderStep
 from minidl.hang.remedies import READ_ALL

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from minidl.hang.case import ThreadFacts
 from minidl.hang.chain import Chain
-from minidl.hang.evidence.graph import Blocked, semaphore_at
+from minidl.hang.evidence.waits import Blocked, semaphore_at
 from minidl.hang.finding import EvidenceLine, HangCause, Sure
 from minidl.hang.places import USERS, LoaderStep
 from minidl.hang.rules.activity import any_at_work, at_work, ended_children, in_users_code, same_place

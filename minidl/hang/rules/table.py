@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from minidl.hang.chain import Chain
-from minidl.hang.evidence.graph import Blocked
+from minidl.hang.evidence.waits import Blocked
 from minidl.hang.finding import HangCause, Sure
 from minidl.hang.rules import kernel, motion, parties, processes, semaphores, threads
 from minidl.hang.rules.judgement import CauseRule, Judgement, wait_seen

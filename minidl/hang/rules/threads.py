@@ -8,7 +8,7 @@ from typing import Final
 
 from minidl.hang.case import ThreadFacts
 from minidl.hang.chain import Chain, pool_of, waiting_in
-from minidl.hang.evidence.graph import Blocked
+from minidl.hang.evidence.waits import Blocked
 from minidl.hang.finding import EvidenceLine, HangCause, Sure
 from minidl.hang.places import LoaderStep, library
 from minidl.hang.remedies import AFTER_FORK

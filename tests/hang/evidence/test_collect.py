@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from minidl.hang.evidence.collect import collect
-from minidl.hang.evidence.graph import Blocked, waits
 from minidl.hang.evidence.model import RunEvidence
 from minidl.hang.evidence.processes import first_look, read_process
 from minidl.hang.evidence.stacks import parsed, py_spy
+from minidl.hang.evidence.waits import Blocked, waits
 
 pytestmark = [
     pytest.mark.live,
