@@ -58,7 +58,7 @@ ORDER = (
     ("hang", "outcomes sentence diagnose"),
     ("speed", "device_use ledger cpu_use stages wall_clock advice verdict"),
     ("hang", "life live recent snapshot consult"),
-    ("hang.headline", "run_context waiting hangs deaths errors bounds goes_on __init__"),
+    ("hang.headline", "run_context missing bounds hangs ends __init__"),
     ("speed", "summary critical_path transport_use diff audit"),
     ("hang", "top"),
     ("hang", "examine"),

@@ -3,21 +3,21 @@
 Interface: `headline(trace)` -> `Finding`. Every view shows its `title`, and begins at its `focus`. For a running job
 (`Trace.seen`), the headline says what holds the loader up now.
 
-Rules of use: the headline is the first of these that happened: a worker or the pin thread died; a wait did not end; the
-loop's process died; an error was raised; a worker outlived its loader. If none of them happened, it says what bounds
-the loader. A wait is a hang if it is long, and long compared with the run's earlier waits: a run that was killed while
-it made progress has not hung. A duration ends with the last event of its process, or with the last sign of life of a
-process that was found dead.
+Rules of use: the headline is the first of `CAUSES` that happened; if none of them did, it says what bounds the loader.
+A wait is a hang if it is long, and long compared with the run's earlier waits: a run that was killed while it made
+progress has not hung. A duration ends with the last event of its process, or with the last sign of life of a process
+that was found dead.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Final
+from collections.abc import Callable
+from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from minidl.hang.finding import Finding, RunOutcome
-from minidl.hang.headline import bounds, deaths, errors, goes_on, hangs
+from minidl.hang.headline import bounds, ends, hangs
 from minidl.hang.headline.run_context import RunContext
 from minidl.hang.snapshot import Job
 from minidl.tracefile.arrays import Rows
@@ -42,7 +42,8 @@ def headline(trace: Trace, spans: Rows | None = None, job: Job | None = None) ->
 def _computed(trace: Trace, spans: Rows | None, job: Job | None) -> Finding:
     if not len(trace):
         return Finding(*_NOTHING[trace.seen > 0])
-    found = _first_cause(RunContext(trace, trace.spans() if spans is None else spans, job))
+    run = RunContext(trace, trace.spans() if spans is None else spans, job)
+    found = next(finding for cause in CAUSES if (finding := cause.test(run)) is not None)
     explored = trace.manifest.get("explored")
     if found.outcome is RunOutcome.CUT and isinstance(explored, dict):  # the model's run ends there: no kill
         words = f"a run of minidl explore ends here: {explored.get('wrong')}"
@@ -57,23 +58,25 @@ _NOTHING: Final = (
 """The headlines of a trace without events: of an ended run, and of a running one."""
 
 
-def _first_cause(run: RunContext) -> Finding:
-    """The first headline that applies, in the order of the rules of use."""
-    dead = deaths.deaths_seen(run)
-    if len(dead):
-        return deaths.hung_before(run, dead[0]) or deaths.died(run, dead)
-    waits = [wait for home in run.homes if (wait := run.last_wait(home)) is not None]
-    still_runs = run.trace.seen > 0
-    hung = [wait for wait in waits if wait.is_hang(still_runs)]
-    hung.sort(key=lambda wait: (not wait.for_data, wait.begin))
-    if hung and (hung[0].for_data or not still_runs):  # in a running job, the loop may do something else
-        return hangs.hung(run, hung[0], hung[1:])
-    if (seen := hangs.hang_with_evidence(run, waits)) is not None:
-        return hangs.hung(run, seen, [])
-    for look in (
-        hangs.at_exit, deaths.killed, deaths.loop_died, errors.failed_next, errors.uncaught, hangs.outlived
-    ):  # fmt: skip
-        if (found := look(run)) is not None:
-            return found
-    ended = goes_on.running(run, waits) if still_runs else goes_on.cut(run, waits)
-    return ended or bounds.what_bounds(run)
+class RunCause(NamedTuple):
+    """One cause. test: the finding, None if this did not happen."""
+
+    about: str
+    test: Callable[[RunContext], Finding | None]
+
+
+CAUSES: Final = (
+    RunCause("a worker or the pin thread died", ends.found_dead),
+    RunCause("a wait was long for this run", hangs.long_wait),
+    RunCause("evidence shows that a wait does not end", hangs.wait_with_evidence),
+    RunCause("the program ended, and its process did not", hangs.at_exit),
+    RunCause("a signal ended the loop's process", ends.killed),
+    RunCause("the loop's process is gone", ends.loop_died),
+    RunCause("next raised an error", ends.failed_next),
+    RunCause("the program raised an error", ends.uncaught),
+    RunCause("a worker outlived its loader", hangs.outlived),
+    RunCause("the run goes on", hangs.running),
+    RunCause("the recording ends before the run", hangs.cut),
+    RunCause("the loader was slow, or fast enough", bounds.what_bounds),
+)
+"""The first cause that happened is the headline."""

@@ -1,4 +1,7 @@
-"""Headlines of waits that did not end: in the loop, at Python's exit, of a worker that outlived its loader."""
+"""Headlines of waits that did not end: in the loop, at Python's exit, of a worker that outlived its loader.
+
+Also of recordings without the run's end in which no wait was a hang: the recording was cut, or the run goes on.
+"""
 
 from __future__ import annotations
 
@@ -8,72 +11,93 @@ import numpy as np
 
 from minidl.hang.consult import diagnose_recorded
 from minidl.hang.finding import Finding, Focus, HangCause, RecordedWait, RunOutcome, Sure, from_trace
+from minidl.hang.headline.bounds import what_bounds
+from minidl.hang.headline.missing import held_up, still
 from minidl.hang.headline.run_context import LastWait, RunContext
-from minidl.hang.headline.waiting import finished_behind, held_up, still, told_of
-from minidl.hang.limits import LONG
+from minidl.hang.limits import LONG, SUDDEN
 from minidl.hang.places import LoaderStep
 from minidl.tracefile import events as ev
+from minidl.tracefile.events import Outcome
 from minidl.tracefile.watched import OWN, SHUTDOWN, Stall
-from minidl.tracefile.words import doing, duration, signal_name
+from minidl.tracefile.words import counted, doing, duration, signal_name
 
 
-def hang_with_evidence(run: RunContext, waits: list[LastWait]) -> LastWait | None:
-    """A wait that is not long for this run, but that no process can end, by a watchdog's evidence."""
-    for wait in sorted(waits, key=lambda wait: not wait.for_data):
-        if wait.ended or wait.took < LONG * 1e9 or not run.trace.watched.looks:
-            continue
-        *_, focus, state = held_up(run, wait)
-        found = diagnose_recorded(run.trace, told_of(run, wait, state, focus, ()))
-        if found is not None and found.outcome is RunOutcome.HUNG:
-            return wait
+# --- In the loop ------------------------------------------------------------------------------------------------------
+def long_wait(run: RunContext) -> Finding | None:
+    """The finding of a wait that is long for this run; one of the loader comes first."""
+    found = [wait for wait in run.waits if wait.is_hang(run.runs)]
+    found.sort(key=lambda wait: (not wait.for_data, wait.begin))
+    if not found or (run.runs and not found[0].for_data):  # in a running job, the loop may do something else
+        return None
+    return hung(run, found[0], found[1:])
+
+
+def wait_with_evidence(run: RunContext) -> Finding | None:
+    """The finding of a wait that is not long for this run, but that no process can end, by a watchdog's evidence."""
+    for wait in sorted(run.waits, key=lambda wait: not wait.for_data):
+        if shown_to_hang(run, wait):
+            return hung(run, wait, [])
     return None
+
+
+def shown_to_hang(run: RunContext, wait: LastWait) -> bool:
+    """Whether a watchdog's evidence shows that no process can end a wait."""
+    if wait.ended or not wait.long or not run.trace.watched.looks:
+        return False
+    found = held_up(run, wait).opinion()
+    return found is not None and found.outcome is RunOutcome.HUNG
 
 
 def hung(run: RunContext, wait: LastWait, others: list[LastWait]) -> Finding:
     """The finding of a wait that did not end; the doctor's, if a watchdog took evidence. others: further hangs."""
     for_how_long = f"{run.unit.of(wait.took)}, since {run.at(wait.begin)}"
     for_how_long += f", until {wait.ended}" if wait.ended else ""
-    home = run.trace.processes[int(wait.row["process"])]
+    home = run.processes[wait.home]
     rank = f" in rank {home.rank}" if home.rank >= 0 else ""
-    what, step, focus, state = held_up(run, wait, f" for {for_how_long}")
-    since_when = f"{home.name} has been waiting since {run.at(wait.begin)}"
-    past = f"; its longest wait before: {duration(wait.past)}" if wait.past else ""
-    evidence = [since_when + past] if wait.for_data else []
-    evidence += run.steps_around(focus)
-    evidence += [f"finished behind it: {behind}"] if wait.for_data and (behind := finished_behind(state)) else []
-    evidence += [f"{_who(run, other)} for {duration(other.took)}: it may wait for the other" for other in others]
-    during = wait.until - (wait.took // 10 if wait.ended else 0)  # without events that the end of the wait caused
-    evidence.append(f"last events: {run.signs(focus, during)}")
-    told = told_of(run, wait, state, focus, tuple(evidence))
-    head, found = f"hung for {for_how_long}{rank}", diagnose_recorded(run.trace, told)
-    if found is None and not wait.for_data:  # it may be an evaluation, a checkpoint or a hang
-        return run.finding(
-            RunOutcome.CUT, what, (*_at_work(run, wait), *evidence), step, focus, told, head=f"cut{rank}"
+    held = held_up(run, wait, f" for {for_how_long}")
+    evidence = _evidence(run, wait, held.focus, held.finished_behind, others)
+    head, found = f"hung for {for_how_long}{rank}", held.opinion(evidence)
+    if found is not None:
+        focus = _stopped(run, wait, held.focus, found)
+        if found.outcome is not RunOutcome.HUNG:
+            return dataclasses.replace(found, head=f"cut: {found.begins}", focus=focus)
+        return dataclasses.replace(
+            found, head=head, next_step=found.next_step if found.helps else held.step, focus=focus
         )
-    if found is None:
-        return run.finding(RunOutcome.HUNG, what, evidence, step, focus, told, head)
-    focus = _stopped(run, wait, focus, found, told)
-    if found.outcome is not RunOutcome.HUNG:
-        return dataclasses.replace(found, head=f"cut: {found.begins}", focus=focus, wait=told)
-    step = found.next_step if found.helps else step
-    return dataclasses.replace(found, head=head, next_step=step, focus=focus, wait=told)
+    outcome = RunOutcome.HUNG
+    if not wait.for_data:  # it may be an evaluation, a checkpoint or a hang
+        outcome, head, evidence = RunOutcome.CUT, f"cut{rank}", [*_at_work(run, wait), *evidence]
+    return run.finding(outcome, held.what, evidence, held.step, held.focus, held.told(evidence), head)
 
 
-def _stopped(run: RunContext, wait: LastWait, focus: Focus, found: Finding, told: RecordedWait) -> Focus:
+def _evidence(run: RunContext, wait: LastWait, focus: Focus, behind: list[str], others: list[LastWait]) -> list[str]:
+    """What the events show of a hang. behind: the finished batches; others: further hangs."""
+    past = f"; its longest wait before: {duration(wait.past)}" if wait.past else ""
+    waiting = f"{run.processes[wait.home].name} has been waiting since {run.at(wait.begin)}{past}"
+    return [
+        *([waiting] if wait.for_data else []),
+        *run.steps_around(focus),
+        *(behind if wait.for_data else []),
+        *(f"{_who(run, other)} for {duration(other.took)}: it may wait for the other" for other in others),
+        f"last events: {run.signs(focus, wait.at_its_end)}",
+    ]
+
+
+def _stopped(run: RunContext, wait: LastWait, focus: Focus, found: Finding) -> Focus:
     """The focus on a process that the evidence shows as stopped: none of its steps is the cause."""
-    if found.cause is not HangCause.STOPPED:
+    if found.cause is not HangCause.STOPPED or found.wait is None:
         return focus
-    pids = [process.pid for process in run.trace.processes]
+    pids = [process.pid for process in run.processes]
     at = pids.index(found.who["pid"]) if found.who.get("pid") in pids else focus.process
     if at != focus.process:
-        focus = run.focus_in(wait, at, -1, run.trace.processes[at].worker)
-    needed = told.task if told.worker_pid == run.trace.processes[at].pid else -1
+        focus = run.focus_in(wait, at, -1, run.processes[at].worker)
+    needed = found.wait.task if found.wait.worker_pid == pids[at] else -1
     return still(run, wait, focus, "stopped:", needed)
 
 
 def _at_work(run: RunContext, wait: LastWait) -> list[str]:
     """The CPU time that a process used in a wait, by the watchdog's samples."""
-    pid = run.trace.processes[int(wait.row["process"])].pid
+    pid = run.processes[wait.home].pid
     seen = [one for one in run.trace.watched.samples if pid in one.processes and wait.begin <= one.at <= wait.until]
     if len(seen) < 2:
         return []
@@ -82,77 +106,75 @@ def _at_work(run: RunContext, wait: LastWait) -> list[str]:
 
 
 def _who(run: RunContext, wait: LastWait) -> str:
-    return f"{run.trace.processes[int(wait.row['process'])].name} has been {doing(wait.row)}"
+    return f"{run.processes[wait.home].name} has been {doing(wait.row)}"
 
 
+# --- At the end of the program ----------------------------------------------------------------------------------------
 def at_exit(run: RunContext) -> Finding | None:
     """The finding of a process that hangs after its program: at Python's exit, or in a loader's shutdown.
 
     The evidence is a watchdog's. A wait is a hang if the doctor says so, or if it exceeds the watchdog's limit.
     """
-    for home in run.homes:
-        stall = _stall_after(run, home)
-        if stall is None:
-            continue
-        ends = [line for line in run.trace.described("program_end") if line["process"] == home]
-        begin = max([stall.since, *(line.get("monotonic_ns", 0) for line in ends)])
-        took = run.trace.watched.until - begin
-        allowed = 1e9 * (run.trace.watched.hang_after_s or LONG)
-        told = RecordedWait(
-            hung=took >= min(1e9 * LONG, allowed), since=begin, seconds=took / 1e9, pid=stall.pid, tid=stall.pid,
-            own_code=stall.what == OWN,
-        )  # fmt: skip
-        found = diagnose_recorded(run.trace, told)
-        place = LoaderStep.EXIT if stall.what == OWN else LoaderStep.SHUTDOWN
-        if found is None:
-            continue
-        between = stall.what == OWN and found.outcome is RunOutcome.HUNG and _no_loader_waits(run, home, stall.since)
-        if not between and found.loop_step is not place:
-            continue
-        head = f"hung for {run.unit.of(took)}, since {run.at(begin)}"
-        if found.outcome is RunOutcome.HUNG:
-            return dataclasses.replace(found, head=head, wait=told)
-        if found.outcome is RunOutcome.MAYBE_HUNG and home in run.over and took >= allowed:
-            helps = found.fix or "end all threads and processes that the program has started before the program ends"
-            return dataclasses.replace(  # the doctor's reason is about a wait for a batch
-                found, outcome=RunOutcome.HUNG, head=f"{head}, after the program's end", what=found.waiting, brief="",
-                cause=HangCause.UNKNOWN, sure=Sure.UNKNOWN, also=(), next_step=helps, fix="", wait=told,
-            )  # fmt: skip
-    return None
+    found = (_after(run, home, stall) for home in run.homes if (stall := _stall_after(run, home)) is not None)
+    return next((one for one in found if one is not None), None)
+
+
+def _after(run: RunContext, home: int, stall: Stall) -> Finding | None:
+    """The finding of a stall after a process's program, if that is a hang."""
+    ends = [line for line in run.trace.described("program_end") if line["process"] == home]
+    begin = max([stall.since, *(line.get("monotonic_ns", 0) for line in ends)])
+    took, own = run.trace.watched.until - begin, stall.what == OWN
+    allowed = 1e9 * (run.trace.watched.hang_after_s or LONG)
+    told = RecordedWait(
+        hung=took >= min(1e9 * LONG, allowed), since=begin, seconds=took / 1e9, pid=stall.pid, tid=stall.pid,
+        own_code=own,
+    )  # fmt: skip
+    found = diagnose_recorded(run.trace, told)
+    if found is None:
+        return None
+    in_place = found.loop_step is (LoaderStep.EXIT if own else LoaderStep.SHUTDOWN)
+    head, found = f"hung for {run.unit.of(took)}, since {run.at(begin)}", dataclasses.replace(found, wait=told)
+    if found.outcome is RunOutcome.HUNG:
+        there = in_place or (own and _no_loader_waits(run, home, stall.since))
+        return dataclasses.replace(found, head=head) if there else None
+    if not in_place or found.outcome is not RunOutcome.MAYBE_HUNG or home not in run.over or took < allowed:
+        return None
+    helps = found.fix or "end all threads and processes that the program has started before the program ends"
+    return dataclasses.replace(  # the doctor's reason is about a wait for a batch
+        found, outcome=RunOutcome.HUNG, head=f"{head}, after the program's end", what=found.waiting, brief="",
+        cause=HangCause.UNKNOWN, sure=Sure.UNKNOWN, also=(), next_step=helps, fix="",
+    )  # fmt: skip
 
 
 def _no_loader_waits(run: RunContext, home: int, moment: int) -> bool:
     """Whether no thread of a process was in a loader's `next` after a moment."""
-    mine = (run.spans["process"] == home) & (run.spans["code"] == ev.NEXT[0])
-    return not np.any(mine & ((run.spans["end"] < 0) | (run.spans["end"] > moment)))
+    nexts = run.spans_of(ev.NEXT[:1], process=home)
+    return not np.any((nexts["end"] < 0) | (nexts["end"] > moment))
 
 
 def _stall_after(run: RunContext, home: int) -> Stall | None:
     """The last stall that the watchdog saw, if it came after the program: Python's exit, or an open shutdown."""
-    pid = run.trace.processes[home].pid
-    stalls = [one.stall for one in run.trace.watched.looks if one.stall.pid == pid]
-    stall = stalls[-1] if stalls else None
+    pid = run.processes[home].pid
+    stall = next((one.stall for one in reversed(run.trace.watched.looks) if one.stall.pid == pid), None)
     if stall is None or stall.what not in (OWN, SHUTDOWN):
         return None
-    if stall.what == OWN:
+    if stall.what == SHUTDOWN:
+        after = home in run.over and bool(np.any(run.spans_of(ev.SHUTDOWN[:1], process=home)["end"] < 0))
+    else:
         own = (run.events["process"] == home) & (run.events["tid"] == pid)  # its feeders may go on for a while
         after = stall.since >= run.events["time"][own].max(initial=0)
-    else:
-        spans = run.spans[(run.spans["process"] == home) & (run.spans["code"] == ev.SHUTDOWN[0])]
-        after = home in run.over and bool(np.any(spans["end"] < 0))
     return stall if after else None
 
 
 def outlived(run: RunContext) -> Finding | None:
     """The finding of a worker that outlived the shutdown: Python's exit waits for it without a timeout."""
-    events, spans = run.events, run.spans
+    events = run.events
     gone = events["x"][events["code"] == ev.WORKER_GONE]
-    in_vain = spans[(spans["code"] == ev.JOIN[0]) & (spans["end"] >= 0) & (spans["ey"] == 0)]
     for row in events[(events["code"] == ev.TERMINATE) & ~np.isin(events["x"], gone)]:
-        mine = (in_vain["loader"] == row["loader"]) & (in_vain["worker"] == row["worker"])
-        ends = in_vain["end"][mine & (in_vain["begin"] >= row["time"])]
-        if len(ends):
-            return _did_not_end(run, row, int(ends[-1]))
+        joins = run.spans_of(ev.JOIN[:1], loader=row["loader"], worker=row["worker"])
+        in_vain = joins["end"][(joins["end"] >= 0) & (joins["ey"] == 0) & (joins["begin"] >= row["time"])]
+        if len(in_vain):
+            return _did_not_end(run, row, int(in_vain[-1]))
     return None
 
 
@@ -170,7 +192,7 @@ def _did_not_end(run: RunContext, row: np.void, until: int) -> Finding:
         "Python's exit waits for its workers without a timeout; the trace does not show whether this one ended",
     )
     helps = f"do not ignore or block {name} in workers: check their code and its libraries; or the worker is stopped"
-    home, pid = run.trace.processes[int(row["process"])].pid, run.trace.processes[process].pid
+    home, pid = run.processes[int(row["process"])].pid, run.processes[process].pid
     told = RecordedWait(
         hung=True, since=sent, seconds=(until - sent) / 1e9, pid=home, tid=int(row["tid"]), worker=worker,
         worker_pid=pid, numbers={pid: worker},
@@ -178,9 +200,53 @@ def _did_not_end(run: RunContext, row: np.void, until: int) -> Finding:
     found = diagnose_recorded(run.trace, told)
     if found is None or found.who.get("pid") != pid:
         in_step = f": it was {doing(step)}" if step is not None else ""
-        said = f"{run.trace.processes[process].name} did not end by {name}{in_step}"
+        said = f"{run.processes[process].name} did not end by {name}{in_step}"
         return run.finding(RunOutcome.HUNG, said, evidence, helps, focus, head=head)
     return dataclasses.replace(  # it may have been slow then
         found, outcome=RunOutcome.HUNG, head=head, evidence=(*found.evidence, *from_trace(*evidence)), next_step=helps,
         fix="", focus=focus, wait=told,
     )  # fmt: skip
+
+
+# --- No hang ----------------------------------------------------------------------------------------------------------
+def cut(run: RunContext) -> Finding | None:
+    """The finding of a recording without the run's end, in which no wait was a hang."""
+    wait = next((wait for wait in run.waits if not wait.ended and wait.home not in run.over), None)
+    if run.runs or wait is None:
+        return None
+    home, step = run.processes[wait.home], run.step_at(wait.home, wait.until)
+    nexts = run.spans_of(ev.NEXT[:1])
+    batches = int(np.count_nonzero((nexts["end"] >= 0) & (nexts["ey"] == Outcome.DATA)))
+    whole = " (the file was cut)" if home.whole_until else ""
+    what = (
+        f"the recording ends after {counted(batches, 'batch', 'batches')}, before the run's end (killed, or "
+        f"still running){whole}; {home.name} was {doing(wait.row if step is None else step)} since {run.at(wait.begin)}"
+    )
+    moved = f"too short for a hang: the longest wait before was {duration(wait.past)}"
+    if wait.took <= wait.past:
+        moved = f"no sign of a hang: {home.name} had a longer wait before ({duration(wait.past)})"
+    evidence = (moved, f"last events: {run.signs(None, run.last)}", what_bounds(run).sentence)
+    helps = "if the run was killed, it was still making progress: find the sender of the signal (scheduler, dmesg)"
+    held = held_up(run, wait)
+    found = held.opinion(evidence) if wait.long else None
+    if found is not None and found.outcome is RunOutcome.MAYBE_HUNG:
+        return dataclasses.replace(found, head=f"cut: {found.begins}", focus=held.focus)
+    return run.finding(RunOutcome.CUT, what, evidence, helps, held.focus, held.told(evidence))
+
+
+def running(run: RunContext) -> Finding | None:
+    """The finding of a running job: its present wait if that is the longest, or else what bounds it so far."""
+    if not run.runs:
+        return None
+    now = [wait for wait in run.waits if not wait.ended and wait.took >= max(SUDDEN * 1e9, wait.past)]
+    if not now:
+        judged = what_bounds(run)
+        head = f"running, so far {judged.begins}"
+        return dataclasses.replace(judged, outcome=RunOutcome.RUNNING, cause=HangCause.NONE, head=head, focus=None)
+    wait = max(now, key=lambda wait: wait.for_data)
+    held = held_up(run, wait)
+    past = f"the longest wait before: {duration(wait.past)}" if wait.past else "no wait has ended before"
+    missing = "but no batch" if wait.for_data else "no call of next"
+    head = f"running, {missing} for {run.unit.of(wait.took)}, since {run.at(wait.begin)}"
+    evidence = (past, *run.steps_around(held.focus))
+    return run.finding(RunOutcome.RUNNING, held.what, evidence, held.step, held.focus, head=head)

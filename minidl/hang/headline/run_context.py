@@ -1,4 +1,4 @@
-"""One trace while its headline is computed: the last step of each process, and the focus."""
+"""One trace while its headline is computed: its last waits, the last step of each process, and the focus."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from minidl.hang.finding import Finding, Focus, HangCause, RecordedWait, RunOutcome, Sure, from_trace
-from minidl.hang.limits import SUDDEN, is_long
+from minidl.hang.limits import LONG, SUDDEN, is_long
 from minidl.hang.places import LoaderStep
 from minidl.hang.snapshot import Job
 from minidl.tracefile import events as ev
@@ -39,6 +39,25 @@ class LastWait:
     def took(self) -> int:
         return self.until - self.begin
 
+    @property
+    def home(self) -> int:
+        """The index of the process that waits."""
+        return int(self.row["process"])
+
+    @property
+    def loader(self) -> int:
+        return int(self.row["loader"])
+
+    @property
+    def at_its_end(self) -> int:
+        """A moment at the end of the wait, before the events that this end caused."""
+        return self.until - (self.took // 10 if self.ended else 0)
+
+    @property
+    def long(self) -> bool:
+        """Whether it lasted so long that evidence was taken."""
+        return self.took >= LONG * 1e9
+
     def is_hang(self, goes_on: bool) -> bool:
         """Whether it is a hang. goes_on: the run has not ended, so that a short wait may still end."""
         sudden = 0 < 10 * self.past <= self.took >= SUDDEN * 1e9
@@ -51,9 +70,9 @@ class LastWait:
 
 _TIMED_OUT, _INTERRUPTED = "its timeout passed", "it was interrupted"
 
-_OUTER: Final = (ev.NEXT[0], ev.CONSUMER[0], ev.SHUTDOWN[0], ev.WORKER_START[0], ev.RESULT_GET[0], ev.READY_GET[0])
+_GETS: Final = (ev.RESULT_GET[0], ev.READY_GET[0])
+_OUTER: Final = (ev.NEXT[0], ev.CONSUMER[0], ev.SHUTDOWN[0], ev.WORKER_START[0], *_GETS)
 """The outermost spans of a loader's process: in the loader, or in the program's own code."""
-
 
 _NO_EVIDENCE: Final = "the call that blocks it: the trace has no evidence of it (record with MINIDL_HANG_AFTER=60)"
 
@@ -87,11 +106,13 @@ class RunContext:
     """One trace while its headline is computed. Times: ns, CLOCK_MONOTONIC; a process: its index in the trace.
 
     homes: the processes that iterate; over: those whose end is recorded; until: the last sign of life of each;
-    left_alive: the loaders with an iterator left alive; unit: the unit of all durations in a title.
+    left_alive: the loaders with an iterator left alive; unit: the unit of all durations in a title; runs: the job is
+    running.
     """
 
     def __init__(self, trace: Trace, spans: Rows, job: Job | None) -> None:
         self.trace, self.spans, self.events, self.job = trace, spans, trace.events, job
+        self.processes, self.runs = trace.processes, trace.seen > 0
         self.start, self.last = trace.start, trace.last
         self.until = alive_until(trace)
         last = max(self.last, trace.watched.until, *self.until)  # a process may hang long after its last event
@@ -118,7 +139,7 @@ class RunContext:
 
     def _place(self, focus: Focus, outcome: RunOutcome) -> tuple[dict[str, Any], dict[str, Any]]:
         """The role and place that a finding is about."""
-        process = self.trace.processes[focus.process]
+        process = self.processes[focus.process]
         of_worker = focus.worker >= 0 and outcome in (RunOutcome.ERROR, RunOutcome.DIED)
         number = focus.worker if of_worker else process.worker
         step = STEPS.get(focus.code, LoaderStep.OTHER).name.lower()
@@ -126,49 +147,18 @@ class RunContext:
         role = "worker" if number >= 0 else "loop"
         return {"role": role, "worker": number, "pid": process.pid, "thread": focus.tid}, where
 
-    def last_wait(self, home: int) -> LastWait | None:
-        """The wait of a process at its last sign of life, or the wait that an interruption ended."""
-        mine = self.spans[(self.spans["process"] == home) & (self.spans["loader"] > 0)]
-        return self._open_wait(home, mine) or self._interrupted_wait(home, mine)
+    # --- events and spans
+    def events_of(self, code: int, loader: int) -> Rows:
+        rows: Rows = self.events[(self.events["code"] == code) & (self.events["loader"] == loader)]
+        return rows
 
-    def _open_wait(self, home: int, mine: Rows) -> LastWait | None:
-        rows = mine[(mine["end"] < 0) & np.isin(mine["code"], _OUTER)]
-        rows = rows[~np.isin(rows["loader"], list(self.left_alive))]
-        returned = int(mine["end"][mine["code"] == ev.NEXT[0]].max(initial=0))  # an exception leaves its inner get open
-        rows = rows[~np.isin(rows["code"], [ev.RESULT_GET[0], ev.READY_GET[0]]) | (rows["begin"] > returned)]
-        if not len(rows) or home in self.over:
-            return None
-        latest = rows[rows["loader"] == rows["loader"][-1]]  # in order of their begins: the open one began last
-        row = latest[0]
-        begin = since(self.trace, row)
-        if row["code"] == ev.CONSUMER[0]:  # the program's code may have gone on, and iterated over another loader
-            own = self.events[(self.events["process"] == home) & (self.events["tid"] == row["tid"])]
-            begin = max(begin, int(own["time"][-1]))
-        return LastWait(row, begin, max(begin, self.until[home]), self._past(mine, int(row["code"])))
-
-    def _interrupted_wait(self, home: int, mine: Rows) -> LastWait | None:
-        """The last `next`, if it gave no batch, no task's error and no epoch's end; or else the consumer's span."""
-        nexts = mine[(mine["code"] == ev.NEXT[0]) & (mine["end"] >= 0)]
-        if not len(nexts):
-            return None
-        row = nexts[-1]
-        begin, end = int(row["begin"]), int(row["end"])
-        inside = self.within(row)
-        alone = not np.any(self.events["code"][self.events["loader"] == row["loader"]] == ev.INDEX_PUT)
-        past = self._past(mine[mine["begin"] < begin], ev.NEXT[0])
-        timed_out = inside[inside["code"] == ev.TIMED_OUT]
-        if len(timed_out):
-            return LastWait(row, begin, int(timed_out["time"][-1]), past, _TIMED_OUT)
-        if row["ey"] == Outcome.ERROR and (alone or not np.any(inside["code"] == ev.YIELD)):
-            return LastWait(row, begin, end, past, _INTERRUPTED)
-        left = self.events[(self.events["code"] == ev.WORKER_EXIT) & (self.events["x"] == Ending.INTERRUPTED)]
-        consumer = mine[(mine["code"] == ev.CONSUMER[0]) & (mine["begin"] >= end)]
-        if len(left) and len(consumer):
-            end = min(int(left["time"][0]), int(consumer["end"][-1]))
-            own = self.events[(self.events["tid"] == row["tid"]) & (self.events["time"] < end)]
-            past = self._past(mine[mine["begin"] < consumer["begin"][-1]], ev.CONSUMER[0])
-            return LastWait(consumer[-1], int(own["time"][-1]), end, past, _INTERRUPTED)
-        return None
+    def spans_of(self, codes: Iterable[int], **fields: int) -> Rows:
+        """The spans of some kinds, with these values of fields."""
+        there = np.isin(self.spans["code"], list(codes))
+        for name, value in fields.items():
+            there &= self.spans[name] == value
+        rows: Rows = self.spans[there]
+        return rows
 
     def within(self, row: np.void) -> Rows:
         """The events of a span's loader while it lasted."""
@@ -177,6 +167,86 @@ class RunContext:
         rows: Rows = events[inside]
         return rows
 
+    def step_at(self, process: int, moment: int, task: int = -1) -> np.void | None:
+        """The innermost span of a process at a moment; a span of `task` if there is one."""
+        spans = self.spans
+        there = (spans["process"] == process) & (spans["begin"] <= moment)
+        there &= (spans["end"] < 0) | (spans["end"] > moment)
+        rows = spans[there & ~np.isin(spans["code"], [ev.EPOCH[0], ev.READY_GET[0]])]
+        mine = rows[rows["task"] == task] if task >= 0 else rows[:0]
+        rows = mine if len(mine) else rows
+        return rows[-1] if len(rows) else None
+
+    def process_of(self, loader: int, worker: int, pid: int = 0) -> int:
+        """The worker's index in the trace's processes; the last iterating process's if it has recorded nothing."""
+        numbered = enumerate(self.processes)
+        found = [i for i, p in numbered if p.role == "worker" and (p.loader, p.worker) == (loader, worker)]
+        found = [i for i in found if not pid or self.processes[i].pid == pid] or found
+        return (found or self.homes or [0])[-1]
+
+    def quiet(self, wait: LastWait, process: int) -> int:
+        """The time since a process's last event when the wait ended, ns; an idle worker polls its queue."""
+        own = self.events["time"][(self.events["process"] == process) & (self.events["time"] <= wait.until)]
+        return wait.until - int(own[-1]) if len(own) else wait.took
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether the out-of-memory killer killed processes of the run's cgroup, as the watchdog saw."""
+        samples = self.trace.watched.samples
+        return len(samples) > 1 and samples[-1].oom_kills > samples[0].oom_kills
+
+    # --- waits
+    @cached_property
+    def waits(self) -> list[LastWait]:
+        """The last wait of each iterating process."""
+        return [wait for home in self.homes if (wait := self.last_wait(home)) is not None]
+
+    def last_wait(self, home: int) -> LastWait | None:
+        """The wait of a process at its last sign of life, or the wait that an interruption ended."""
+        mine = self.spans[(self.spans["process"] == home) & (self.spans["loader"] > 0)]
+        return self._open_wait(home, mine) or self._interrupted_wait(mine)
+
+    def _open_wait(self, home: int, mine: Rows) -> LastWait | None:
+        rows = mine[(mine["end"] < 0) & np.isin(mine["code"], _OUTER)]
+        rows = rows[~np.isin(rows["loader"], list(self.left_alive))]
+        returned = int(mine["end"][mine["code"] == ev.NEXT[0]].max(initial=0))  # an exception leaves its inner get open
+        rows = rows[~np.isin(rows["code"], _GETS) | (rows["begin"] > returned)]
+        if not len(rows) or home in self.over:
+            return None
+        row = rows[rows["loader"] == rows["loader"][-1]][0]  # in order of their begins: the open one began last
+        begin = since(self.trace, row)
+        if row["code"] == ev.CONSUMER[0]:  # the program's code may have gone on, and iterated over another loader
+            own = self.events[(self.events["process"] == home) & (self.events["tid"] == row["tid"])]
+            begin = max(begin, int(own["time"][-1]))
+        return LastWait(row, begin, max(begin, self.until[home]), self._past(mine, int(row["code"])))
+
+    def _interrupted_wait(self, mine: Rows) -> LastWait | None:
+        """The last `next`, if it gave no batch, no task's error and no epoch's end; or else the consumer's span."""
+        nexts = mine[(mine["code"] == ev.NEXT[0]) & (mine["end"] >= 0)]
+        if not len(nexts):
+            return None
+        row = nexts[-1]
+        begin, end, inside = int(row["begin"]), int(row["end"]), self.within(row)
+        past = self._past(mine[mine["begin"] < begin], ev.NEXT[0])
+        timed_out = inside[inside["code"] == ev.TIMED_OUT]
+        if len(timed_out):
+            return LastWait(row, begin, int(timed_out["time"][-1]), past, _TIMED_OUT)
+        alone = not len(self.events_of(ev.INDEX_PUT, int(row["loader"])))
+        if row["ey"] == Outcome.ERROR and (alone or not np.any(inside["code"] == ev.YIELD)):
+            return LastWait(row, begin, end, past, _INTERRUPTED)
+        return self._interrupted_code(mine, row)
+
+    def _interrupted_code(self, mine: Rows, row: np.void) -> LastWait | None:
+        """The consumer's span after the last `next`, if a worker was interrupted in it."""
+        left = self.events[(self.events["code"] == ev.WORKER_EXIT) & (self.events["x"] == Ending.INTERRUPTED)]
+        consumer = mine[(mine["code"] == ev.CONSUMER[0]) & (mine["begin"] >= row["end"])]
+        if not len(left) or not len(consumer):
+            return None
+        end = min(int(left["time"][0]), int(consumer["end"][-1]))
+        own = self.events[(self.events["tid"] == row["tid"]) & (self.events["time"] < end)]
+        past = self._past(mine[mine["begin"] < consumer["begin"][-1]], ev.CONSUMER[0])
+        return LastWait(consumer[-1], int(own["time"][-1]), end, past, _INTERRUPTED)
+
     def _past(self, mine: Rows, code: int) -> int:
         """The longest of the process's earlier spans of this kind, ns."""
         kind = ev.CONSUMER[0] if code == ev.CONSUMER[0] else ev.NEXT[0]
@@ -184,16 +254,11 @@ class RunContext:
         followed = self.job.longest if self.job is not None and kind == ev.NEXT[0] else 0
         return max(int(durations(rows).max(initial=0)), followed)
 
-    def quiet(self, wait: LastWait, process: int) -> int:
-        """The time since a process's last event when the wait ended, ns; an idle worker polls its queue."""
-        own = self.events["time"][(self.events["process"] == process) & (self.events["time"] <= wait.until)]
-        return wait.until - int(own[-1]) if len(own) else wait.took
-
+    # --- focus
     def focus_in(self, wait: LastWait, process: int, task: int, worker: int) -> Focus:
         """The focus on the step of `process` during a wait; a step of `task` if there is one."""
-        moment = wait.until - (wait.took // 10 if wait.ended else 0)
-        row = self.step_at(process, moment, task)
-        return self.focus(wait.row if row is None else row, wait.begin, wait.until, worker, int(wait.row["loader"]))
+        row = self.step_at(process, wait.at_its_end, task)
+        return self.focus(wait.row if row is None else row, wait.begin, wait.until, worker, wait.loader)
 
     def focus_of(self, row: np.void, end: int) -> Focus:
         return self.focus(row, int(row["begin"]), end)
@@ -209,19 +274,28 @@ class RunContext:
         where = int(row["process"]), int(row["tid"]), int(row["code"]), int(row["begin"]), int(row["task"])
         return Focus(loader, begin, end, *where, worker, self.epoch(loader, begin))
 
-    def step_at(self, process: int, moment: int, task: int = -1) -> np.void | None:
-        """The innermost span of a process at a moment; a span of `task` if there is one."""
-        spans = self.spans
-        there = (spans["process"] == process) & (spans["begin"] <= moment)
-        there &= (spans["end"] < 0) | (spans["end"] > moment)
-        rows = spans[there & ~np.isin(spans["code"], [ev.EPOCH[0], ev.READY_GET[0]])]
-        mine = rows[rows["task"] == task] if task >= 0 else rows[:0]
-        rows = mine if len(mine) else rows
-        return rows[-1] if len(rows) else None
+    def sample(self, focus: Focus) -> int:
+        """The sample's index that the focus is in; -1 = none."""
+        if focus.code != ev.SAMPLE[0]:
+            return -1
+        rows = self.spans_of(ev.SAMPLE[:1], process=focus.process, tid=focus.tid, begin=focus.span)
+        return int(rows["by"][0]) if len(rows) else -1
 
+    def epoch(self, loader: int, time: int) -> int:
+        """A loader's epoch at a moment; -1 = unknown."""
+        begun = self.events_of(ev.EPOCH[0], loader)
+        begun = begun[begun["time"] <= time]
+        return int(begun["x"][-1]) if len(begun) else -1
+
+    # --- words
     def at(self, time: int) -> str:
         """A moment in words, since the trace's begin."""
         return self.unit.at(max(0, time - self.start))
+
+    def rank(self, process: int) -> str:
+        """The rank of a process, to stand before a sentence; "" = it has none."""
+        rank = self.processes[process].rank
+        return f"rank {rank}: " if rank >= 0 else ""
 
     def steps_around(self, focus: Focus) -> list[str]:
         """The chain of steps that the focus lies in, from the outermost on."""
@@ -230,48 +304,14 @@ class RunContext:
         spans = self.spans
         there = (spans["process"] == focus.process) & (spans["tid"] == focus.tid) & (spans["begin"] <= focus.span)
         rows = spans[there & ((spans["end"] < 0) | (spans["end"] > focus.span)) & (spans["code"] != ev.EPOCH[0])]
-        name = self.trace.processes[focus.process].name
         steps = (f"{doing(row)} since {self.at(since(self.trace, row))}" for row in rows)
-        return [f"{name}: {', '.join(steps)}"] if len(rows) else []
+        return [f"{self.processes[focus.process].name}: {', '.join(steps)}"] if len(rows) else []
 
     def signs(self, focus: Focus | None, until: int) -> str:
         """The last event of each process up to a time, the process in focus first."""
-        order = sorted(range(len(self.trace.processes)), key=lambda index: focus is None or index != focus.process)
+        order = sorted(range(len(self.processes)), key=lambda index: focus is None or index != focus.process)
         out = []
         for index in order:
             times = self.events["time"][(self.events["process"] == index) & (self.events["time"] <= until)]
-            seen = self.at(int(times[-1])) if len(times) else "never"
-            out.append(f"{self.trace.processes[index].of_rank} {seen}")
+            out.append(f"{self.processes[index].of_rank} {self.at(int(times[-1])) if len(times) else 'never'}")
         return listed(out)
-
-    def sample(self, focus: Focus) -> int:
-        """The sample's index that the focus is in; -1 = none."""
-        if focus.code != ev.SAMPLE[0]:
-            return -1
-        spans = self.spans
-        rows = spans[(spans["process"] == focus.process) & (spans["tid"] == focus.tid) & (spans["begin"] == focus.span)]
-        rows = rows[rows["code"] == ev.SAMPLE[0]]
-        return int(rows["by"][0]) if len(rows) else -1
-
-    def process_of(self, loader: int, worker: int, pid: int = 0) -> int:
-        """The worker's index in the trace's processes; the last iterating process's if it has recorded nothing."""
-        processes = self.trace.processes
-        found = [i for i, p in enumerate(processes) if p.role == "worker" and (p.loader, p.worker) == (loader, worker)]
-        found = [i for i in found if not pid or processes[i].pid == pid] or found
-        return (found or self.homes or [0])[-1]
-
-    @cached_property
-    def _epochs(self) -> Rows:
-        rows: Rows = self.events[self.events["code"] == ev.EPOCH[0]]
-        return rows
-
-    def epoch(self, loader: int, time: int) -> int:
-        """A loader's epoch at a moment; -1 = unknown."""
-        begun = self._epochs[(self._epochs["loader"] == loader) & (self._epochs["time"] <= time)]
-        return int(begun["x"][-1]) if len(begun) else -1
-
-    @property
-    def out_of_memory(self) -> bool:
-        """Whether the out-of-memory killer killed processes of the run's cgroup, as the watchdog saw."""
-        samples = self.trace.watched.samples
-        return len(samples) > 1 and samples[-1].oom_kills > samples[0].oom_kills

@@ -1,0 +1,263 @@
+"""Headlines of runs that ended early: by the death of a process or thread, or by an exception."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from pathlib import PurePath
+from typing import Any, Final
+
+import numpy as np
+
+from minidl.hang import remedies
+from minidl.hang.finding import Finding, Focus, RunOutcome, from_trace
+from minidl.hang.headline.hangs import hung, shown_to_hang
+from minidl.hang.headline.missing import held_up
+from minidl.hang.headline.run_context import RunContext
+from minidl.hang.limits import SUDDEN
+from minidl.hang.places import LoaderStep
+from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Rows
+from minidl.tracefile.events import Actor, Outcome
+from minidl.tracefile.process import ProcessLife
+from minidl.tracefile.words import counted, doing, duration, ending
+
+_FETCHES: Final = (ev.FETCH[0], ev.SAMPLE[0], ev.COLLATE[0])
+
+
+def _while_it_was(step: np.void | None) -> str:
+    return f" while it was {doing(step)}" if step is not None else ""
+
+
+def _exit(code: int) -> str:
+    """How a process ended, by its exit code."""
+    return f"{'ended with' if code >= 0 else 'was killed by'} {ending(code)}"
+
+
+# --- Workers and the pin thread ---------------------------------------------------------------------------------------
+def found_dead(run: RunContext) -> Finding | None:
+    """The death of a worker or of the pin thread, as the loader found it: the first one."""
+    deaths = _deaths(run)
+    if not len(deaths):
+        return None
+    row = deaths[0]
+    if (found := _hung_before(run, row)) is not None:
+        return found
+    of_pin_thread = row["code"] == ev.FOUND_DEAD and row["x"] == Actor.PIN_THREAD
+    return _pin_thread_died(run, row) if of_pin_thread else _worker_died(run, deaths)
+
+
+def _deaths(run: RunContext) -> Rows:
+    """The events by which workers or the pin thread were found dead, without the workers that the loader ended."""
+    events = run.events
+    found = events[(events["code"] == ev.FOUND_DEAD) & (events["x"] != Actor.LOADER)]
+    gone = events[(events["code"] == ev.WORKER_GONE) & (events["y"] != 0)]
+    ended = events[events["code"] == ev.TERMINATE]
+    ours = set(zip(ended["loader"].tolist(), ended["worker"].tolist(), strict=True))
+    named = [(int(row["loader"]), int(row["worker"])) in ours for row in gone]
+    rows: Rows = np.concatenate([found, gone[~np.array(named, bool)]])
+    return rows[np.argsort(rows["time"], kind="stable")]
+
+
+def _dead(row: np.void) -> tuple[int, int]:
+    """The pid and exit code of a death: the two events that report one have them in different fields."""
+    pid, code = ("y", "z") if row["code"] == ev.FOUND_DEAD else ("x", "y")
+    return int(row[pid]), int(row[code])
+
+
+def _hung_before(run: RunContext, death: np.void) -> Finding | None:
+    """The hang of a run that was killed as a whole, so that the loader found a worker dead just before its own end.
+
+    A person ends a hanging run with kill -9. A loader that survives a worker's death ends its `next` with an error.
+    """
+    home, (pid, code) = int(death["process"]), _dead(death)
+    together = run.until[home] - int(death["time"]) < SUDDEN * 1e9 and home not in run.over and not run.runs
+    wait = run.last_wait(home) if code == -signal.SIGKILL and together and not run.out_of_memory else None
+    if wait is None or wait.ended or not wait.for_data:
+        return None
+    wait = dataclasses.replace(wait, until=int(death["time"]) - 1)
+    found = hung(run, wait, []) if wait.is_hang(goes_on=False) or shown_to_hang(run, wait) else None
+    if found is None or found.outcome is not RunOutcome.HUNG:
+        return None
+    at = run.at(int(death["time"]))
+    both = f"SIGKILL ended the whole run at {at}: the loader found pid {pid} dead just before its own end"
+    return dataclasses.replace(found, evidence=(*found.evidence, *from_trace(both)))
+
+
+def _worker_died(run: RunContext, deaths: Rows) -> Finding:
+    row, (pid, code) = deaths[0], _dead(deaths[0])
+    loader, worker, time = int(row["loader"]), int(row["worker"]), int(row["time"])
+    process = run.process_of(loader, worker, pid)
+    of = f"rank {run.processes[process].rank} " if run.processes[process].rank >= 0 else ""
+    step = run.step_at(process, run.until[process])
+    if step is not None and int(step["tid"]) != pid:  # the step is its feeder thread's, and its main thread is at work
+        own = run.spans_of(_FETCHES, process=process, end=-1, tid=pid)
+        step = own[-1] if len(own) else step
+    last = min(run.until[process], time)  # a watchdog may notice the end later than the loader
+    others = {(int(other["loader"]), int(other["worker"])) for other in deaths} - {(loader, worker)}
+    also = f"; so did {counted(len(others), 'other worker')}" if others else ""
+    what = f"{of}worker {worker} (pid {pid}), last seen at {run.at(last)}, {_exit(code)}{_while_it_was(step)}{also}"
+    focus = run.focus(step, last if step is None else min(int(step["begin"]), last), time, worker, loader, process)
+    evidence = [f"found dead {duration(time - last)} after its last sign of life", *run.steps_around(focus)]
+    return run.finding(RunOutcome.DIED, what, evidence, remedies.after_signal(code, run.sample(focus)), focus)
+
+
+def _pin_thread_died(run: RunContext, row: np.void) -> Finding:
+    loader, home, time = int(row["loader"]), int(row["process"]), int(row["time"])
+    exits, pins = run.events_of(ev.PIN_EXIT, loader), run.spans_of(ev.PIN[:1], loader=loader)
+    tid = int((exits[-1] if len(exits) else row)["tid"])
+    task, code, begin = -1, 0, int((exits[-1] if len(exits) else row)["time"])
+    if len(pins):
+        task, code, begin = (int(pins[field][-1]) for field in ("task", "code", "begin"))
+    focus = Focus(loader, begin, time, home, tid, code, begin, task, epoch=run.epoch(loader, begin))
+    where = f", last seen with task {task}" if task >= 0 else ""
+    what = f"the pin thread of {run.processes[home].name} ended with an error{where}"
+    step = "read the program's error, which contains the pin thread's error; try pin_memory=False"
+    return run.finding(RunOutcome.DIED, what, (f"found at {run.at(time)}",), step, focus)
+
+
+# --- The loop's process -----------------------------------------------------------------------------------------------
+def killed(run: RunContext) -> Finding | None:
+    """The death of an iterating process by a signal, as the watchdog saw it.
+
+    A person may end a run with kill -9 to examine it, so SIGKILL counts only if memory ran out.
+    """
+    starved, watched = run.out_of_memory, run.trace.watched
+    by_request = (-signal.SIGINT,) if starved else (-signal.SIGINT, -signal.SIGKILL)
+    for home in run.homes:
+        seen = watched.death_of(run.processes[home].pid)
+        code = 0 if seen is None or seen.code is None or home in run.over else seen.code
+        if seen is None or code >= 0 or code in by_request:
+            continue
+        same = sum(one.code == code and one.pid != seen.pid for one in watched.ended)
+        with_it = f" (with {counted(same, 'other process', 'other processes')})" if same else ""
+        step = run.step_at(home, run.until[home])
+        focus = run.focus(step, seen.at if step is None else min(int(step["begin"]), seen.at), seen.at, process=home)
+        evidence = [f"the watchdog saw it end at {run.at(seen.at)}"]
+        evidence += ["the out-of-memory killer has killed processes of its cgroup"] if starved else []
+        said = f"{run.processes[home].name} {_exit(code)}{with_it}{_while_it_was(step)}"
+        return run.finding(RunOutcome.DIED, said, evidence, remedies.after_signal(code, -1), focus)
+    return None
+
+
+def loop_died(run: RunContext) -> Finding | None:
+    """The end of an iterating process without a shutdown, as a worker noticed, or the reader of the trace."""
+    rows = run.events[(run.events["code"] == ev.FOUND_DEAD) & (run.events["x"] == Actor.LOADER)]
+    noticed = [home for home in run.homes if run.processes[home].pid in set(rows["y"].tolist())]
+    waits = [wait.home for wait in run.waits if not wait.ended]
+    homes = noticed or [home for home in waits if run.processes[home].life is ProcessLife.GONE]
+    if not homes:
+        return None
+    home, last = homes[0], run.until[homes[0]]
+    step = run.step_at(home, last)
+    loader = int(rows["loader"][0]) if noticed else -1
+    focus = None if step is None else run.focus(step, int(step["begin"]), last, loader=loader)
+    later = (f"a worker noticed its end {duration(int(t) - last)} later, at its next check" for t in rows["time"])
+    evidence = (next(later, "the process no longer exists"), "no wait was longer than the waits before")
+    helps = "find the sender of the signal: see the scheduler's log, or dmesg for the kernel's out-of-memory killer"
+    name = run.processes[home].name
+    died = f"{name}, last seen at {run.at(last)}, ended without a shutdown{_while_it_was(step)}"
+    return run.finding(RunOutcome.DIED, died, evidence, helps, focus)
+
+
+# --- Exceptions -------------------------------------------------------------------------------------------------------
+_BY_REQUEST: Final = ("KeyboardInterrupt", "SystemExit", "GeneratorExit")
+"""Exceptions that end a program on request."""
+
+_GAVE_UP: Final = "timed out after"
+"""Words in the error of both loaders after a timeout."""
+
+
+def failed_next(run: RunContext) -> Finding | None:
+    """The first error after the last batch of a process: the program survived earlier errors."""
+    for home in run.homes:
+        nexts = run.spans_of(ev.NEXT[:1], process=home)
+        nexts = nexts[nexts["end"] >= 0]
+        good = np.flatnonzero(nexts["ey"] == Outcome.DATA)
+        failed = nexts[(good[-1] + 1 if len(good) else 0) :]
+        failed = failed[failed["ey"] == Outcome.ERROR]
+        if len(failed):
+            inside = run.within(failed[0])
+            errors = inside[(inside["code"] == ev.YIELD) & (inside["x"] == Outcome.ERROR)]
+            return _task_failed(run, failed[0], errors[0]) if len(errors) else _failed_outside(run, home, failed[0])
+    return None
+
+
+def _task_failed(run: RunContext, row: np.void, error: np.void) -> Finding:
+    """The finding of a `next` that raised a task's error. error: the event that handed it over."""
+    loader, task, worker = (int(error[field]) for field in ("loader", "task", "worker"))
+    told = run.events_of(ev.TASK_ERROR, loader)
+    told = told[(told["task"] == task) & (told["time"] <= row["end"])]
+    steps = run.spans_of(_FETCHES, loader=loader, task=task)
+    steps = steps[steps["begin"] <= row["end"]]
+    step = steps[-1] if len(steps) else row
+    unseen = len(told) > 0 and step["code"] == ev.FETCH[0]  # torch's loader shows no step for a sample
+    asked = int(told["y"][-1]) if unseen else -1
+    where = f"in sample {asked} (task {task})" if asked >= 0 else doing(step) if len(steps) else f"of task {task}"
+    text = shortened(run.trace.text(told[-1])) if len(told) else ""
+    when = f", at {run.at(int(told['time'][-1]))}" if len(told) else ""
+    who = f", worker {worker}" if worker >= 0 else ""
+    what = f"{run.rank(int(row['process']))}{text or 'an exception'} {where}{who}{when}"
+    focus = run.focus(step, int(step["begin"]), int(row["end"]), worker)
+    evidence = [f"next() raised it at {run.at(int(row['end']))}, when the batch was due"]
+    helps = remedies.in_step(LoaderStep.SAMPLE, asked if asked >= 0 else run.sample(focus))
+    return run.finding(RunOutcome.ERROR, what, evidence, helps, focus)
+
+
+def _failed_outside(run: RunContext, home: int, row: np.void) -> Finding:
+    """The finding of a `next` that failed without a task: an error of the sampler, or one from outside."""
+    inside, of, took = run.within(row), run.rank(home), run.unit.of(int(row["end"] - row["begin"]))
+    before = inside[(inside["tid"] == row["tid"]) & (inside["code"] != ev.NEXT[1])][-1]
+    if before["code"] == ev.SAMPLER_NEXT[1] and not before["x"]:
+        what = f"{of}the sampler raised an exception when it drew the indices of task {before['task']}"
+        helps, focus = remedies.in_step(LoaderStep.SAMPLER), run.focus_of(row, int(row["end"]))
+        return run.finding(RunOutcome.ERROR, what, (f"next() had lasted {took}",), helps, focus)
+    if line := _uncaught_line(run, [home]):
+        raised, gave_up = _raised(run, line, row), _GAVE_UP in str(line.get("error"))
+        return _timed_out(run, home, raised) if gave_up else raised
+    wait = run.last_wait(home)
+    assert wait is not None
+    held = held_up(run, wait)
+    what = f"{of}interrupted (Ctrl-C?) after waiting {took}, since {run.at(wait.begin)}: {held.what}"
+    evidence = (f"too short for a hang: the longest wait before was {duration(wait.past)}",)
+    return run.finding(RunOutcome.CUT, what, (*evidence, *run.steps_around(held.focus)), held.step, held.focus)
+
+
+def _timed_out(run: RunContext, home: int, raised: Finding) -> Finding:
+    """The finding of a loader's exception that ended a wait, with the step that the wait was for."""
+    wait = run.last_wait(home)
+    if wait is None or not wait.for_data:
+        return raised
+    held = held_up(run, wait)
+    what = raised.what + "".join(f"; {one}" for one in run.steps_around(held.focus)[:1])
+    return run.finding(RunOutcome.ERROR, what, (fact.text for fact in raised.evidence), held.step, held.focus)
+
+
+def uncaught(run: RunContext) -> Finding | None:
+    """The recorded exception that ended an iterating program."""
+    line = _uncaught_line(run, run.homes)
+    return _raised(run, line) if line else None
+
+
+def _uncaught_line(run: RunContext, homes: list[int]) -> dict[str, Any]:
+    """The trace's facts on the first exception that ended one of these processes; {} = none."""
+    lines = (line for line in run.trace.described("uncaught") if line["process"] in homes)
+    return next((line for line in lines if not str(line.get("error")).startswith(_BY_REQUEST)), {})
+
+
+def _raised(run: RunContext, line: dict[str, Any], row: np.void | None = None) -> Finding:
+    """The finding of an uncaught exception. row: the `next` that raised it, None = the program's own code."""
+    process, error, at = int(line["process"]), str(line.get("error")), [str(one) for one in line.get("at", [])]
+    last = run.events["time"][run.events["process"] == process].max(initial=0)
+    moment = line.get("monotonic_ns", int(last))
+    where, focus = " in next", None if row is None else run.focus_of(row, int(row["end"]))
+    if focus is None:
+        where = " in the program's own code"
+        focus = Focus(0, moment, moment, process, run.processes[process].pid, ev.CONSUMER[0], moment)
+    what = f"{shortened(error)}{where}" + (f", at {PurePath(at[0]).name}" if at else "")
+    evidence = (f"raised at {run.at(moment)}", *(f"called from {one}" for one in at[1:4]))
+    return run.finding(RunOutcome.ERROR, what, evidence, remedies.after_error(error), focus)
+
+
+def shortened(text: str, most: int = 80) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."

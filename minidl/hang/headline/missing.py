@@ -1,0 +1,178 @@
+"""What a wait of the loader, or of the program's own code, is for.
+
+Interface: `held_up(run, wait)` -> `HeldUp`: in words, with the remedy, the focus and the state of the loader.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from minidl.hang import remedies
+from minidl.hang.consult import diagnose_recorded
+from minidl.hang.finding import Finding, Focus, FocusScope, RecordedWait, from_trace
+from minidl.hang.headline.run_context import STEPS, LastWait, RunContext
+from minidl.hang.places import LoaderStep
+from minidl.hang.snapshot import IteratorSnapshot, Job
+from minidl.playback.state import STARTING, MessageStage, ProtocolState
+from minidl.tracefile import events as ev
+from minidl.tracefile.events import Message
+from minidl.tracefile.open_spans import since
+from minidl.tracefile.process import ProcessLife
+from minidl.tracefile.reader import Trace
+from minidl.tracefile.words import counted, doing, listed
+
+_READABLE = (MessageStage.WRITTEN, MessageStage.READ, MessageStage.REBUILDING, MessageStage.REBUILT)
+
+
+@dataclass(frozen=True)
+class HeldUp:
+    """What a wait is for. what: in words; step: the remedy; state: of the loader in the wait."""
+
+    run: RunContext
+    wait: LastWait
+    what: str
+    step: str
+    focus: Focus
+    state: ProtocolState
+
+    @property
+    def finished_behind(self) -> list[str]:
+        """The finished batches that wait behind the missing one, as evidence."""
+        state = self.state
+        piped: Iterable[int] = (m.task for m in state.result_queue if m.kind is Message.RESULT and m.stage in _READABLE)
+        ready: Iterable[int] = (m.task for m in state.ready_queue if m.kind is Message.RESULT)
+        tasks = sorted({*state.reorder_buffer, *piped, *ready} - {state.waiting_for})
+        return [f"finished behind it: {counted(len(tasks), 'task')} ({listed(tasks)})"] if tasks else []
+
+    def told(self, evidence: Iterable[str] = ()) -> RecordedWait:
+        """The wait in the form that the doctor takes."""
+        run, wait, state, number = self.run, self.wait, self.state, self.focus.worker
+        home, made_by = run.processes[wait.home], run.process_of(self.focus.loader, number)
+        workers = [p for p in run.processes if p.role == "worker"]
+        mine = [p for p in workers if (p.loader, p.ppid) == (self.focus.loader, home.pid)]
+        step = run.step_at(self.focus.process, wait.until) if self.focus.process != wait.home else None
+        of_worker = number >= 0 and wait.for_data
+        return RecordedWait(
+            hung=wait.is_hang(run.runs),
+            since=wait.begin,
+            seconds=wait.took / 1e9,
+            past=wait.past / 1e9,
+            pid=home.pid,
+            tid=int(wait.row["tid"]),
+            task=-1 if state.waiting_for is None else state.waiting_for,
+            worker=number if of_worker else -1,
+            worker_pid=run.processes[made_by].pid if of_worker else 0,
+            sample=run.sample(self.focus),
+            step=doing(step) if step is not None else "",
+            step_since=since(run.trace, step) if step is not None else 0,
+            own_code=not wait.for_data,
+            numbers={process.pid: process.worker for process in mine},
+            workers=0 if state.alone else len(state.workers),
+            others=frozenset(process.pid for process in workers if process.loader != self.focus.loader),
+            ranks={one.pid: one.rank for one in run.processes if one.rank >= 0 and one.worker < 0},
+            facts=from_trace(*evidence),
+        )
+
+    def opinion(self, evidence: Iterable[str] = ()) -> Finding | None:
+        """The doctor's finding, if a watchdog took evidence in the wait."""
+        told = self.told(evidence)
+        found = diagnose_recorded(self.run.trace, told)
+        return None if found is None else dataclasses.replace(found, wait=told)
+
+
+def held_up(run: RunContext, wait: LastWait, how_long: str = "") -> HeldUp:
+    """What a wait is for. how_long: words for a wait in the program's own code."""
+    shot, state = _state_in(run, wait)
+    found = _missing_batch(run, wait, shot, state) if wait.for_data else _own_code(run, wait, state, how_long)
+    return HeldUp(run, wait, *found, state)
+
+
+def _state_in(run: RunContext, wait: LastWait) -> tuple[IteratorSnapshot, ProtocolState]:
+    """The loader's state in the wait; for a wait that was ended, before its end."""
+    if run.job is not None and not wait.ended:
+        return _followed(run, run.job, run.trace, wait)
+    cut = copy.copy(run.trace)
+    cut.__dict__.pop("order", None)
+    cut.events = run.events[(run.events["time"] <= wait.at_its_end) & (run.events["loader"] == wait.loader)]
+    job = Job()
+    job.take(cut)
+    return _followed(run, job, cut, wait)
+
+
+def _followed(run: RunContext, job: Job, trace: Trace, wait: LastWait) -> tuple[IteratorSnapshot, ProtocolState]:
+    """The wait's loader, by a job that has followed `trace`."""
+    lives = {process.pid: process.life for process in trace.processes} if run.runs else {}
+    (shot,) = (one for one in job.snapshot(trace, wait.until, lives).loaders if one.number == wait.loader)
+    return shot, job.iterators[wait.loader].state
+
+
+def _missing_batch(
+    run: RunContext, wait: LastWait, shot: IteratorSnapshot, state: ProtocolState
+) -> tuple[str, str, Focus]:
+    """The missing batch in words, the remedy, and the focus."""
+    task = -1 if state.waiting_for is None else state.waiting_for
+    what, number = shot.waits or shot.doing.words, _maker(state)
+    if state.pin is not None and state.pin.task == task >= 0:
+        step = remedies.in_step(LoaderStep.PIN)
+        dump = f"while it hangs, py-spy dump --pid {run.processes[wait.home].pid}"
+        return what, f"{step}; {dump}", run.focus_in(wait, wait.home, task, number)
+    process = run.process_of(wait.loader, number) if number >= 0 else wait.home
+    who, focus = run.processes[process], run.focus_in(wait, process, task, number)
+    rebuilt = any(m.task == task and m.stage is MessageStage.REBUILDING for m in state.result_queue)
+    asked = number >= 0 and (rebuilt or focus.code == ev.INDEX_GET[0])
+    silent = asked and run.quiet(wait, process) > wait.took // 2
+    if silent and rebuilt:
+        what = f"{who.name} does not react (stopped?); it has to hand over the memory of task {task}"
+        step = f"check whether it is stopped (T), or keeps the GIL: ps -o stat,wchan -p {who.pid}"
+        return what, step, still(run, wait, focus, "stopped?", task)
+    step = _remedy(run, focus, state, silent)
+    if who.life is ProcessLife.STOPPED:
+        focus = still(run, wait, focus, "stopped by a signal:", task)
+    elif silent:
+        what, focus = f"{who.name} has not taken task {task} (stopped?)", still(run, wait, focus, "stopped?", task)
+    return what, step, focus
+
+
+def _maker(state: ProtocolState) -> int:
+    """The worker that makes the missing batch; out of order the first busy one; -1 = none."""
+    if state.waiting_worker >= 0 or state.alone:
+        return state.waiting_worker
+    return next((worker.worker for worker in state.workers if not worker.idle), -1)
+
+
+def _remedy(run: RunContext, focus: Focus, state: ProtocolState, silent: bool) -> str:
+    """The remedy for a wait. silent: the process has recorded nothing for most of the wait."""
+    pid = run.processes[focus.process].pid
+    look = f"print its stack: py-spy dump --pid {pid}"
+    if silent:
+        return f"check whether it is stopped (T) or swapped out: ps -o stat,wchan -p {pid}"
+    if any(one.activity == STARTING and one.worker == focus.worker for one in state.workers):
+        return f"check the start of the worker's process: its imports, the unpickling of the dataset; {look}"
+    step = STEPS.get(focus.code)
+    known = remedies.SHARED_MEMORY if focus.code == ev.SHM_COPY[0] else remedies.in_step(step, run.sample(focus))
+    forked = remedies.HELD_AT_FORK if step in (LoaderStep.INIT, LoaderStep.OPEN) else ""
+    return "; ".join(filter(None, (known, forked, f"while it hangs, {look}")))
+
+
+def still(run: RunContext, wait: LastWait, focus: Focus, words: str, task: int) -> Focus:
+    """The focus on a process that stands still. task: the one that the loader waits for, -1 = unknown."""
+    since = wait.until - run.quiet(wait, focus.process)
+    needed = f"; the loader waits for its task {task}" if task >= 0 else ""
+    words = f"{words} no sign of life since {run.at(since)}{needed}"
+    return dataclasses.replace(focus, frame=FocusScope.PROCESS, since=since, words=words)
+
+
+def _own_code(run: RunContext, wait: LastWait, state: ProtocolState, how_long: str) -> tuple[str, str, Focus]:
+    """A wait in the program's own code in words, the remedy, and the focus."""
+    after = f" after task {int(wait.row['task'])}" if wait.row["task"] >= 0 else ""
+    ready = len(state.reorder_buffer) + len(state.ready_queue) + len(state.result_queue)
+    stock = f"{counted(ready, 'batch is', 'batches are')} ready"
+    what = f"the training loop's own code{after} has not called next(){how_long}; {stock}"
+    step = (
+        f"print the loop's stack: py-spy dump --pid {run.processes[wait.home].pid}; with several ranks it may "
+        "wait for another rank: see that rank's trace"
+    )
+    return what, step, run.focus(wait.row, wait.begin, wait.until)
