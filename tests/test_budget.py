@@ -21,7 +21,7 @@ AT_MOST = {
     "minidl/resume minidl/arena minidl/device minidl/dataloader.py": 2410,
     "minidl/tracefile minidl/record": 7490,
     "minidl/playback minidl/check": 3530,
-    "minidl/hang": 5930,
+    "minidl/hang": 5940,
     "minidl/speed": 2690,
     "minidl/views": 4200,
     "minidl/explore": 2495,
