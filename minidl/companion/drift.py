@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from minidl.articles import ARTICLES, Section, sections
-from minidl.companion.rows import RowError, Translated, entries, listed, read
+from minidl.companion.rows import Entry, RowError, Translated, entries, listed, read
 from minidl.references import places, source_of
 
 KINDS: Final = ("gone", "moved", "changed", "added", "never")
@@ -98,12 +98,9 @@ def drifts() -> tuple[Drift, ...]:
     return tuple(sorted(found, key=lambda d: len(order) if d.section is None else order.index(d.section)))
 
 
-def counts() -> dict[str, int]:
-    """Return how many drifts each article has, and torch's note."""
-    out = {str(number): 0 for number in ARTICLES} | {NOTE: 0}
-    for drift in drifts():
-        out[NOTE if drift.section is None else str(drift.section.article)] += 1
-    return out
+def drifts_of(entry: Entry) -> list[Drift]:
+    """Return the drifts that are about a row's section."""
+    return [] if entry.topic else [drift for drift in drifts() if drift.section is entry.section]
 
 
 def moved(torch: Path) -> Iterator[str]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from minidl.companion import coverage
-from minidl.companion.drift import drifts
+from minidl.companion.drift import drifts, drifts_of
 from minidl.companion.moments import TRACES, find, heading_of
 from minidl.companion.rows import Entry, Translated, entries
 from minidl.explore.guards import GUARDS
@@ -107,8 +107,7 @@ def _row(entry: Entry, language: str, width: int) -> Iterator[str]:
         yield f"  run    {moment.name}: {moment.state()[0]} ({moment.command})"
     if entry.notebook:
         yield f"  notebook notebooks/{entry.notebook.partition('#')[0]}: {heading_of(entry.notebook)}"
-    if not entry.topic:
-        yield from (f"  differs: {d.words.titles[language]}" for d in drifts() if d.section is entry.section)
+    yield from (f"  differs: {drift.words.titles[language]}" for drift in drifts_of(entry))
 
 
 def _drifts(language: str, width: int) -> Iterator[str]:
