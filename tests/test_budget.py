@@ -22,7 +22,7 @@ AT_MOST = {
     "minidl/tracefile minidl/record": 7490,
     "minidl/playback minidl/check": 3530,
     "minidl/hang": 5940,
-    "minidl/speed": 2690,
+    "minidl/speed": 2660,
     "minidl/views": 4200,
     "minidl/explore": 2495,
     "minidl/prove": 5420,

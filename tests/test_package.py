@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import subprocess
 import sys
@@ -13,18 +12,6 @@ import pytest
 import minidl
 
 PACKAGE = Path(minidl.__file__).parent
-
-
-def names_for_type_checkers() -> dict[str, str]:
-    """Each name that the imports under TYPE_CHECKING bind, with its module."""
-    tree = ast.parse((PACKAGE / "__init__.py").read_text())
-    block = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
-    return {
-        alias.name: str(node.module).removeprefix("minidl.")
-        for node in block.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
 
 
 def loaded_after(statements: str, **environment: str) -> set[str]:
@@ -40,15 +27,10 @@ def loaded_after(statements: str, **environment: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_the_three_lists_of_public_names_agree() -> None:
-    assert names_for_type_checkers() == minidl._MODULE_OF
-    assert sorted(minidl.__all__) == sorted(minidl._MODULE_OF)
-
-
 @pytest.mark.parametrize("name", minidl.__all__)
 def test_each_public_name_is_its_modules_own(name: str) -> None:
     value = getattr(minidl, name)
-    assert value.__module__ == f"minidl.{minidl._MODULE_OF[name]}"
+    assert value.__module__ == minidl._modules()[name]
     assert vars(minidl)[name] is value
     assert name in dir(minidl)
 
