@@ -59,7 +59,7 @@ def html(path: str | os.PathLike[str] | None = None) -> CompanionPage | Path:
     sources: dict[str, list[object]] = {}
     words = {key: Translated.of(fields).titles for key, fields in read("words.ini").items()}
     called: tuple[Callable[..., Any], ...] = (
-        *(inline, counterexample, rules_of, rows_of, by_module, picture, diagram, moments.find, moments.heading_of),
+        *(inline, rules_of, rows_of, by_module, picture, diagram, moments.find, moments.heading_of),
         *(places, source_line, coverage.events_of, coverage.purposes, coverage.without_row, drifts_of),
     )
     looked_up: dict[str, Any] = {function.__name__: function for function in called}
@@ -83,6 +83,7 @@ def html(path: str | os.PathLike[str] | None = None) -> CompanionPage | Path:
         compiled=coverage.COMPILED,
         events_without_row=coverage.EVENTS_WITHOUT_ROW,
         recorded=moments.TRACES.is_dir(),
+        counterexample=counterexample,
         **looked_up,
     )
     return CompanionPage(page).written(path)
