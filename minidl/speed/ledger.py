@@ -25,8 +25,6 @@ from minidl.tracefile.loaders import in_slabs
 from minidl.tracefile.words import counted, percent, size
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from minidl.tracefile.reader import Trace
 
 
@@ -206,15 +204,6 @@ class Ledger:
             f"{size(payload)} pickled; after collation each byte was copied {self.copies_per_byte:.2f} times"
         )
 
-    def to_pandas(self) -> pd.DataFrame:
-        """The copies as a DataFrame: the columns of COPY, kind and why by name. Needs pandas."""
-        import pandas as pd
-
-        frame = pd.DataFrame({name: self.copies[name] for name in COPY.names or ()})
-        for name, kinds in (("kind", Copy), ("why", Why)):
-            frame[name] = pd.Categorical(frame[name].map({member.value: member.name for member in kinds}))
-        return frame
-
     def __repr__(self) -> str:
         avoidable = int(self.batches["avoidable"].sum())
         made, copied = int(self.batches["collate"].sum()), int(self.batches["copied"].sum())
@@ -252,25 +241,22 @@ class Slabs:
     def text(self) -> str:
         """One line: the number of slabs, and the exceptions."""
         used = f", each used {self.used / self.made:.3g} times on average" if self.made else ""
-        parts = [
-            f"{counted(self.made, 'slab')} made{used}; at most {self.most} in use at once ({size(self.most_bytes)})"
-        ]
-        if self.locked:
-            parts.append(
-                f"{counted(self.locked, 'slab')} page-locked ({size(self.locked_bytes)}), so no pin copy"
-                f"{' (simulated)' if self.simulated else ''}"
-            )
-        if self.alone:
-            budget = f" of {size(self.budget)} (MINIDL_ARENA_BYTES)" if self.budget else ""
-            parts.append(
-                f"{counted(self.alone, 'slab')} ({size(self.alone_bytes)}) for one batch only, beyond a worker's "
-                f"budget{budget} for reusable slabs"
-            )
-        parts += [f"{counted(self.kept, 'slab')} given up, because a forked process may see them"] if self.kept else []
-        parts += [f"{counted(self.lost, 'slab')} whose descriptor did not arrive"] if self.lost else []
-        if self.leaves:
-            parts.append(f"{counted(self.leaves, 'part')} of batches in a segment each, as torch sends them")
-        return "slabs: " + "; ".join(parts)
+        budget = f" of {size(self.budget)} (MINIDL_ARENA_BYTES)" if self.budget else ""
+        made, locked, alone, kept, lost = (
+            counted(number, "slab") for number in (self.made, self.locked, self.alone, self.kept, self.lost)
+        )
+        parts = {
+            f"{made} made{used}; at most {self.most} in use at once ({size(self.most_bytes)})": True,
+            f"{locked} page-locked ({size(self.locked_bytes)}), so no pin copy{' (simulated)' * self.simulated}": (
+                self.locked
+            ),
+            f"{alone} ({size(self.alone_bytes)}) for one batch only, beyond a worker's budget{budget} for reusable "
+            "slabs": self.alone,
+            f"{kept} given up, because a forked process may see them": self.kept,
+            f"{lost} whose descriptor did not arrive": self.lost,
+            f"{counted(self.leaves, 'part')} of batches in a segment each, as torch sends them": self.leaves,
+        }
+        return "slabs: " + "; ".join(text for text, there in parts.items() if there)
 
 
 def _wrapped(text: str, indent: int) -> list[str]:
@@ -306,32 +292,17 @@ def slabs_of(events: Rows, loaders: Mapping[int, Mapping[str, Any]]) -> Slabs:
     )
 
 
-def ledger(trace: Trace, loader: int | None = None) -> Ledger:
-    """Account for the bytes of `trace`, of one loader or of all.
-
-    Raises ValueError if the trace has no such loader. Article 3 §summary lists the copies.
-    """
-    spans = trace.spans()
-    if loader is not None:
-        known = np.unique(trace.events["loader"]).tolist()
-        if loader not in known:
-            raise ValueError(f"the trace has no iterator {loader}: it has {[number for number in known if number]}")
-        spans = spans[spans["loader"] == loader]
-    reads = _reads(trace)
+def ledger(trace: Trace) -> Ledger:
+    """Account for the bytes of `trace`. Article 3 §summary lists the copies."""
+    spans, reads = trace.spans(), _reads(trace)
     closed = spans[(spans["end"] >= 0) | _was_read(trace, spans, reads)]
     copies = np.concatenate([*_copies(trace, closed), reads])
-    if loader is not None:
-        copies = copies[copies["loader"] == loader]
     copies = copies[copies["task"] >= 0]  # the rest belongs to sentinels and to resumptions
     copies["epoch"] = epochs(trace.events, copies["loader"], copies["time"])
     copies["why"] = _why(copies, in_slabs(trace))
     copies = copies[np.argsort(copies["time"], kind="stable")]
     batches = _batches(trace, copies, closed)
-    notes = [
-        *_pageable(trace, batches, loader),
-        *_blind(copies, batches),
-        *_left_out(trace, spans, closed, copies, loader),
-    ]
+    notes = [*_pageable(trace, batches), *_blind(copies, batches), *_left_out(trace, spans, closed, copies)]
     return Ledger(copies, batches, notes, _slabs(trace, np.unique(batches["loader"])))
 
 
@@ -472,45 +443,40 @@ def _find(trace: Trace, known: Ints, rows: Rows, time: Ints) -> tuple[Ints, Bool
 
 
 # --- What the numbers do not say --------------------------------------------------------------------------------------
-def _pageable(trace: Trace, batches: Rows, wanted: int | None) -> list[str]:
+def _pageable(trace: Trace, batches: Rows) -> Iterator[str]:
     """Notes on loaders that do not pin, if another loader of the run proves that there is an accelerator."""
     devices = {str(params.get("pin_memory_device")) for params in trace.loaders.values() if params.get("pin_memory")}
     proof = sorted(devices - {"None", "simulated", "mps"})
-    notes = []
-    for number, params in sorted(trace.loaders.items()):
-        pageable = params.get("pin_memory") is False and not params.get("slabs_locked")
-        if proof and pageable and wanted in (None, number):
+    for number, params in sorted(trace.loaders.items()) if proof else ():
+        if params.get("pin_memory") is False and not params.get("slabs_locked"):
             own = batches[batches["loader"] == number]
-            notes.append(
+            yield (
                 f"iterator {number} does not pin, and the machine has an accelerator ({proof[0]}, for which another "
                 f"iterator pins): its {size(int(own['by_handle'].sum()))} are pageable, so a copy to the device goes "
                 f"through a staging buffer and blocks the host; use pin_memory=True"
             )
-    return notes
 
 
-def _blind(copies: Rows, batches: Rows) -> list[str]:
-    """Notes on pinned batches whose pinned bytes the trace does not have."""
+def _blind(copies: Rows, batches: Rows) -> Iterator[str]:
+    """Note pinned batches whose pinned bytes the trace does not have."""
     pinned = copies[(copies["kind"] == Copy.PIN) & (copies["bytes"] == 0)]
-    blind = int(np.isin(_keys(batches[batches["by_handle"] > 0]), _keys(pinned)).sum())
-    if not blind:
-        return []
-    return [
-        f"batches whose pinning shows no bytes: {blind}; the trace does not record the copies of an object's own "
-        "pin_memory(), so they are missing here"
-    ]
+    if blind := int(np.isin(_keys(batches[batches["by_handle"] > 0]), _keys(pinned)).sum()):
+        yield (
+            f"batches whose pinning shows no bytes: {blind}; the trace does not record the copies of an object's own "
+            "pin_memory(), so they are missing here"
+        )
 
 
-def _left_out(trace: Trace, spans: Rows, closed: Rows, copies: Rows, wanted: int | None) -> list[str]:
+def _left_out(trace: Trace, spans: Rows, closed: Rows, copies: Rows) -> Iterator[str]:
     kinds = [ev.INDEX_WRITE, ev.SHM_COPY, ev.RESULT_PICKLE, ev.RESULT_WRITE, ev.RESULT_REBUILD, ev.PIN, ev.H2D]
     begins = [begin for begin, _ in kinds]
-    opened = int(np.isin(spans["code"], begins).sum() - np.isin(closed["code"], begins).sum())
-    notes = [f"copies that did not end before the trace, left out: {opened}"] if opened else []
-    alone = [n for n, params in sorted(trace.loaders.items()) if params.get("num_workers") == 0 and wanted in (None, n)]
-    notes += [f"iterator {n} has no workers: it sends no batches, and the trace does not have its bytes" for n in alone]
-    unknown = int(np.count_nonzero((copies["epoch"] < 0) & (copies["kind"] != Copy.H2D)))
-    notes += [f"{unknown} copies belong to an epoch whose begin is not in the trace"] if unknown else []
-    pins = spans[spans["code"] == ev.PIN[0]]
-    notes += ["the pinning is simulated"] if pins["by"].any() else []
-    sent = spans[spans["code"] == ev.H2D[0]]
-    return notes + (["the device is simulated"] if sent["ez"].any() else [])
+    if opened := int(np.isin(spans["code"], begins).sum() - np.isin(closed["code"], begins).sum()):
+        yield f"copies that did not end before the trace, left out: {opened}"
+    for number, params in sorted(trace.loaders.items()):
+        if params.get("num_workers") == 0:
+            yield f"iterator {number} has no workers: it sends no batches, and the trace does not have its bytes"
+    if unknown := int(np.count_nonzero((copies["epoch"] < 0) & (copies["kind"] != Copy.H2D))):
+        yield f"{unknown} copies belong to an epoch whose begin is not in the trace"
+    for what, code, column in (("pinning", ev.PIN[0], "by"), ("device", ev.H2D[0], "ez")):
+        if spans[column][spans["code"] == code].any():
+            yield f"the {what} is simulated"

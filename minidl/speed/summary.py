@@ -80,11 +80,6 @@ class LoaderSummary:
     left_alive: bool = False
     first_epoch: int = -1
 
-    @property
-    def waiting_share(self) -> float:
-        """The share of its time that the training loop waited for data; 0 if nothing is recorded."""
-        return self.waited / max(1, self.waited + self.consumer)
-
     def text(self, hints: bool = True) -> str:
         """The iterator's part of the summary. hints: with the next step for its speed, and its slowest samples."""
         wall = f"{duration(self.wall)} from the first event to the last"

@@ -13,7 +13,7 @@ import torch
 from oracle_trace import write_process
 
 import minidl
-from minidl.speed.ledger import HANDLE_BYTES, LARGE_PAYLOAD, MANY_TENSORS, Copy, Ledger, Slabs, Why, ledger
+from minidl.speed.ledger import HANDLE_BYTES, LARGE_PAYLOAD, MANY_TENSORS, Copy, Ledger, Slabs, Why, ledger, part
 from minidl.tracefile import events as ev
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.wire.message import dumps
@@ -228,13 +228,12 @@ def test_one_loader_of_two(tmp_path: Path) -> None:
             list(minidl.DataLoader(Vectors(), batch_size=6, num_workers=1, collate_fn=collate_fn))
     trace = read_trace(tmp_path / "t")
     first, second = sorted(trace.loaders)
-    assert bytes_of(ledger(trace, first), Copy.FEEDER) == [0, 0]
-    assert bytes_of(ledger(trace, second), Copy.FEEDER) == [6 * ROW_BYTES] * 2
     both = ledger(trace)
-    assert len(both.copies) == len(ledger(trace, first).copies) + len(ledger(trace, second).copies)
+    of_first, of_second = (part(trace, both, [number]) for number in (first, second))
+    assert bytes_of(of_first, Copy.FEEDER) == [0, 0]
+    assert bytes_of(of_second, Copy.FEEDER) == [6 * ROW_BYTES] * 2
+    assert len(both.copies) == len(of_first.copies) + len(of_second.copies)
     assert bytes_of(both, Copy.FEEDER) == [0, 0, 6 * ROW_BYTES, 6 * ROW_BYTES]
-    with pytest.raises(ValueError, match="the trace has no iterator 999"):
-        ledger(trace, 999)
 
 
 # --- Traces made by hand ----------------------------------------------------------------------------------------------
@@ -367,7 +366,6 @@ def test_pageable_is_said_where_another_loader_proves_an_accelerator(
         assert notes[0].startswith("iterator 1 does not pin, and the machine has an accelerator (cuda")
         assert "its 4.9 KiB are pageable" in notes[0]
         assert notes[0].endswith("pin_memory=True")
-        assert ledger(trace, 1).notes == notes
 
 
 @pytest.mark.parametrize(
@@ -392,14 +390,6 @@ def test_an_empty_trace(tmp_path: Path) -> None:
     found = ledger(made(tmp_path / "t", [], []))
     assert found.text() == "no worker sent a batch to the loader"
     assert np.isnan(found.copies_per_byte)
-
-
-def test_as_a_data_frame(tmp_path: Path) -> None:
-    pytest.importorskip("pandas")
-    frame = ledger(made(tmp_path / "t", [epoch(0, 1)], message(0, 10, 300, 400, 2, 5000))).to_pandas()
-    assert frame["kind"].tolist() == ["PICKLE", "FEEDER", "WRITE"]
-    assert frame["why"].tolist() == ["NEEDED", "NOT_SHARED_YET", "NEEDED"]
-    assert frame["bytes"].tolist() == [300, 5000, 400]
 
 
 # --- Slabs ------------------------------------------------------------------------------------------------------------
