@@ -269,21 +269,21 @@ def _after_demo(path: Path, losses: Sequence[float]) -> int:
 )  # fmt: skip
 def run(arguments: Namespace) -> int:
     from minidl import run
+    from minidl.record.group import rank_directory, rank_name
 
     if arguments.command[:1] == ["--"]:
         del arguments.command[0]
     if not arguments.command:
         what = "module" if arguments.module else "script"
         raise CommandError(f"run: no {what} given; example: minidl run train.py --epochs 2")
-    rank = os.environ.get("RANK")
+    rank = rank_name()
     if arguments.trace is None:
-        directory = run.free_directory(Path("minidl-traces"), "run" if rank is None else f"rank-{rank}")
+        directory = run.free_directory(Path("minidl-traces"), rank or "run")
     else:
-        # The ranks of a job share one command line, and each needs a trace of its own.
-        directory = arguments.trace if rank is None else arguments.trace / f"rank-{rank}"
+        directory = rank_directory(arguments.trace)  # the ranks of a job share one command line
     taken = (directory / "manifest.json").exists()
     try:
-        with _prefixed("run", run.RunError), _viewed(directory, arguments.view and rank in (None, "0")):
+        with _prefixed("run", run.RunError), _viewed(directory, arguments.view and rank in ("", "rank-0")):
             code = run.run_script(
                 arguments.command,
                 module=arguments.module,

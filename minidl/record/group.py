@@ -1,4 +1,4 @@
-"""The process group that this process is a rank of, and hooks at its begin and its end."""
+"""Which rank of a distributed run this process is, where it records, and hooks at its process group's begin and end."""
 
 from __future__ import annotations
 
@@ -6,11 +6,23 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 _HOMES: tuple[Any, ...] = (dist, getattr(dist, "distributed_c10d", dist))
+
+
+def rank_name() -> str:
+    """The name of a rank's trace: "rank-3"; "" if no launcher has started several ranks (RANK, WORLD_SIZE)."""
+    rank = os.environ.get("RANK", "")
+    return f"rank-{rank}" if rank.isdecimal() and os.environ.get("WORLD_SIZE") != "1" else ""
+
+
+def rank_directory(base: str | os.PathLike[str]) -> Path:
+    """Where this process records if `base` is given: there, or, as a rank, in a directory of its own in it."""
+    return Path(base, rank_name())
 
 
 def place_in_group() -> dict[str, int]:

@@ -17,7 +17,7 @@ from minidl.loader import ports
 from minidl.record import device_clock, recorder, watchdog
 from minidl.record import functions as function_level
 from minidl.record.cpu_time import choose
-from minidl.record.group import place_in_group
+from minidl.record.group import place_in_group, rank_directory
 from minidl.record.ports import TracedPorts
 from minidl.record.recorder import TraceConfig
 from minidl.record.shared import live, number_loader, write_uncaught
@@ -106,7 +106,7 @@ def trace_from_environment() -> None:
 
     MINIDL_TRACE_DETAIL is "sample" (default) or "batch"; MINIDL_TRACE_RING is "full", or the MiB that a process's file
     may grow to (default 64); MINIDL_TRACE_CPU is "on" or "off", else CPU time is recorded where it is cheap. A rank of
-    a distributed run records into DIRECTORY/rankN. A directory that holds a trace already is left alone: the next free
+    a distributed run records into DIRECTORY/rank-N. A directory that holds a trace already is left alone: the next free
     DIRECTORY.2, DIRECTORY.3, ... is taken. A failure is said on stderr, and the program runs without a trace.
     """
     if os.environ.get("MINIDL_TRACE"):
@@ -158,15 +158,13 @@ def _begin_from_environment() -> recorder.Recorder | None:
 
 
 def _config_from_environment() -> TraceConfig:
-    base = os.environ["MINIDL_TRACE"]
-    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
-        base = os.path.join(base, f"rank{os.environ.get('RANK', '0')}")
+    base = rank_directory(os.environ["MINIDL_TRACE"])
     detail, ring_bytes = os.environ.get("MINIDL_TRACE_DETAIL", "sample"), _ring_from_environment()
     measured, about = choose(_cpu_time_from_environment())
     watch = watchdog.settings()
     for number in range(1, 1000):
         config = TraceConfig(
-            base if number == 1 else f"{base}.{number}", detail, ring_bytes, cpu_time=measured, **watch
+            str(base) if number == 1 else f"{base}.{number}", detail, ring_bytes, cpu_time=measured, **watch
         )
         try:
             recorder.create(config.directory, detail=detail, ring_bytes=ring_bytes, cpu_time=about)

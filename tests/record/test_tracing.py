@@ -738,7 +738,7 @@ print(len(list(minidl.DataLoader(wl.Numbers(6), num_workers=1))), len(list(minid
 @pytest.mark.live
 def test_the_environment_traces_a_program_and_keeps_each_run(tmp_path: Path) -> None:
     base = tmp_path / "run"
-    for number, directory in enumerate([base, tmp_path / "run.2", base / "rank1"]):
+    for number, directory in enumerate([base, tmp_path / "run.2", base / "rank-1"]):
         more = {"WORLD_SIZE": "2", "RANK": "1", "MINIDL_TRACE_DETAIL": "batch"} if number == 2 else {}
         done = wl.run(PROGRAM, MINIDL_TRACE=str(base), **more)
         assert (done.returncode, done.stdout) == (0, "6 4\n"), done.stderr
