@@ -46,6 +46,7 @@ from minidl.loader.iterators import _BaseDataLoaderIter as _MinidlIterator
 from minidl.record import observed_alone, recorder
 from minidl.record.channels import Proxy
 from minidl.record.cpu_time import choose
+from minidl.record.group import rank_directory
 from minidl.record.harmless import harmless, say_once
 from minidl.record.observed_channels import (
     ObservedDoneEvent,
@@ -64,84 +65,10 @@ from minidl.record.session import current_recorder
 from minidl.record.shared import live, number_loader
 from minidl.record.slabs import TracedMappings
 from minidl.tracefile import events as ev
+from minidl.tracefile.events import EVENTS
 
-# --- Which events such a trace has ------------------------------------------------------------------------------------
-SEEN: Final[dict[str, str]] = {
-    "worker_start": "the process is started",
-    "worker_init": "worker_init_fn is looked up, to the making of the fetcher or the worker's next get",
-    "make_fetcher": "create_fetcher is looked up, to the worker's next get",
-    "worker_ready": "the worker's first get: torch has seeded and initialised it by then",
-    "worker_gone": "the exit code, where the loader looks at the process",
-    "index_put": "a put",
-    "index_write": "the index queue's pipe",
-    "index_get": "a get",
-    "fetch": "from the worker's look at the done event, which follows the get, to its put",
-    "sample_index": "the task that a worker has got",
-    "collate": "collate_fn is looked up, to the worker's put; its samples are counted by the task's indices",
-    "task_error": "what is put, or a message that can't be pickled; position and index are those of the `__getitem__` "
-    "that torch's fetcher called, in the traceback",
-    "shm_alloc": "torch makes a shared storage in the worker",
-    "shm_copy": "torch shares a storage in the worker's feeder thread",
-    "result_put": "a put",
-    "result_pickle": "the message is asked for its parts, to its write",
-    "result_write": "the result queue's pipe",
-    "result_get": "a get",
-    "result_read": "the result queue's pipe",
-    "result_rebuild": "the message's parts are put together",
-    "resume_put": "a put",
-    "resume_ack": "a put",
-    "done_event_set": "a call of set()",
-    "sentinel_put": "a put",
-    "sentinel_get": "a get",
-    "join": "a call of join()",
-    "terminate": "a call of terminate()",
-    "cancel_join_thread": "a call",
-    "queue_close": "a call",
-    "slab_take": "with transport='arena': the arena takes a slab",
-    "slab_send": "with transport='arena': the worker's write",
-    "slab_fallback": "with transport='arena': the worker's write, if leaves of the batch are in no slab",
-    "slab_map": "with transport='arena': the reader's get",
-    "slab_release": "with transport='arena': the last view of a batch is gone",
-}
-"""Event -> the call that shows it. Stamped when it happens."""
-
-DERIVED: Final[dict[str, str]] = {
-    "share": "the sampler's own numbers at the first put of an epoch",
-    "resumed": "the loader counts batches at an epoch's first put, as torchdata's does; that put's worker is next",
-    "epoch": "begins with the first put of an epoch; ends with the first message of the next, or with the shutdown. It "
-    "counts as exhausted if the loader has kept none of its tasks",
-    "task_assigned": "the put that follows; outstanding is the loader's own count",
-    "reorder_store": "the result that came is not the one whose turn it is",
-    "reorder_pop": "a batch that was kept is no longer kept, at the loader's next call",
-    "rcvd_advance": "the loader's own count, at its next call",
-    "next": "from the loader's first call for a batch to its yield",
-    "consumer": "from a yield to the loader's next call",
-    "yield": "follows the put that replaces the batch; where the sampler has no more, seen at the loader's next call",
-    "worker_exhausted": "what came out of the result queue",
-    "liveness_check": "is_alive() says yes of all that have work after a get that brought nothing",
-    "found_dead": "is_alive() says no after a get that brought nothing",
-    "timed_out": "is_alive() says yes of all after a get that took the loader's whole timeout",
-    "done_event_seen": "a worker that holds a task looks at the done event, which is set",
-    "worker_exit": "a worker that holds no task looks at the done event",
-    "shutdown": "from the first done event to the last worker's end",
-}
-"""Event -> what it is concluded from. Its place among its thread's events is right; its time may be late."""
-
-UNSEEN: Final[dict[str, str]] = {
-    "sampler_next": "the sampler is asked by the loader itself; seen where there are no workers",
-    "sample": "the dataset is asked by torch's fetcher",
-    "pin": "torch's thread calls torch",
-    "pin_start": "torch's thread",
-    "pin_exit": "torch's thread",
-    "ready_put": "a queue.Queue of the loader's own",
-    "ready_get": "a queue.Queue of the loader's own",
-    "state_put": "torch's loader has no state",
-    "state_kept": "torch's loader has no state",
-    "state_taken": "torch's loader has no state",
-    "slab_lock": "slabs are locked for minidl's loader alone",
-}
-"""Event -> why no queue, event or process shows it. Such an event is not in the trace."""
-
+UNSEEN: Final = frozenset(event.name for event in EVENTS.values() if event.unseen)
+"""Events that a trace of torch's loader lacks."""
 
 UNSEEN_BEHIND_PIN: Final = ("next", "consumer", "reorder_store", "reorder_pop", "timed_out")
 """Not seen either where memory is pinned: the loader gets its batches from a queue of its own then."""
@@ -158,7 +85,7 @@ def observe(
 
     start_method: "fork", "spawn", "forkserver", a context to be used, or None for the program's default. trace: a
     directory, made at once, that iterators are recorded into where no other trace is on; a rank of a distributed run
-    has DIRECTORY/rankN. transport: as `DataLoader` takes it; "arena" also works where no trace is on. One context
+    has DIRECTORY/rank-N. transport: as `DataLoader` takes it; "arena" also works where no trace is on. One context
     serves any number of loaders. Raises ValueError for an unknown start method or transport, TraceError where `trace`
     cannot be begun.
     """
@@ -166,10 +93,8 @@ def observe(
         multiprocessing.get_context(start_method)
     if trace is None or multiprocessing.parent_process() is not None:  # a spawned child imports the script again
         return ObservedContext(start_method, transport=transport)
-    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
-        trace = os.path.join(trace, f"rank{os.environ.get('RANK', '0')}")
     measured, about = choose()
-    config = TraceConfig(str(recorder.create(trace, cpu_time=about)), cpu_time=measured)
+    config = TraceConfig(str(recorder.create(rank_directory(trace), cpu_time=about)), cpu_time=measured)
     return ObservedContext(start_method, config, transport)
 
 
@@ -467,7 +392,7 @@ def _begin_alone(iterator: Any, loader: Any, *_: Any) -> None:
     """Follow an iterator without workers, if a trace is on."""
     ports = plain_ports.new_ports()
     if isinstance(ports, TracedPorts):
-        observed_alone.follow(iterator, loader, ports, (UNSEEN.keys() | {"resumed"}) - {"sampler_next"})
+        observed_alone.follow(iterator, loader, ports, (UNSEEN | {"resumed"}) - {"sampler_next"})
 
 
 @harmless(None)
@@ -505,8 +430,8 @@ class ObservedPorts(ObservedShared):
 
     def begin(self, iterator: Any, loader: Any, transport: str) -> None:
         """In the loader's process."""
-        live.add(self)
         self.loader_side = ObservedLoader(self, iterator)
+        live.add(self)
         unseen = {*UNSEEN, *(UNSEEN_BEHIND_PIN if self.loader_side.pinned else ())}
         self.describe(observed=True, unseen=sorted(unseen), **facts(iterator, loader, transport))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -12,6 +14,13 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Positions = npt.NDArray[np.intp]
 """Of events, in the array that holds them."""
+
+
+def table_of(codes: Iterable[int]) -> Bools:
+    """Return an array whose element `code` says whether the code of an event is one of `codes`."""
+    out = np.zeros(1 << 16, bool)
+    out[list(codes)] = True
+    return out
 
 
 def starts(*columns: npt.NDArray[np.generic]) -> Bools:

@@ -145,7 +145,6 @@ def _of_task(group: npt.NDArray[Any], task: Ints) -> Ints:
 
 
 # --- Counters ---------------------------------------------------------------------------------------------------------
-_CAME: Final = (ev.RESULT_GET[1], ev.READY_GET[1])
 _SAYS: Final = (ev.EPOCH[0], ev.TASK_ASSIGNED, ev.RCVD_ADVANCE)
 _TAKES: Final = (ev.REORDER_STORE, ev.WORKER_EXHAUSTED)
 
@@ -158,11 +157,11 @@ def outstanding(events: Rows) -> Steps:
     order, when the sampler has no more). If no get is seen in the loader's own thread, since the yield before it.
     """
     yielding = np.unique(events["tid"][events["code"] == ev.YIELD])
-    came = np.isin(events["code"], _CAME) & (events["x"] == Message.RESULT) & np.isin(events["tid"], yielding)
+    came = np.isin(events["code"], ev.CAME) & (events["x"] == Message.RESULT) & np.isin(events["tid"], yielding)
     rows = events[np.isin(events["code"], [*_SAYS, *_TAKES, ev.YIELD]) | came]
     at, says, yields = np.arange(len(rows)), np.isin(rows["code"], _SAYS), rows["code"] == ev.YIELD
     last_said = np.maximum.accumulate(np.where(says, at, -1))
-    last_come = np.concatenate([[-1], np.maximum.accumulate(np.where(yields | np.isin(rows["code"], _CAME), at, -1))])
+    last_come = np.concatenate([[-1], np.maximum.accumulate(np.where(yields | np.isin(rows["code"], ev.CAME), at, -1))])
     takes = np.isin(rows["code"], _TAKES) | (yields & (last_said < last_come[:-1]))
     said = np.where(rows["code"] == ev.EPOCH[0], 0, rows["y"]) * says
     base, taken = np.maximum(last_said, 0), np.cumsum(takes)

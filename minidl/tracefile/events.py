@@ -1,7 +1,8 @@
 """The event vocabulary: every event declared once, as a row of one typed table.
 
-Interface: `EVENTS` (code -> Event), `BY_NAME` ((name, phase) -> Event). The recorder, the exports, the timelines, the
-checker, the documentation and the tests read this table; nothing parses an event's name.
+Interface: `EVENTS` (code -> Event), `BY_NAME` ((name, phase) -> Event); `codes_where` and `columns_where` choose events
+and their fields by what the table says of them, as the sets of codes at its end do. The recorder, the exports, the
+timelines, the checker, the documentation and the tests read this table; nothing parses an event's name.
 
 Rules of use: a code, once released, keeps its meaning: add rows, never renumber. An event carries a task and a worker
 (-1 if it has none) and up to three integers of its own, named and given units here. A span is two events, a begin and
@@ -13,8 +14,9 @@ is the CPU time of the result_pickle before, whose own end has no field left.
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 
 class Phase(enum.Enum):
@@ -155,6 +157,10 @@ class Event:
     legends, if it is not the stage; letter: its character in a timeline of text, the same for all with one `label`;
     marker: of what is drawn as a mark. way: whether a span is a step of a batch between its index_put and its yield, or
     on its way to a device.
+
+    For torch's own loader (`record.observe`), one of three: seen, the call that shows the event, which is stamped when
+    it happens; derived, what the event is concluded from: its place among its thread's events is right, and its time
+    may be late; unseen, why no queue, event or process shows it: a trace lacks it then.
     """
 
     code: int
@@ -178,11 +184,19 @@ class Event:
     letter: str = ""
     marker: str = ""
     way: bool = False
+    seen: str = ""
+    derived: str = ""
+    unseen: str = ""
 
     @property
     def label(self) -> str:
         """What legends call it: several events may share a label."""
         return self.legend or self.stage or self.name
+
+    @property
+    def columns(self) -> dict[str, Field]:
+        """Its own fields, by the column of a row in which each stands: x, y, z."""
+        return dict(zip("xyz", self.fields, strict=False))
 
     def __repr__(self) -> str:
         own = " ".join(f"{f.name}:{f.enum.__name__ if f.enum else f.unit}".rstrip(":") for f in self.fields)
@@ -191,6 +205,16 @@ class Event:
 
 EVENTS: dict[int, Event] = {}
 BY_NAME: dict[tuple[str, Phase], Event] = {}
+
+
+def codes_where(holds: Callable[[Event], object]) -> tuple[int, ...]:
+    """Return the codes of the events that `holds` is true of, in the table's order."""
+    return tuple(code for code, event in EVENTS.items() if holds(event))
+
+
+def columns_where(holds: Callable[[Field], object]) -> list[tuple[int, str]]:
+    """Return (code, column) of each event's own field that `holds` is true of."""
+    return [(event.code, at) for event in EVENTS.values() for at, field in event.columns.items() if holds(field)]
 
 
 def _add(event: Event) -> int:
@@ -253,7 +277,9 @@ EPOCH = _span(
     ),
     "dataloader:_reset", "1 §2.4.3",
     words=("epoch {epoch} begins", "epoch {epoch} ends after {batches}: {ending}"),
-    letter="=")  # fmt: skip
+    letter="=",
+    derived="begins with the first put of an epoch; ends with the first message of the next, or with the shutdown. It "
+    "counts as exhausted if the loader has kept none of its tasks")  # fmt: skip
 SAMPLER_NEXT = _span(
     12, "sampler_next", Track.LOADER, "#3c86dd", "task", ("", "count:indices first_index digest"),
     "the sampler is asked for the next task's indices; the end's count is 0 if it had none; digest stands for the "
@@ -261,17 +287,19 @@ SAMPLER_NEXT = _span(
     "loader.iterators:_draw, loader.iterators:_try_put_index", "dataloader:_next_index", "1 §2.4.4",
     stage="sampling",
     words=("the sampler is asked for task {task}'s indices", "the sampler gives {indices} for task {task}"),
-    doing="asking the sampler", letter="I")  # fmt: skip
+    doing="asking the sampler", letter="I",
+    unseen="the sampler is asked by the loader itself; seen where there are no workers")  # fmt: skip
 TASK_ASSIGNED = _instant(
     14, "task_assigned", Track.LOADER, _BLUE, "task worker", "send_idx outstanding:tasks",
     "the dispatcher has given the task to a worker; send_idx and outstanding are the values after it",
     "loader.dispatcher:assign", "dataloader:_try_put_index", "1 §2.4.4",
-    words="task {task} is given to worker {worker}")  # fmt: skip
+    words="task {task} is given to worker {worker}",
+    derived="the put that follows; outstanding is the loader's own count")  # fmt: skip
 INDEX_PUT = _instant(
     15, "index_put", Track.LOADER, _BLUE, "task worker", "count:indices",
     "the task's indices are about to enter the worker's index queue (enqueued: not yet written to its pipe)",
     "loader.iterators:_try_put_index", "dataloader:_try_put_index", "1 §2.4.4",
-    words="task {task} is put into worker {worker}'s index queue")  # fmt: skip
+    words="task {task} is put into worker {worker}'s index queue", seen="a put")  # fmt: skip
 INDEX_WRITE = _span(
     16, "index_write", Track.FEEDER, "#15535b", "task worker", ("bytes:B", "bytes:B"),
     "the index queue's feeder thread writes the pickled task to the pipe (with slabs, the loader's main thread to a "
@@ -281,7 +309,7 @@ INDEX_WRITE = _span(
            "the index queue's feeder has written {what} for worker {worker}"),
     with_slabs=("the loader begins to write {what} to worker {worker}'s socket",
                 "the loader has written {what} to worker {worker}'s socket"),
-    legend="write", letter="W", way=True)  # fmt: skip
+    legend="write", letter="W", way=True, seen="the index queue's pipe")  # fmt: skip
 
 # --- A worker: receiving, fetching, collating, answering --------------------------------------------------------------
 INDEX_GET = _span(
@@ -289,27 +317,28 @@ INDEX_GET = _span(
     "the worker waits at its index queue; the end has the message and its task",
     "loader.worker:run", "_utils.worker:_worker_loop", "1 §2.4.5", stage="idle",
     words=("worker {worker} waits at its index queue", "worker {worker} takes {got} from its index queue"),
-    doing=("waiting for a task", "has taken task {task}"), letter=".")  # fmt: skip
+    doing=("waiting for a task", "has taken task {task}"), letter=".", seen="a get")  # fmt: skip
 FETCH = _span(
     22, "fetch", Track.WORKER, "#11c7b8", "task worker", ("count:samples", "outcome:Outcome cpu:ns? cpu_wait:ns?"),
     "the fetcher makes the task's batch: samples, then collation",
     ("loader.worker:work, loader.iterators:_next_data", "loader.worker:work, loader.iterators:__next__"),
     "_utils.fetch:fetch", "1 §2.3.4", stage="fetch",
     words=("{who} begins to fetch task {task}: {samples}", "{who} has fetched task {task}: {outcome}"),
-    doing="fetching task {task}", letter="F", way=True)  # fmt: skip
+    doing="fetching task {task}", letter="F", way=True,
+    seen="from the worker's look at the done event, which follows the get, to its put")  # fmt: skip
 SAMPLE = _span(
     24, "sample", Track.WORKER, "#207528", "task worker", ("position index", "position index cpu:ns?"),
     "the fetcher requests one sample of the dataset; index is -1 if the key is not an integer",
     ("data.fetch:_samples", "data.fetch:fetch, loader.worker:work, loader.iterators:__next__"),
     "_utils.fetch:fetch", "1 §2.3.4", stage="sample", detail=True,
     words=("{who} asks the dataset for {sample} of task {task}", "{who} has {sample} of task {task}"),
-    letter="S")  # fmt: skip
+    letter="S", unseen="the dataset is asked by torch's fetcher")  # fmt: skip
 SAMPLE_INDEX = _instant(
     29, "sample_index", Track.WORKER, _GREEN, "task worker", "position index",
     "an index of a task whose samples have no event each: the dataset is asked for all at once, by __getitems__ or by "
     "an index that is a list, or torch's loader is observed; index is -1 if the key is not an integer",
     "data.fetch:fetch", "_utils.fetch:fetch", "1 §2.3.4", detail=True,
-    words="task {task} has sample {index} at position {position}")  # fmt: skip
+    words="task {task} has sample {index} at position {position}", seen="the task that a worker has got")  # fmt: skip
 COLLATE = _span(
     26, "collate", Track.WORKER, "#f6d967", "task worker", ("count:samples", "cpu:ns?"),
     "collate_fn joins the samples into a batch",
@@ -317,12 +346,13 @@ COLLATE = _span(
     stage="collate",
     words=("{who} begins to collate task {task}", "{who} has collated task {task}"),
     doing="collating task {task}", letter="C",
-)  # fmt: skip
+    seen="collate_fn is looked up, to the worker's put; its samples are counted by the task's indices")  # fmt: skip
 SHM_ALLOC = _instant(
     28, "shm_alloc", Track.WORKER, _PINK, "task worker", "bytes:B place:Place reason:Reason",
     "a shared-memory segment was made for the batch to be written into",
     "data.collate:new_shared", "_utils.collate:collate_tensor_fn", "3 §collate; 4 §collate",
-    words="worker {worker} makes {bytes} of shared memory for task {task}")  # fmt: skip
+    words="worker {worker} makes {bytes} of shared memory for task {task}",
+    seen="torch makes a shared storage in the worker")  # fmt: skip
 SHM_COPY = _span(
     30, "shm_copy", Track.FEEDER, "#f18f31", "task worker", ("bytes:B place:Place reason:Reason", "bytes:B cpu:ns?"),
     "a tensor's storage is copied into a new shared-memory segment while it is pickled",
@@ -332,13 +362,13 @@ SHM_COPY = _span(
     with_slabs=("worker {worker} begins to copy {bytes} of task {task} into a segment of their own",
                 "worker {worker} has copied {bytes} of task {task} into a segment of their own"),
     doing="copying task {task} to shared memory", letter="M",
-)  # fmt: skip
+    seen="torch shares a storage in the worker's feeder thread")  # fmt: skip
 RESULT_PUT = _instant(
     32, "result_put", Track.WORKER, _GREEN, "task worker", "outcome:Outcome",
     "the task's result is about to enter the result queue (enqueued: the feeder thread has not pickled it yet)",
     "loader.worker:work", "_utils.worker:_worker_loop", "1 §2.4.5",
     words="worker {worker} puts the result of task {task} into the result queue: {outcome}",
-    doing="has answered task {task}")  # fmt: skip
+    doing="has answered task {task}", seen="a put")  # fmt: skip
 RESULT_PICKLE = _span(
     34, "result_pickle", Track.FEEDER, "#8e6ca8", "task worker", ("", "bytes:B tensors copied:B"),
     "the feeder thread pickles the result; tensors go by descriptor, copied is what had to be moved to shared memory "
@@ -348,7 +378,7 @@ RESULT_PICKLE = _span(
            "worker {worker}'s feeder has pickled task {task}'s result: {bytes}"),
     with_slabs=("worker {worker} begins to pickle task {task}'s result",
                 "worker {worker} has pickled task {task}'s result: {bytes}"),
-    doing="pickling task {task}", letter="P", way=True)  # fmt: skip
+    doing="pickling task {task}", letter="P", way=True, seen="the message is pickled")  # fmt: skip
 RESULT_WRITE = _span(
     36, "result_write", Track.FEEDER, "#15535b", "task worker", ("bytes:B pickle_cpu:ns?", "bytes:B"),
     "the feeder thread writes the pickled result to the pipe that all workers share (with slabs, the worker's main "
@@ -359,7 +389,7 @@ RESULT_WRITE = _span(
            "a feeder has written {what} ({bytes}) to the result pipe"),
     with_slabs=("worker {worker} begins to write {what} ({bytes}) to its socket",
                 "worker {worker} has written {what} ({bytes}) to its socket"),
-    doing="writing task {task} to the pipe", letter="W", way=True)  # fmt: skip
+    doing="writing task {task} to the pipe", letter="W", way=True, seen="the result queue's pipe")  # fmt: skip
 
 # --- The reading side: the pin thread or the loader's thread ----------------------------------------------------------
 RESULT_GET = _span(
@@ -368,14 +398,14 @@ RESULT_GET = _span(
     "loader.iterators:_try_get_data, loader.pin_memory:_pin_memory_loop", "dataloader:_try_get_data", "1 §2.4.7",
     stage="wait",
     words=("{reader} waits at the result queue", "{reader} takes {got} from the result queue"),
-    letter="-",
-)  # fmt: skip
+    letter="-", seen="a get")  # fmt: skip
 RESULT_READ = _instant(
     42, "result_read", Track.LOADER, _OLIVE, "", "bytes:B",
     "a whole message has been read from the result pipe, and is not rebuilt yet",
     "wire.queues:get, arena.arena_queue:get", "multiprocessing.queues:get", "3 §queue",
     words="a message of {bytes} has been read from the result pipe",
-    with_slabs="{reader} has read a message ({bytes}) from a worker's socket")  # fmt: skip
+    with_slabs="{reader} has read a message ({bytes}) from a worker's socket",
+    seen="the result queue's pipe")  # fmt: skip
 RESULT_REBUILD = _span(
     44, "result_rebuild", Track.LOADER, "#a9468d", "task worker", ("bytes:B", "tensors shared:B"),
     "the message is unpickled: descriptors are received, segments mapped, tensors rebuilt",
@@ -383,50 +413,54 @@ RESULT_REBUILD = _span(
     stage="rebuild",
     words=("task {task}'s result is being rebuilt",
            "task {task}'s result is rebuilt: {in_tensors}, {shared} of shared memory"),
-    doing="rebuilding task {task}", letter="R", way=True)  # fmt: skip
+    doing="rebuilding task {task}", letter="R", way=True, seen="the message is unpickled")  # fmt: skip
 PIN = _span(
     46, "pin", Track.PIN, "#b790dc", "task worker", ("bytes:B simulated", "bytes:B simulated cpu:ns?"),
     "the batch is copied into page-locked memory",
     "loader.pin_memory:_pinned", "_utils.pin_memory:_pin_memory_loop", "1 §2.4.6", stage="pin",
     words=("the pin thread begins to pin task {task}", "the pin thread has pinned task {task}"),
-    doing="pinning task {task}", letter="L", way=True)  # fmt: skip
+    doing="pinning task {task}", letter="L", way=True, unseen="torch's thread calls torch")  # fmt: skip
 READY_PUT = _instant(
     48, "ready_put", Track.PIN, _VIOLET, "task worker", "outcome:Outcome",
     "the pinned batch is about to enter the queue that the loader reads",
     "loader.pin_memory:_pin_memory_loop", "_utils.pin_memory:_pin_memory_loop", "1 §2.4.6",
-    words="the pin thread puts task {task} into the ready queue")  # fmt: skip
+    words="the pin thread puts task {task} into the ready queue",
+    unseen="a queue.Queue of the loader's own")  # fmt: skip
 READY_GET = _span(
     50, "ready_get", Track.LOADER, _WAIT, "task worker", ("timeout:ns", "message:Message outcome:Outcome"),
     "the loader waits for a pinned batch; worker and task of the begin are those that it needs next",
     "loader.iterators:_try_get_data", "dataloader:_try_get_data", "1 §2.4.7", stage="wait",
     words=("the loader waits for a pinned batch", "the loader takes {got} from the ready queue"),
-    letter="-", way=True)  # fmt: skip
+    letter="-", way=True, unseen="a queue.Queue of the loader's own")  # fmt: skip
 REORDER_STORE = _instant(
     52, "reorder_store", Track.LOADER, _BLUE, "task worker", "rcvd_idx depth:batches",
     "the batch came before its turn and is kept in the reorder buffer",
     "loader.dispatcher:receive", "dataloader:_next_data", "1 §2.4.7; 4 §iterator",
-    words="task {task} came before its turn: it goes into the reorder buffer")  # fmt: skip
+    words="task {task} came before its turn: it goes into the reorder buffer",
+    derived="the result that came is not the one whose turn it is")  # fmt: skip
 REORDER_POP = _instant(
     53, "reorder_pop", Track.LOADER, _BLUE, "task worker", "rcvd_idx depth:batches",
     "the batch's turn has come and it leaves the reorder buffer",
     "loader.dispatcher:next_step", "dataloader:_next_data", "1 §2.4.7; 4 §iterator",
-    words="task {task}'s turn has come: it leaves the reorder buffer")  # fmt: skip
+    words="task {task}'s turn has come: it leaves the reorder buffer",
+    derived="a batch that was kept is no longer kept, at the loader's next call")  # fmt: skip
 RCVD_ADVANCE = _instant(
     54, "rcvd_advance", Track.LOADER, _BLUE, "", "rcvd_idx outstanding:tasks",
     "rcvd_idx has moved on to the next task to be yielded",
     "loader.dispatcher:receive, loader.dispatcher:next_step", "dataloader:_next_data", "1 §2.4.7",
-    words="rcvd_idx moves on to {rcvd_idx}")  # fmt: skip
+    words="rcvd_idx moves on to {rcvd_idx}", derived="the loader's own count, at its next call")  # fmt: skip
 NEXT = _span(
     56, "next", Track.LOADER, _FRAME, "task", ("rcvd_idx", "yielded:batches outcome:Outcome"),
     "the time inside the iterator's __next__, in which the training loop waits",
     "loader.iterators:__next__", "dataloader:__next__", "1 §2.3.2",
     words=("the training loop asks for a batch", "next() returns: {outcome}"),
-    letter="N")  # fmt: skip
+    letter="N", derived="from the loader's first call for a batch to its yield")  # fmt: skip
 YIELD = _instant(
     58, "yield", Track.LOADER, _GREEN, "task worker", "outcome:Outcome yielded:batches",
     "the task's batch (or its error) is handed to the consumer",
     "loader.iterators:__next__", "dataloader:_process_data", "1 §2.4.7",
-    words="task {task} is handed to the training loop: {outcome}")  # fmt: skip
+    words="task {task} is handed to the training loop: {outcome}",
+    derived="follows the put that replaces the batch; if the sampler has no more, the loader's next call")  # fmt: skip
 CONSUMER = _span(
     60, "consumer", Track.CONSUMER, "#39c0f8", "task", ("yielded:batches", "cpu:ns?"),
     "the user's own code between two calls of next: the training step",
@@ -436,7 +470,7 @@ CONSUMER = _span(
     ),
     "", "1 §2.3", stage="consumer",
     words=("the training loop's own code runs", "the training loop's own code is done"),
-    letter="T")  # fmt: skip
+    letter="T", derived="from a yield to the loader's next call")  # fmt: skip
 
 # --- Processes, threads, liveness -------------------------------------------------------------------------------------
 WORKER_START = _span(
@@ -444,69 +478,78 @@ WORKER_START = _span(
     "the loader starts the worker's process",
     "loader.iterators:_start_workers", "dataloader:__init__", "1 §2.4.2", stage="start",
     words=("the loader starts worker {worker}", "worker {worker} is started: pid {pid}"),
-    doing="starting worker {worker}", letter="+")  # fmt: skip
+    doing="starting worker {worker}", letter="+", seen="the process is started")  # fmt: skip
 WORKER_READY = _instant(
     72, "worker_ready", Track.WORKER, _GREY, "worker", "pid parent_pid seed",
     "the worker is seeded and initialised and enters its loop",
     "loader.worker:run", "_utils.worker:_worker_loop", "1 §2.4.5",
-    words="worker {worker} is ready", doing="between two steps")  # fmt: skip
+    words="worker {worker} is ready", doing="between two steps",
+    seen="the worker's first get: torch has seeded and initialised it by then")  # fmt: skip
 WORKER_EXIT = _instant(
     73, "worker_exit", Track.WORKER, _GREY, "worker", "ending:Ending",
     "the worker leaves its loop",
     "loader.worker:run", "_utils.worker:_worker_loop", "4 §shutdown",
-    words="worker {worker} leaves its loop: {ending}", doing="has left its loop")  # fmt: skip
+    words="worker {worker} leaves its loop: {ending}", doing="has left its loop",
+    derived="a worker that holds no task looks at the done event")  # fmt: skip
 WORKER_GONE = _instant(
     74, "worker_gone", Track.LOADER, _SLATE, "worker", "pid exit_code",
     "the loader has seen that the worker's process has ended (a negative code is a signal)",
     "loader.crew:shut_down, loader.iterators:__next__", "dataloader:_shutdown_workers", "4 §shutdown",
-    words="worker {worker}'s process is gone: exit code {exit_code}", doing="gone")  # fmt: skip
+    words="worker {worker}'s process is gone: exit code {exit_code}", doing="gone",
+    seen="the exit code, where the loader looks at the process")  # fmt: skip
 PIN_START = _instant(
     75, "pin_start", Track.PIN, _GREY, "", "simulated",
     "the pin-memory thread runs",
     "loader.pin_memory:_pin_memory_loop", "_utils.pin_memory:_pin_memory_loop", "1 §2.4.6",
-    words="the pin thread runs")  # fmt: skip
+    words="the pin thread runs", unseen="torch's thread")  # fmt: skip
 PIN_EXIT = _instant(
     76, "pin_exit", Track.PIN, _GREY, "", "ending:Ending",
     "the pin-memory thread ends",
     "loader.pin_memory:_pin_memory_loop", "_utils.pin_memory:_pin_memory_loop", "4 §shutdown",
-    words="the pin thread ends: {ending}")  # fmt: skip
+    words="the pin thread ends: {ending}", unseen="torch's thread")  # fmt: skip
 RESUME_PUT = _instant(
     78, "resume_put", Track.LOADER, _BLUE, "worker", "epoch",
     "a persistent worker is told that a new epoch begins",
     "loader.iterators:_reset", "dataloader:_reset", "1 §2.4.3",
-    words="a message that epoch {epoch} begins is put into worker {worker}'s index queue")  # fmt: skip
+    words="a message that epoch {epoch} begins is put into worker {worker}'s index queue", seen="a put")  # fmt: skip
 RESUME_ACK = _instant(
     79, "resume_ack", Track.WORKER, _BLUE, "worker", "epoch",
     "the worker has dropped its old fetcher and acknowledges the new epoch",
     "loader.worker:resume", "_utils.worker:_worker_loop", "1 §2.4.5",
-    words="worker {worker} acknowledges epoch {epoch}")  # fmt: skip
+    words="worker {worker} acknowledges epoch {epoch}", seen="a put")  # fmt: skip
 WORKER_EXHAUSTED = _instant(
     80, "worker_exhausted", Track.LOADER, _BLUE, "task worker", "still_active:workers",
     "the loader learns that the worker's iterable dataset has ended",
     "loader.dispatcher:exhausted", "dataloader:_next_data", "1 §2.4.7; 4 §shutdown",
-    words="the loader learns that worker {worker}'s dataset has ended")  # fmt: skip
+    words="the loader learns that worker {worker}'s dataset has ended",
+    derived="what came out of the result queue")  # fmt: skip
 LIVENESS_CHECK = _instant(
     81, "liveness_check", Track.LOADER, _SLATE, "", "alive:workers",
     "no message has come, or it can't be rebuilt: the loader has checked that the pin thread and all workers with work "
     "are alive, and goes on waiting",
     "loader.liveness:evidence_of", "dataloader:_try_get_data", "4 §shutdown",
-    words="the loader checks the other actors: {alive} workers with work are alive")  # fmt: skip
+    words="the loader checks the other actors: {alive} workers with work are alive",
+    derived="is_alive() says yes of all that have work after a get that brought nothing")  # fmt: skip
 FOUND_DEAD = _instant(
     82, "found_dead", Track.LOADER, _RED, "worker", "actor:Actor pid exit_code",
     "a liveness check found a dead actor: a worker, the pin thread, or (in a worker) the loader's process",
     "loader.liveness:note_death, loader.worker:run", "dataloader:_try_get_data", "4 §shutdown",
-    words="{actor} {worker} is found dead: exit code {exit_code}")  # fmt: skip
+    words="{actor} {worker} is found dead: exit code {exit_code}",
+    derived="is_alive() says no after a get that brought nothing")  # fmt: skip
 TIMED_OUT = _instant(
     83, "timed_out", Track.LOADER, _RED, "task worker", "waited:ns",
     "the loader's timeout has passed while it waited for this worker's task",
     "loader.liveness:_timed_out", "dataloader:_get_data", "1 §2.4.7",
-    words="the loader's timeout has passed while it waited for task {task} of worker {worker}")  # fmt: skip
+    words="the loader's timeout has passed while it waited for task {task} of worker {worker}",
+    derived="is_alive() says yes of all after a get that took the loader's whole timeout")  # fmt: skip
 TASK_ERROR = _instant(
     84, "task_error", Track.WORKER, _RED, "task worker", "position index text:string",
     "the task has failed, or its batch could not be sent or rebuilt; text is the error's last line",
     "loader.worker:work, wire.message:instead_of, wire.message:load_result",
     "_utils.worker:_worker_loop", "1 §2.4.5; 3 §queue",
-    words="task {task} has failed in worker {worker}: {text}")  # fmt: skip
+    words="task {task} has failed in worker {worker}: {text}",
+    seen="what is put, or a message that can't be pickled; position and index are those of the `__getitem__` that "
+    "torch's fetcher called, in the traceback")  # fmt: skip
 WORKER_INIT = _span(
     86, "worker_init", Track.WORKER, "#7878e1", "worker", ("", "cpu:ns?"),
     "the worker, which is seeded, calls the user's worker_init_fn",
@@ -515,7 +558,7 @@ WORKER_INIT = _span(
     stage="init",
     words=("worker {worker} calls worker_init_fn", "worker {worker} is done with worker_init_fn"),
     doing="in worker_init_fn", letter="B",
-)  # fmt: skip
+    seen="worker_init_fn is looked up, to the making of the fetcher or the worker's next get")  # fmt: skip
 MAKE_FETCHER = _span(
     88, "make_fetcher", Track.WORKER, "#6b385f", "worker", ("", "cpu:ns?"),
     "the worker makes its fetcher for an epoch, which calls __iter__ of an iterable dataset",
@@ -524,7 +567,7 @@ MAKE_FETCHER = _span(
     words=("worker {worker} begins to make its fetcher (an iterable dataset's __iter__)",
            "worker {worker} is done with making its fetcher"),
     doing="making its fetcher (an iterable dataset's __iter__)", letter="O",
-)  # fmt: skip
+    seen="create_fetcher is looked up, to the worker's next get")  # fmt: skip
 
 # --- Shutdown ---------------------------------------------------------------------------------------------------------
 SHUTDOWN = _span(
@@ -532,29 +575,29 @@ SHUTDOWN = _span(
     "the whole shutdown, as the loader runs it",
     "loader.crew:shut_down", "dataloader:_shutdown_workers", "4 §shutdown", stage="shutdown",
     words=("the shutdown begins", "the shutdown is over: {survivors} still alive"),
-    letter="X")  # fmt: skip
+    letter="X", derived="from the first done event to the last worker's end")  # fmt: skip
 DONE_EVENT_SET = _instant(
     92, "done_event_set", Track.LOADER, _SLATE, "", "which:DoneEvent",
     "a done event is about to be set: from here on, actors skip messages in flight",
     "loader.crew:perform", "dataloader:_shutdown_workers", "4 §shutdown",
-    words="the done event of the {which} is set")  # fmt: skip
+    words="the done event of the {which} is set", seen="a call of set()")  # fmt: skip
 DONE_EVENT_SEEN = _instant(
     93, "done_event_seen", Track.WORKER, _SLATE, "task worker", "which:DoneEvent",
     "a task was skipped because the done event is set",
     "loader.worker:run", "_utils.worker:_worker_loop", "4 §shutdown",
-    words="worker {worker} skips task {task}: the done event is set")  # fmt: skip
+    words="worker {worker} skips task {task}: the done event is set",
+    derived="a worker that holds a task looks at the done event, which is set")  # fmt: skip
 SENTINEL_PUT = _instant(
     94, "sentinel_put", Track.LOADER, _SLATE, "worker", "queue:QueueId",
     "the final signal is about to enter a queue",
     "loader.crew:_mark_worker_as_unavailable, loader.crew:_wake_pin",
     "dataloader:_mark_worker_as_unavailable", "4 §shutdown",
-    words="a sentinel is put into {whose} queue",
-)  # fmt: skip
+    words="a sentinel is put into {whose} queue", seen="a put")  # fmt: skip
 SENTINEL_GET = _instant(
     95, "sentinel_get", Track.WORKER, _SLATE, "worker", "queue:QueueId",
     "the final signal has been received",
     "loader.worker:run, loader.pin_memory:_pin_memory_loop", "_utils.worker:_worker_loop", "4 §shutdown",
-    words="a sentinel has come out of {whose} queue")  # fmt: skip
+    words="a sentinel has come out of {whose} queue", seen="a get")  # fmt: skip
 JOIN = _span(
     96, "join", Track.LOADER, _WAIT, "worker", ("actor:Actor timeout:ns", "actor:Actor ended"),
     "the loader waits, for a bounded time, for a worker or the pin thread to end",
@@ -562,24 +605,23 @@ JOIN = _span(
     "dataloader:_shutdown_workers", "4 §shutdown",
     words=("the loader begins to wait for {actor} {worker} to end",
            "the loader has waited for {actor} {worker} to end"),
-    letter="J")  # fmt: skip
+    letter="J", seen="a call of join()")  # fmt: skip
 CANCEL_JOIN_THREAD = _instant(
     98, "cancel_join_thread", Track.LOADER, _SLATE, "worker", "queue:QueueId",
     "this process will not wait for the queue's feeder thread when it exits",
     "loader.crew:_close, loader.iterators:_start_workers, loader.worker:_worker_loop",
     "dataloader:_shutdown_workers", "4 §shutdown",
-    words="the process will not wait for the feeder of {whose} queue",
-)  # fmt: skip
+    words="the process will not wait for the feeder of {whose} queue", seen="a call")  # fmt: skip
 QUEUE_CLOSE = _instant(
     99, "queue_close", Track.LOADER, _SLATE, "worker", "queue:QueueId",
     "this process closes its ends of the queue",
     "loader.crew:_close, loader.worker:_worker_loop", "dataloader:_shutdown_workers", "4 §shutdown",
-    words="{whose} queue is closed on one side")  # fmt: skip
+    words="{whose} queue is closed on one side", seen="a call")  # fmt: skip
 TERMINATE = _instant(
     100, "terminate", Track.LOADER, _RED, "worker", "pid signal",
     "a worker that did not end by itself is sent a signal",
     "loader.crew:_terminate", "dataloader:_shutdown_workers", "4 §shutdown",
-    words="worker {worker} is sent signal {signal}")  # fmt: skip
+    words="worker {worker} is sent signal {signal}", seen="a call of terminate()")  # fmt: skip
 
 # --- The device stage -------------------------------------------------------------------------------------------------
 H2D = _span(
@@ -643,62 +685,85 @@ RESUMED = _instant(
     "that the workers fetch again and drop",
     "loader.iterators:_reset, loader.iterators:__init__", "", "4 §iterator",
     words="the epoch is resumed after {batches}; worker {turn} comes first; {behind} are fetched again",
-    marker=">")  # fmt: skip
+    marker=">",
+    derived="the loader, torchdata's, counts batches at an epoch's first put, whose worker is next")  # fmt: skip
 STATE_PUT = _instant(
     141, "state_put", Track.WORKER, _VIOLET, "task worker", "bytes:B number",
     "the state of the worker's dataset goes with the task's result; number: the worker's results in this epoch so far",
     "loader.worker:work", "", "4 §iterator",
     words="worker {worker} sends its state ({bytes}) along with task {task}",
-    marker="D")  # fmt: skip
+    marker="D", unseen="torch's loader has no state")  # fmt: skip
 STATE_KEPT = _instant(
     142, "state_kept", Track.LOADER, _VIOLET, "task worker", "number",
     "the batch that this state came with is yielded: from here on it is the worker's state",
     "resume.position:_catch_up", "", "4 §iterator",
     words="task {task} is yielded: the state that came with it counts from here on",
-    marker="o")  # fmt: skip
+    marker="o", unseen="torch's loader has no state")  # fmt: skip
 STATE_TAKEN = _instant(
     143, "state_taken", Track.LOADER, _VIOLET, "", "yielded:batches deferred:batches ended",
     "the program asks for the loader's state; deferred: batches that a device stage has and its consumer has not",
     "resume.stateful:saved", "", "4 §iterator",
     words="the program takes the loader's state: {batches}",
-    marker="s")  # fmt: skip
+    marker="s", unseen="torch's loader has no state")  # fmt: skip
 
 # --- Slabs: the transport "arena" -------------------------------------------------------------------------------------
 SLAB_TAKE = _instant(
     150, "slab_take", Track.WORKER, _PINK, "task worker", "slab bytes:B source:SlabSource",
     "the worker takes a slab for the batch that it makes; slab: its number, which is the worker's own",
     "arena.arena:_take", "", "3 §storage",
-    words="worker {worker} takes slab {slab} ({bytes}, {source}) for task {task}")  # fmt: skip
+    words="worker {worker} takes slab {slab} ({bytes}, {source}) for task {task}",
+    seen="with transport='arena': the arena takes a slab")  # fmt: skip
 SLAB_SEND = _instant(
     151, "slab_send", Track.WORKER, _GREEN, "task worker", "slab bytes:B copied:B",
     "the slab is filled, and the message that names it is about to be written; bytes: filled; copied: of these, what "
     "was not collated straight into it",
     "arena.arena:seal", "", "3 §storage",
-    words="worker {worker} has filled {bytes} of slab {slab} for task {task}, and sends it")  # fmt: skip
+    words="worker {worker} has filled {bytes} of slab {slab} for task {task}, and sends it",
+    seen="with transport='arena': the worker's write")  # fmt: skip
 SLAB_FALLBACK = _instant(
     152, "slab_fallback", Track.WORKER, _OLIVE, "task worker", "leaves bytes:B",
     "parts of the batch that travel in a segment each and by descriptor, as in torch, instead of in a slab",
     "arena.arena:seal", "", "3 §storage",
-    words="{leaves} parts of task {task} ({bytes}) travel in a segment each instead of a slab")  # fmt: skip
+    words="{leaves} parts of task {task} ({bytes}) travel in a segment each instead of a slab",
+    seen="with transport='arena': the worker's write, if leaves of the batch are in no slab")  # fmt: skip
 SLAB_MAP = _instant(
     153, "slab_map", Track.LOADER, _OLIVE, "task worker", "slab bytes:B new",
     "the reader has the memory of a message's slab; new: mapped for this message, else since an earlier one",
     "arena.arena_queue:_rebuilt", "", "3 §storage",
-    words="{reader} has slab {slab} of worker {worker} in its memory, with task {task}'s batch")  # fmt: skip
+    words="{reader} has slab {slab} of worker {worker} in its memory, with task {task}'s batch",
+    seen="with transport='arena': the reader's get")  # fmt: skip
 SLAB_RELEASE = _instant(
     154, "slab_release", Track.LOADER, _PINK, "task worker", "slab bytes:B ending:SlabEnd",
     "nothing in the reader's process refers to the slab's batch any more: the worker may write into it",
     "arena.arena:_set, record.slabs:_gone", "", "3 §storage",
-    words="nothing in the reader's process refers to slab {slab} of worker {worker} any more: {ending}")  # fmt: skip
+    words="nothing in the reader's process refers to slab {slab} of worker {worker} any more: {ending}",
+    seen="with transport='arena': the last view of a batch is gone")  # fmt: skip
 SLAB_LOCK = _instant(
     155, "slab_lock", Track.LOADER, _OLIVE, "worker", "bytes:B took:ns simulated",
     "a new slab was page-locked, so that a device copies from it by itself; bytes: 0 if that failed",
     "arena.arena:map", "", "3 §storage",
-    words="{reader} {locked} a new slab of worker {worker} for a device")  # fmt: skip
+    words="{reader} {locked} a new slab of worker {worker} for a device",
+    unseen="slabs are locked for minidl's loader alone")  # fmt: skip
 
 # --- Several ranks ----------------------------------------------------------------------------------------------------
 SHARE = _instant(
     130, "share", Track.LOADER, _BLUE, "", "epoch replica replicas",
     "a sampler that deals out shares is about to be iterated: its epoch, its share, the number of shares",
     "loader.iterators:__init__, loader.iterators:_reset", "dataloader:_reset", "2 §3.2, §3.3",
-    words="the sampler has epoch {epoch}, and gives rank {replica} of {replicas} its share")  # fmt: skip
+    words="the sampler has epoch {epoch}, and gives rank {replica} of {replicas} its share",
+    derived="the sampler's own numbers at the first put of an epoch")  # fmt: skip
+
+# --- Sets of codes ----------------------------------------------------------------------------------------------------
+BEGINS: Final = codes_where(lambda event: event.phase is Phase.BEGIN)
+ENDS: Final = codes_where(lambda event: event.phase is Phase.END)
+
+AWAITS: Final = codes_where(lambda event: event.phase is Phase.BEGIN and event.stage == "wait")
+"""The loader, or its pin thread, waits for a result or for a pinned batch."""
+
+CAME: Final = codes_where(lambda event: event.phase is Phase.END and event.stage == "wait")
+"""Such a wait ends, with a message or without."""
+
+POLLS: Final = codes_where(lambda event: event.phase is Phase.BEGIN and event.stage in ("wait", "idle"))
+"""A wait that ends with nothing now and then, and begins again."""
+
+POLLED: Final = codes_where(lambda event: event.phase is Phase.END and event.stage in ("wait", "idle"))

@@ -22,10 +22,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from minidl.tracefile import watched
 from minidl.tracefile.arrays import Ints
 from minidl.tracefile.attachments import Attachment, free_name
-from minidl.tracefile.events import EVENTS
+from minidl.tracefile.events import columns_where
 from minidl.tracefile.files import Files, read_files
 from minidl.tracefile.format import (
     EVENTS_SUFFIX,
@@ -86,6 +85,14 @@ class Clock:
 _EXACT: Final = Clock("same machine", 0)
 
 
+_MEANS: Final = {
+    **dict.fromkeys(("pid", "ppid", "ended"), "pid"),
+    "loader": "loader",
+    **dict.fromkeys(("start_monotonic_ns", "monotonic_ns", "begun_ns", "since", "sample", "at"), "time"),
+}
+"""Facts of side files' and attachments' lines that are numbers of the trace, or times on its clock."""
+
+
 @dataclass
 class Member:
     """One rank's trace, and how it goes into the joined one."""
@@ -119,6 +126,25 @@ class Member:
             if all(type(number) is int and abs(number) < 1 << 62 for number in numbers):
                 found.append(numbers)
         return sorted(set(found))  # type: ignore[arg-type]
+
+    def moved(self, facts: dict[str, Any]) -> dict[str, Any]:
+        """Return a line's facts with the joined trace's numbers and times. Evidence keeps those of its own machine."""
+        out: dict[str, Any] = {
+            name: self._move(_MEANS[name], value) if name in _MEANS and type(value) is int else value
+            for name, value in facts.items()
+        }
+        if "stall" in out:
+            out["stall"] = self.moved(out["stall"])
+        if "processes" in out:
+            out["processes"] = {str(self._move("pid", int(pid))): of for pid, of in out["processes"].items()}
+        if "tracks" in out:
+            out["tracks"] = [[self._move("pid", pid), *rest] for pid, *rest in out["tracks"]]
+        return out
+
+    def _move(self, what: str, value: int) -> int:
+        if what == "time":
+            return self.clock.one(value)
+        return (self.pids if what == "pid" else self.loaders).get(value, value)
 
     def window(self) -> tuple[int, int]:
         """Return the times of the first and the last event, on the reference's clock."""
@@ -347,33 +373,18 @@ def _stem(member: Member, stem: str) -> str:
 def _side_line(member: Member, line: bytes) -> bytes:
     """Return a line of a side file with the joined trace's numbers and times; unchanged if it can't be read."""
     try:
-        facts = json.loads(line)
-        kind = facts["kind"]
-        if type(facts.get("loader")) is int:
-            facts["loader"] = member.loaders.get(facts["loader"], facts["loader"])
-        if kind in ("process", "loader"):
+        facts = member.moved(json.loads(line))
+        if facts["kind"] in ("process", "loader"):
             facts["rank"] = member.rank
-        for name in ("pid", "ppid"):
-            if type(facts.get(name)) is int:
-                facts[name] = member.pids.get(facts[name], facts[name])
-        for name in ("start_monotonic_ns", "monotonic_ns"):
-            if type(facts.get(name)) is int:
-                facts[name] = member.clock.one(facts[name])
         return json.dumps(facts).encode("ascii") + b"\n"
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return line + b"\n"
 
 
-_PIDS: Final = [
-    (code, column) for code, e in EVENTS.items() for column, f in zip("xyz", e.fields, strict=False)
-    if f.name in ("pid", "parent_pid")
-]  # fmt: skip
+_PIDS: Final = columns_where(lambda field: field.name in ("pid", "parent_pid"))
 """Where events name processes."""
 
-_TIMES: Final = [
-    (code, column) for code, e in EVENTS.items() for column, f in zip("xyz", e.fields, strict=False)
-    if f.name == "reference" and f.unit == "ns"
-]  # fmt: skip
+_TIMES: Final = columns_where(lambda field: field.name == "reference" and field.unit == "ns")
 """Where events name moments, apart from when they happened."""
 
 
@@ -402,22 +413,7 @@ def _attachment(member: Member, data: bytes) -> Iterator[bytes]:
     """Yield the lines of an attachment with the joined trace's pids and times."""
     for line in data.splitlines(keepends=True):
         try:
-            facts = json.loads(line)
-            if type(facts.get("pid")) is int:
-                facts["pid"] = member.pids.get(facts["pid"], facts["pid"])
-            if type(facts.get("loader")) is int:
-                facts["loader"] = member.loaders.get(facts["loader"], facts["loader"])
-            if type(facts.get("since")) is int:
-                facts["since"] = member.clock.one(facts["since"])
-            facts = watched.moved(
-                facts,
-                lambda pid: member.pids.get(pid, pid),
-                lambda loader: member.loaders.get(loader, loader),
-                member.clock.one,
-            )
-            for track in facts.get("tracks", ()):
-                track[0] = member.pids.get(track[0], track[0])
-            yield json.dumps(facts, separators=(",", ":")).encode("ascii") + b"\n"
+            yield json.dumps(member.moved(json.loads(line)), separators=(",", ":")).encode("ascii") + b"\n"
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             yield line
 

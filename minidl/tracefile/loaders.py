@@ -9,7 +9,6 @@ no such line, or of torch's loader without `minidl run`, has the first two.
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -73,8 +72,7 @@ def only(trace: Trace, name: str | None) -> Trace:
             f"{trace.path}: {'several DataLoaders are' if found else 'no DataLoader is'} {name!r}: {known}"
         )
     numbers = [number for one in found for number in one.iterators]
-    out = copy.copy(trace)
-    out.events = trace.events[np.isin(trace.events["loader"], [0, *numbers])]
+    out = trace.cut(np.isin(trace.events["loader"], [0, *numbers]))
     out.loaders = {number: trace.loaders[number] for number in numbers}
     return out
 

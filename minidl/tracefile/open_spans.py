@@ -9,7 +9,6 @@ each of those iterators, `left_alive(trace)` their numbers.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
 
 import numpy as np
 
@@ -19,9 +18,6 @@ from minidl.tracefile.events import Message
 from minidl.tracefile.process import Process, ProcessLife
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.words import doing, duration, ending, listed, plain
-
-POLLED: Final = (ev.INDEX_GET, ev.RESULT_GET, ev.READY_GET)
-"""Waits that end with nothing now and then, and begin again."""
 
 
 def open_spans(
@@ -140,13 +136,11 @@ def innermost(trace: Trace, spans: Rows | None) -> Iterator[tuple[Process, np.vo
 
 def since(trace: Trace, span: np.void) -> int:
     """Since when a thread is in this span, its innermost open one; a wait that polls has begun with its first poll."""
-    begins = [pair[0] for pair in POLLED]
-    if span["code"] not in begins:
+    if span["code"] not in ev.POLLS:
         return int(span["begin"])
     events = trace.events
     mine = events[(events["process"] == span["process"]) & (events["tid"] == span["tid"])]
-    polls = np.isin(mine["code"], begins)
-    polls |= np.isin(mine["code"], [pair[1] for pair in POLLED]) & (mine["x"] == Message.EMPTY)
+    polls = np.isin(mine["code"], ev.POLLS) | np.isin(mine["code"], ev.POLLED) & (mine["x"] == Message.EMPTY)
     other = np.flatnonzero(~polls)
     waits = mine[other[-1] + 1 :] if len(other) else mine
     return int(waits["time"][0]) if len(waits) else int(span["begin"])  # it has read, and got nothing out yet

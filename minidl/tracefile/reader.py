@@ -11,6 +11,7 @@ agree.
 
 from __future__ import annotations
 
+import copy
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,9 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from minidl.tracefile import watched
-from minidl.tracefile.arrays import Bools, Ints, Rows
+from minidl.tracefile.arrays import Bools, Ints, Rows, table_of
 from minidl.tracefile.attachments import Attachment, packed
-from minidl.tracefile.events import BY_NAME, EVENTS, WORKER_START, Event, Field, Phase
+from minidl.tracefile.events import EVENTS, WORKER_START, Event, Field, Phase, codes_where
 from minidl.tracefile.facts import LATEST, MOST_TASKS, MOST_WORKERS, read_facts
 from minidl.tracefile.files import Files, read_files
 from minidl.tracefile.format import (
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
 __all__ = ["Process", "Trace", "read_trace"]
 
 
-_KNOWN = np.isin(np.arange(1 << 16), list(EVENTS))
+_KNOWN = table_of(EVENTS)
 
 
 def read_trace(path: str | os.PathLike[str] | Trace) -> Trace:
@@ -110,6 +111,7 @@ class Trace:
         self._unknown: Rows = everything[~known]
         self.start = int(self.events["time"][0]) if len(self.events) else 0
         self.seen = 0
+        self._order: Order | None = None
         self._place_ranks()
         self._note_gaps()
 
@@ -293,17 +295,17 @@ class Trace:
 
     def text(self, row: np.void) -> str:
         """The text that an event of `events` carries in its string field; "" if it has none."""
-        for column, own in zip("xyz", EVENTS[int(row["code"])].fields, strict=False):
+        for column, own in EVENTS[int(row["code"])].columns.items():
             if own.unit == "string":
                 return self.strings.get((int(row["process"]), int(row[column])), "")
         return ""
 
     def select(self, name: str, phase: Phase | None = None) -> Rows:
         """The events called `name`, of one phase or of all. Raises KeyError if the table has no such event."""
-        codes = [e.code for (n, p), e in BY_NAME.items() if n == name and phase in (None, p)]
-        if not codes:
-            raise KeyError(f"no event is called {name!r} with phase {phase}: see minidl.tracefile.events.BY_NAME")
-        return self.events[np.isin(self.events["code"], codes)]
+        wanted = codes_where(lambda event: event.name == name and phase in (None, event.phase))
+        if not wanted:
+            raise KeyError(f"no event is called {name!r} with phase {phase}: see minidl.tracefile.events.EVENTS")
+        return self.events[np.isin(self.events["code"], wanted)]
 
     def spans(self) -> Rows:
         """Every begin with its end: array of SPAN, by begin; end = -1 if none was recorded. See `pairs`.
@@ -332,10 +334,18 @@ class Trace:
         """What the trace's watchdogs saw: signs of life, deaths, evidence of hangs; false if there was none."""
         return watched.read(self._watches)
 
-    @cached_property
+    @property
     def order(self) -> Order:
         """What happened before what, by sequence numbers and messages; see `order.Order`. Made when first asked."""
-        return Order(self.events, self.processes)
+        if self._order is None or self._order.events is not self.events:
+            self._order = Order(self.events, self.processes)
+        return self._order
+
+    def cut(self, kept: Bools) -> Trace:
+        """The trace with these of its events alone; time 0, and what it says beside events, stay."""
+        out = copy.copy(self)
+        out.events = self.events[kept]
+        return out
 
     def before(self, event: int | np.void, task: int | None = None) -> Bools:
         """mask[i]: did event i of `events` happen before `event` (its position, or its row)? No clock is asked.
@@ -393,7 +403,7 @@ class Trace:
         values = np.zeros(len(self), np.int64)
         there = np.zeros(len(self), bool)
         for event in self._kinds():
-            for column, own in zip("xyz", event.fields, strict=False):
+            for column, own in event.columns.items():
                 if own.name == what.name:
                     mask = self.events["code"] == event.code
                     values[mask] = self.events[column][mask]

@@ -6,13 +6,12 @@ span around each span; `stack(rows)`, rows for slices that may overlap.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 
-from minidl.tracefile.arrays import Bools, Ints, Rows, starts
-from minidl.tracefile.events import EVENTS, RESULT_PICKLE, RESULT_WRITE, Event, Phase, Track
+from minidl.tracefile.arrays import Bools, Ints, Rows, starts, table_of
+from minidl.tracefile.events import BEGINS, ENDS, EVENTS, RESULT_PICKLE, RESULT_WRITE, Track, codes_where, columns_where
 
 SPAN = np.dtype(
     [
@@ -42,23 +41,11 @@ ROUNDING_NS: Final = 50
 """By so much may slices overlap since begins and durations were rounded, or mapped, apart; more is a real overlap."""
 
 
-def _code_table(holds: Callable[[Event], bool]) -> Bools:
-    """table[code] says whether `holds` is true of the code's event; False for the codes that the table has not."""
-    table = np.zeros(1 << 16, bool)
-    table[[code for code, event in EVENTS.items() if holds(event)]] = True
-    return table
+_BEGIN, _END = table_of(BEGINS), table_of(ENDS)
+_CPU: Final = [(code, column) for code, column in columns_where(lambda field: field.is_cpu) if code in ENDS]
+"""Where ends hold what their spans had of a CPU."""
 
-
-_BEGIN = _code_table(lambda event: event.phase is Phase.BEGIN)
-_END = _code_table(lambda event: event.phase is Phase.END)
-_CPU: Final = [
-    (code, field.name, "e" + column)
-    for code, event in EVENTS.items() if event.phase is Phase.BEGIN
-    for column, field in zip("xyz", EVENTS[code + 1].fields, strict=False) if field.is_cpu
-]  # fmt: skip
-"""Where ends hold what their spans had of a CPU: code of the begin, column of SPAN, and the column it stands in."""
-
-_ROAMING = _code_table(lambda event: event.phase is not Phase.INSTANT and event.track in (Track.LOADER, Track.CONSUMER))
+_ROAMING = table_of(codes_where(lambda event: event.track in (Track.LOADER, Track.CONSUMER)))
 
 
 # --- Begins and ends --------------------------------------------------------------------------------------------------
@@ -75,10 +62,11 @@ def ends(events: Rows) -> Ints:
     """For each event, a begin, the position of its end; -1 = none, or no begin."""
     codes = events["code"]
     end_of = np.full(len(events), -1, np.int64)
-    _match(events, np.flatnonzero(_BEGIN[codes] | _END[codes]), ["process", "tid", "loader"], end_of)
+    paired = _BEGIN[codes] | _END[codes]
+    _match(events, np.flatnonzero(paired), ["process", "tid", "loader"], end_of)
     alone = end_of < 0
     alone[end_of[end_of >= 0]] = False
-    _match(events, np.flatnonzero(_ROAMING[codes] & alone), ["process", "loader"], end_of)
+    _match(events, np.flatnonzero(paired & _ROAMING[codes] & alone), ["process", "loader"], end_of)
     return end_of
 
 
@@ -115,9 +103,9 @@ def _spans(events: Rows, begins: Ints, end_of: Ints) -> Rows:
     for name in "xyz":
         out["b" + name] = first[name]
         out["e" + name][closed] = last[name]
-    for code, name, column in _CPU:
-        mine = out["code"] == code
-        out[name][mine] = out[column][mine]
+    for code, column in _CPU:
+        mine = out["code"] == code - 1
+        out[EVENTS[code].columns[column].name][mine] = out["e" + column][mine]
     mine = closed & (out["code"] == RESULT_PICKLE[0])
     out["cpu"][mine] = _told_by_writes(events)[end_of[begins[mine]]]
     _bound(out, closed & (first["tid"] == events["tid"][end_of[begins]]))

@@ -1,8 +1,7 @@
 """What a watchdog saw of a run: signs of life, deaths, and evidence of each hang.
 
 Interface: `read(attachments)` -> `Watched`, whose `looks` hold evidence (see `minidl.hang.evidence`); a trace's is
-`Trace.watched`. `description`, `sample`, `ended`, `look`, `said` and `over` make the lines, `moved` those of a joined
-trace.
+`Trace.watched`. `description`, `sample`, `ended`, `look`, `said` and `over` make the lines.
 
 It is an attachment of the kind "watch" (see `attachments`): JSON by the line, each line stands alone, and a damaged one
 is left out. Times are CLOCK_MONOTONIC ns. Reading executes nothing.
@@ -11,7 +10,7 @@ is left out. Times are CLOCK_MONOTONIC ns. Reading executes nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -201,25 +200,6 @@ def _take(out: Watched, content: dict[str, Any]) -> bool:
         out.cpu_ms += int(content.get("cpu_ms", 0))
         return content["end"] is True
     return False
-
-
-def moved(
-    content: dict[str, Any], pid: Callable[[int], int], loader: Callable[[int], int], time: Callable[[int], int]
-) -> dict[str, Any]:
-    """Return a line with the numbers and times of a joined trace. Evidence keeps those of its own machine."""
-    out = dict(content)
-    if "processes" in out:
-        out["processes"] = {str(pid(int(one))): values for one, values in out["processes"].items()}
-    if "ended" in out:
-        out["ended"] = pid(out["ended"])
-    if "stall" in out:
-        about = out["stall"]
-        moved = {"loader": loader(about["loader"]), "pid": pid(about["pid"]), "since": time(about["since"])}
-        out["stall"] = about | moved
-    for name in ("sample", "at"):
-        if name in out:
-            out[name] = time(out[name])
-    return out
 
 
 def _vitals(values: Sequence[Any]) -> Vitals:

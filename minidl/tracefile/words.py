@@ -137,7 +137,7 @@ def doing(span: np.void | Mapping[str, int]) -> str:
     code, task, worker = int(span["code"]), int(span["task"]), int(span["worker"])
     if code == ev.SAMPLE[0]:
         return f"in {sample_asked_for(int(span['bx']), int(span['by']))} (task {task})"
-    if code in (ev.RESULT_GET[0], ev.READY_GET[0]):
+    if code in ev.AWAITS:
         return f"waiting for task {task} of worker {worker}" if task >= 0 else "waiting for a result"
     if code == ev.CONSUMER[0]:
         return "in the consumer's code" + (f", after task {task}" if task >= 0 else "")

@@ -25,7 +25,7 @@ from minidl.tracefile.arrays import Bools, Ints, Rows, distinct, starts
 from minidl.tracefile.batches import NEVER, Batches, bytes_in_flight, outstanding, reorder_depth
 from minidl.tracefile.events import EVENTS, Actor, Event, Message, Phase
 from minidl.tracefile.loaders import first_epochs
-from minidl.tracefile.open_spans import POLLED, alive_until, has_arrived, left_alive
+from minidl.tracefile.open_spans import alive_until, has_arrived, left_alive
 from minidl.tracefile.words import Unit, ending, unit_of
 from minidl.views.colours import FRAMES, RED, STATES, Sign, legend, paint
 from minidl.views.layout import Lane, LaneKind, Layout, Slot, only, table_of
@@ -671,7 +671,7 @@ class _Maker:
         spans = self.spans
         order = np.lexsort((spans["begin"], spans["loader"], spans["tid"], spans["process"]))
         rows = spans[order]
-        empty = np.isin(rows["code"], [pair[0] for pair in POLLED]) & (rows["end"] >= 0) & (rows["ex"] == Message.EMPTY)
+        empty = np.isin(rows["code"], ev.POLLS) & (rows["end"] >= 0) & (rows["ex"] == Message.EMPTY)
         goes_on = empty[:-1] & ~starts(*(rows[name] for name in ("process", "tid", "loader", "code")))[1:]
         begins = np.append(True, ~goes_on)[: len(rows)]
         self.begin[order] = self.begin[order][np.flatnonzero(begins)[np.cumsum(begins) - 1]]

@@ -35,7 +35,6 @@ from minidl.data import fetch
 from minidl.loader import driver, worker
 from minidl.loader.crew import Crew
 from minidl.loader.dispatcher import Dispatcher
-from minidl.record.observe import DERIVED, SEEN, UNSEEN
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS, Ending, Message, Phase, Track
 from minidl.tracefile.reader import Trace, read_trace
@@ -57,8 +56,8 @@ class Difference:
 
 
 DIFFERENCES: Final = (
-    Difference("sampler_next", OURS, UNSEEN["sampler_next"]),
-    Difference("sample", OURS, UNSEEN["sample"]),
+    Difference("sampler_next", OURS, EVENTS[ev.SAMPLER_NEXT[0]].unseen),
+    Difference("sample", OURS, EVENTS[ev.SAMPLE[0]].unseen),
     Difference("sample_index", TORCH, "torch's samples have no event each, so the task's indices are told"),
     Difference("share", OURS, "told whenever the sampler is iterated; of torch's loader, at an epoch's first put"),
     Difference("collate.count", "", "of an iterable dataset, the samples are counted by torch's fetcher, unseen"),
@@ -665,15 +664,16 @@ def test_every_difference_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
     assert needed == set(DIFFERENCES)
 
 
-def test_the_tables_of_observe_hold() -> None:
-    """What they say is shown is shown, but for signals to workers that hang, which cost seconds; nothing else is.
+def test_what_the_table_says_of_torchs_loader_holds() -> None:
+    """What it says is shown is shown, but for signals to workers that hang, which cost seconds; nothing else is.
 
     Slabs are of the other transport (see test_slabs.py), and torchdata's loader is resumed (see test_observe.py).
     """
     if len(_results) < len(CASES):
         pytest.skip("needs the results of all programs")
     shown = set().union(*(result.shown for result in _results))
-    assert shown == {name for name in (*SEEN, *DERIVED) if not name.startswith("slab_")} - {"terminate", "resumed"}
+    told = {event.name for event in EVENTS.values() if event.seen or event.derived}
+    assert shown == {name for name in told if not name.startswith("slab_")} - {"terminate", "resumed"}
 
 
 if __name__ == "__main__":

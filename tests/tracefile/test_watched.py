@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import made_trace
 
 from minidl.tracefile import watched
 from minidl.tracefile.attachments import Attachment
+from minidl.tracefile.files import Files
+from minidl.tracefile.join import Clock, Member
 from minidl.tracefile.reader import read_trace
 from minidl.tracefile.watched import Ended, Sample, Stall, Vitals
 
@@ -77,11 +80,9 @@ def test_a_trace_keeps_it_apart_from_other_attachments_and_packs_it(tmp_path: Pa
 
 
 def test_a_line_of_a_joined_trace_has_its_numbers_and_times() -> None:
-    moved = [
-        watched.moved(json.loads(line), lambda pid: pid + 1, lambda loader: loader + 10, lambda at: at + 100)
-        for line in LINES
-    ]
-    found = read(b"".join(json.dumps(one).encode() + b"\n" for one in moved))
+    no_trace: Any = None
+    rank = Member(Path(), Files(), no_trace, 1, Clock("", 0, offset=(100,)), {70: 71, 71: 72}, {3: 13})
+    found = read(b"".join(json.dumps(rank.moved(json.loads(line))).encode() + b"\n" for line in LINES))
     assert [sample.at for sample in found.samples] == [5_100, 9_100]
     assert list(found.samples[0].processes) == [72]
     assert found.ended == [Ended(72, 9_600, -9)]
