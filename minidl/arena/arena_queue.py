@@ -44,7 +44,7 @@ from minidl.data import collate
 from minidl.live_repr import LiveRepr, counted
 from minidl.wire.atomic import Step, at_once
 from minidl.wire.errors import ExceptionWrapper
-from minidl.wire.message import Envelope, packed, unpacked
+from minidl.wire.message import packed, unpacked
 from minidl.wire.messages import RebuildFailure, Result
 from minidl.wire.tensors import filling
 
@@ -167,7 +167,7 @@ class ArenaWriter(LiveRepr):
 
         Raises it if that is an error already, or another message. (multiprocessing's name.)
         """
-        content = message.message if isinstance(message, Envelope) else message
+        content = getattr(message, "message", message)  # of an Envelope, or of what observes torch's loader
         if isinstance(content, Result) and not isinstance(content.data, ExceptionWrapper):
             content.data = message.instead_of(content.data, error)
         elif isinstance(content, tuple) and not isinstance(content[1], torch._utils.ExceptionWrapper):  # torch's loader

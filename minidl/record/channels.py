@@ -13,9 +13,11 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
+import torch._utils
+from torch.utils.data._utils.worker import _IterableDatasetStopIteration
 
 from minidl.arena.arena_queue import ArenaWriter
 from minidl.loader.ports import WhichQueue
@@ -31,7 +33,7 @@ from minidl.wire.messages import RebuildFailure, Result, ResumeIteration, Sentin
 from minidl.wire.tensors import Reduced, TensorPickler
 
 # Constants, because Python 3.11 calls a function to look up a member of an enumeration.
-_DATA, _ERROR, _EXHAUSTED = ev.Outcome
+_DATA = ev.Outcome.DATA
 _EMPTY, _TASK, _RESULT, _RESUME, _SENTINEL = ev.Message
 
 # --- Messages ---------------------------------------------------------------------------------------------------------
@@ -141,11 +143,15 @@ def load_result(
         emit(ev.RESULT_REBUILD[1], idx, worker_id, tensors, shared_bytes)
 
 
+_OUTCOMES: Final[dict[type, ev.Outcome]] = {
+    **dict.fromkeys((ExceptionWrapper, RebuildFailure, torch._utils.ExceptionWrapper), ev.Outcome.ERROR),
+    **dict.fromkeys((WorkerExhausted, _IterableDatasetStopIteration), ev.Outcome.EXHAUSTED),
+}
+"""Of minidl's messages and of torch's; all else is data."""
+
+
 def outcome_of(data: Any) -> ev.Outcome:
-    kind = type(data)
-    if kind is WorkerExhausted:
-        return _EXHAUSTED
-    return _ERROR if kind is ExceptionWrapper or kind is RebuildFailure else _DATA
+    return _OUTCOMES.get(type(data), _DATA)
 
 
 # --- Queues, events, processes, threads -------------------------------------------------------------------------------
@@ -186,7 +192,7 @@ class TracedQueue(Proxy):
     get_span: tuple[int, int]
     write: tuple[int, int] | None = None
     resume: int | None = None  # the event of a new epoch's message
-    _hooked_in: object = None  # the process: a forked child's queue has new pipe methods
+    _followed_in: object = None  # the process: a forked child's queue has new pipe methods
 
     def __init__(self, shared: Shared, inner: Any, worker_id: int = -1) -> None:
         super().__init__(shared, inner)
@@ -196,9 +202,9 @@ class TracedQueue(Proxy):
         worker = f" of worker {self.worker_id}" if self.worker_id >= 0 else ""
         return f"<traced {self.queue_id.name.lower()} queue{worker}, iterator {self.shared.loader}: {self.inner!r}>"
 
-    def _hook(self) -> None:
+    def _follow_pipe(self) -> None:
         """Trace the queue's pipe. Must be called before the feeder thread starts."""
-        self._hooked_in = _this_process
+        self._followed_in = _this_process
         send, receive = getattr(self.inner, "_send_bytes", None), getattr(self.inner, "_recv_bytes", None)
         if send is not None and self.write is not None:
             self.inner._send_bytes = self._watched_send(send, self.write)
@@ -242,13 +248,17 @@ class TracedQueue(Proxy):
         inner = self.inner.writer(worker_id)
         return self if inner is self.inner else type(self)(self.shared, inner)
 
-    def put(self, message: Any) -> None:
-        if self._hooked_in is not _this_process:
-            self._hook()
+    def put(self, message: Any, *args: Any, **kwargs: Any) -> None:
+        if self._followed_in is not _this_process:
+            self._follow_pipe()
         self.emit_put(message)
         if self.write is not None and not isinstance(message, Envelope):
-            message = About(message, -1, max(self.worker_id, getattr(message, "worker_id", -1)))
-        self.inner.put(message)
+            message = self.labelled(message)
+        self.inner.put(message, *args, **kwargs)
+
+    def labelled(self, message: Any) -> About:
+        """A message that has no envelope, so that it says what it is about when it is pickled."""
+        return About(message, -1, max(self.worker_id, getattr(message, "worker_id", -1)))
 
     def emit_put(self, message: Any) -> None:
         """Emit that `message` is about to enter the queue."""
@@ -257,25 +267,27 @@ class TracedQueue(Proxy):
         elif isinstance(message, ResumeIteration) and self.resume is not None:
             self.shared.emit(self.resume, -1, message.worker_id, message.epoch)
 
-    def get(self, timeout: float | None = None, inbox: list[Any] | None = None) -> Any:
+    def get(self, *args: Any, **kwargs: Any) -> Any:
         """Get a message, in a span whose end names the message."""
-        if self._hooked_in is not _this_process:
-            self._hook()
+        if self._followed_in is not _this_process:
+            self._follow_pipe()
         forget_mapped()
-        emit, (begin, end) = self.shared.emit, self.get_span
         task, worker = self.wanted()
-        emit(begin, task, worker, 0 if timeout is None else int(timeout * 1e9))
+        self.shared.emit(self.get_span[0], task, worker, int((kwargs.get("timeout") or 0) * 1e9))
         try:
-            kept = {} if inbox is None else {"inbox": inbox}
-            message = self.inner.get(timeout=timeout, **kept)
-        except BaseException:
-            if inbox:  # a signal's handler has raised after the message was taken
+            message = self.inner.get(*args, **kwargs)
+        except BaseException as error:
+            if inbox := kwargs.get("inbox"):  # a signal's handler has raised after the message was taken
                 self.emit_got(inbox[-1])
             else:
-                emit(end, -1, worker, _EMPTY)
+                self.emit_nothing(worker, error)
             raise
         self.emit_got(message)
         return message
+
+    def emit_nothing(self, worker: int, error: BaseException | None = None) -> None:
+        """Emit the end of a get without a message."""
+        self.shared.emit(self.get_span[1], -1, worker, _EMPTY)
 
     def wanted(self) -> tuple[int, int]:
         """Return the task and the worker that the loader needs next."""

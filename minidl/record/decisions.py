@@ -25,7 +25,7 @@ from minidl.loader.protocol import (
     WorkerEvent,
     WorkerLifecycle,
 )
-from minidl.record.cpu_time import spent
+from minidl.record.loader_spans import LoaderSpans
 from minidl.record.shared import Shared
 from minidl.record.slabs import TracedMappings
 from minidl.record.spans import batch_in_use
@@ -104,27 +104,22 @@ class TracedCourse(Course):
         self.emit(ev.STATE_TAKEN, -1, -1, self.batches, self.deferred_batches, int(self.ended))
 
 
-class TracedLoaderLifecycle(LoaderLifecycle):
+class TracedLoaderLifecycle(LoaderSpans, LoaderLifecycle):
     """Emits epochs, the time in `__next__`, the consumer's time, and the shutdown."""
 
     def __init__(self, shared: Shared) -> None:
-        super().__init__()
-        self.shared, self.emit = shared, shared.emit
-        self.epoch = -1
-        self.yielded = 0
-        self.open_epoch = self.open_consumer = self.open_next = False
-        self.task = -1  # yielded last
-        self.clock, self.consumer_cpu = shared.cpu, 0
+        LoaderLifecycle.__init__(self)
+        LoaderSpans.__init__(self, shared)
 
     def handle(self, event: LoaderEvent) -> LoaderState:
         before = self.state
         if self.open_consumer and (event is _NEXT or event is LoaderEvent.SHUT_DOWN):
-            self._end_consumer()
+            self.end_consumer()
         after = LoaderLifecycle.handle(self, event)
         if before is _CLOSED:
             if event is LoaderEvent.RAISE and self.open_next:  # close() was called while next() ran
                 self._end_fetch_alone(_EXHAUSTED)
-                self._end_next(_EXHAUSTED)
+                self.end_next(_EXHAUSTED)
         elif event is _NEXT:  # the two of each batch need no table
             self._next()
         elif event is _YIELD:
@@ -134,49 +129,21 @@ class TracedLoaderLifecycle(LoaderLifecycle):
         return after
 
     def _epoch_begin(self) -> None:
-        self.epoch += 1
-        self.yielded = 0
-        self.task = -1
-        self.open_epoch = True
         decides = self.shared.dispatcher
-        workers, prefetch = (0, 0) if decides is None else (decides.num_workers, decides.prefetch_factor)
-        self.emit(ev.EPOCH[0], x=self.epoch, y=workers, z=prefetch)
+        self.begin_epoch(*(0, 0) if decides is None else (decides.num_workers, decides.prefetch_factor))
         course = self.shared.course
         if course is not None and course.resumed:
             behind = sum(place.behind for place in course.places) * (not course.indexed)
             self.emit(ev.RESUMED, x=course.batches, y=course.turn, z=behind)
 
-    def _end_epoch(self, ending: ev.Ending) -> None:
-        if self.open_epoch:
-            self.open_epoch = False
-            self.emit(ev.EPOCH[1], x=self.epoch, y=self.yielded, z=ending)
-
-    def _begin_consumer(self) -> None:
-        self.open_consumer = True
-        self.emit(ev.CONSUMER[0], x=self.yielded)
-        self.consumer_cpu = self.clock()
-
-    def _end_consumer(self) -> None:
-        if self.open_consumer:
-            self.open_consumer = False
-            self.emit(ev.CONSUMER[1], self.task, -1, spent(self.consumer_cpu, self.clock()))
-
     def _next(self) -> None:
         dispatcher = self.shared.dispatcher
-        wanted = dispatcher.rcvd_idx if dispatcher is not None else self.shared.next_task
-        self.open_next = True
-        self.emit(ev.NEXT[0], wanted, -1, wanted)
-
-    def _end_next(self, outcome: ev.Outcome) -> None:
-        self.open_next = False
-        self.emit(ev.NEXT[1], -1, -1, self.yielded, outcome)
+        self.begin_next(dispatcher.rcvd_idx if dispatcher is not None else self.shared.next_task)
 
     def _yield(self) -> None:
         self.yielded += 1
         self._handed_out(_DATA)
-        self.open_consumer = True
-        self.emit(ev.CONSUMER[0], self.task, -1, self.yielded)
-        self.consumer_cpu = self.clock()
+        self.begin_consumer(self.task)
 
     def _raise(self) -> None:
         """Emit a task's error as its batch; a timeout, a death or a Ctrl-C belongs to no task."""
@@ -191,8 +158,8 @@ class TracedLoaderLifecycle(LoaderLifecycle):
             if self.shared.alone and self.shared.fetching is not None:
                 self.shared.fetching.waiting()  # the sample ends, and the fetch goes on with the next call
             self.shared.emit_gone()  # the handler of SIGCHLD may have raised, before any liveness check
-            self._end_next(_ERROR)
-        self._begin_consumer()
+            self.end_next(_ERROR)
+        self.begin_consumer()
 
     def _handed_out(self, outcome: ev.Outcome) -> None:
         shared, worker = self.shared, -1
@@ -202,9 +169,8 @@ class TracedLoaderLifecycle(LoaderLifecycle):
         elif (step := shared.delivered) is not None:
             self.task, worker = step.idx, step.worker_id
             step.data = None  # the tracer must not keep a batch alive that the loader has let go
-        self.open_next = False
         self.emit(ev.YIELD, self.task, worker, outcome, self.yielded)
-        self.emit(ev.NEXT[1], self.task, -1, self.yielded, outcome)
+        self.end_next(outcome, self.task)
         batch_in_use.loader, batch_in_use.task = shared.loader, self.task
 
     def _end_fetch_alone(self, outcome: ev.Outcome) -> None:
@@ -213,15 +179,15 @@ class TracedLoaderLifecycle(LoaderLifecycle):
 
     def _epoch_end(self) -> None:
         self._end_fetch_alone(_EXHAUSTED)
-        self._end_next(_EXHAUSTED)
-        self._end_epoch(ev.Ending.EXHAUSTED)
+        self.end_next(_EXHAUSTED)
+        self.end_epoch(ev.Ending.EXHAUSTED)
 
     def _resume(self) -> None:
-        self._end_consumer()
-        self._end_epoch(ev.Ending.CLOSED)
+        self.end_consumer()
+        self.end_epoch(ev.Ending.CLOSED)
 
     def _shut_down(self) -> None:
-        self._end_epoch(ev.Ending.CLOSED)
+        self.end_epoch(ev.Ending.CLOSED)
         self.emit(ev.SHUTDOWN[0])
 
     def _terminated(self) -> None:
@@ -230,7 +196,7 @@ class TracedLoaderLifecycle(LoaderLifecycle):
 
     WATCHERS: ClassVar = {
         LoaderEvent.EPOCH_BEGIN: _epoch_begin,
-        LoaderEvent.PRIMED: _begin_consumer,
+        LoaderEvent.PRIMED: LoaderSpans.begin_consumer,
         LoaderEvent.RAISE: _raise,
         LoaderEvent.EPOCH_END: _epoch_end,
         LoaderEvent.RESUME: _resume,

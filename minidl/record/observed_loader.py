@@ -1,24 +1,28 @@
 """torch's iterator, followed in its own process.
 
 The observed queues, done event and processes report each call to `ObservedLoader`. It then reads the iterator's own
-counters, and emits what follows from them (the events in `observe.DERIVED`). Nothing is guessed; a stamp may be late.
+counters, and emits what follows from them: the events that the table calls derived. Nothing is guessed; a stamp may be
+late.
 """
 
 from __future__ import annotations
 
 import queue
+import time
 import weakref
 from typing import Any
 
-from minidl.record.cpu_time import spent
+from minidl.record.channels import outcome_of
 from minidl.record.harmless import harmless
 from minidl.record.indices import count
+from minidl.record.loader_spans import LoaderSpans
 from minidl.record.sampling import dealt_by
 from minidl.record.shared import Shared
 from minidl.tracefile import events as ev
+from minidl.wire.messages import Result, Task
 
 
-class ObservedLoader:
+class ObservedLoader(LoaderSpans):
     """Follows one iterator in its own process. Upstream: what `_MultiProcessingDataLoaderIter` counts.
 
     `tasks` is the iterator's own `_task_info` of this epoch, what is sent and not yielded, and `status` its
@@ -27,17 +31,16 @@ class ObservedLoader:
     """
 
     def __init__(self, shared: Shared, iterator: Any) -> None:
-        self.shared = shared
+        super().__init__(shared)
         self.iterator = weakref.ref(iterator)
         self.num_workers: int = iterator._num_workers
         self.prefetch_factor: int = iterator._prefetch_factor
         self.in_order: bool = getattr(iterator, "_in_order", True)
         self.pinned = bool(iterator._pin_memory)
-        self.epoch = -1
         self.new_epoch()
-        self.in_epoch = self.in_next = self.in_consumer = False  # begun, and not ended
         self.failing = False  # next() is about to raise what is no task's error
-        self.wait: float | None = None  # seconds that the last get took, if it returned nothing
+        self.wait_began = 0.0  # of the last get, seconds
+        self.wait: float | None = None  # seconds that it took, if it returned nothing
         self.found_alive = 0  # of the workers that have been looked at since
         self.shutting_down = self.closed = False
 
@@ -48,16 +51,12 @@ class ObservedLoader:
         self.workers: dict[int, int] = {}  # task -> worker
         self.kept: dict[int, ev.Outcome] = {}  # the reorder buffer, as emitted
         self.in_hand: list[tuple[int, ev.Outcome]] = []  # received in turn or popped, and not emitted as yielded
-        self.send_idx = self.rcvd_idx = self.yielded = 0
+        self.send_idx = self.rcvd_idx = 0
         self.results = 0  # received, of whatever kind
         self.ends: list[int] = []  # tasks answered with the end of a worker's data, as the pin thread has seen
         self.ended = 0  # workers of which the loader knows that
-        self.last = -1  # the task yielded last
         self.resumed = 0  # batches that the loader counts already when the epoch begins
         self.sampled_all = False  # a batch was yielded and no task sent for it
-
-    def emit(self, code: int, task: int = -1, worker: int = -1, x: int = 0, y: int = 0, z: int = 0) -> None:
-        self.shared.emit(code, task, worker, x, y, z)
 
     # --- what the iterator itself says
     def outstanding(self) -> int:
@@ -87,16 +86,16 @@ class ObservedLoader:
         lost = set(certain[: max(0, self.yielded + len(certain) - batches)] if batches is not None else [])
         if lost and self.in_hand and self.in_hand[0][0] in lost:
             self.in_hand.clear()
-            self.end_next(ev.Outcome.ERROR)
+            self.leave_next(ev.Outcome.ERROR)
         for task in gone:
             self.hand_out()
             outcome = self.kept.pop(task)
-            self.begin_next()
+            self.enter_next()
             self.rcvd_idx = task + 1
             self.emit(ev.REORDER_POP, task, self.workers.get(task, -1), self.rcvd_idx, len(self.kept))
             self.emit(ev.RCVD_ADVANCE, x=self.rcvd_idx, y=self.outstanding())
             if task in lost:
-                self.end_next(ev.Outcome.ERROR)
+                self.leave_next(ev.Outcome.ERROR)
             else:
                 self.in_hand.append((task, outcome))
         self.sampled_all = self.in_order and (self.sampled_all or len(self.in_hand) > all_but)
@@ -132,22 +131,21 @@ class ObservedLoader:
         """Emit the yields of what is in hand."""
         while len(self.in_hand) > all_but:
             task, outcome = self.in_hand.pop(0)
-            self.last = task
+            self.task = task
             self.yielded += outcome is ev.Outcome.DATA
             self.emit(ev.YIELD, task, self.workers.get(task, -1), outcome, self.yielded)
-            self.end_next(outcome, task)
+            self.leave_next(outcome, task)
 
     # --- next() and the consumer, in turn
-    def begin_next(self) -> None:
-        if not self.in_next and not self.pinned:
+    def enter_next(self) -> None:
+        if not self.open_next and not self.pinned:
             self.end_consumer()
-            self.in_next = True
-            self.emit(ev.NEXT[0], self.rcvd_idx, x=self.rcvd_idx)
+            self.begin_next(self.rcvd_idx)
 
-    def end_next(self, outcome: ev.Outcome, task: int = -1) -> None:
-        if self.in_next:
-            self.in_next = self.failing = False
-            self.emit(ev.NEXT[1], task, x=self.yielded, y=outcome)
+    def leave_next(self, outcome: ev.Outcome, task: int = -1) -> None:
+        if self.open_next:
+            self.failing = False
+            self.end_next(outcome, task)
             if outcome is not ev.Outcome.EXHAUSTED:
                 self.begin_consumer(task if outcome is ev.Outcome.DATA else -1)
 
@@ -155,28 +153,16 @@ class ObservedLoader:
         """End a next() that has raised what is no task's error."""
         if self.failing:
             self.shared.emit_gone()
-            self.end_next(ev.Outcome.ERROR)
-
-    def begin_consumer(self, task: int = -1) -> None:
-        self.in_consumer = True
-        self.emit(ev.CONSUMER[0], task, x=self.yielded)
-        self.consumer_cpu = self.shared.cpu()
-
-    def end_consumer(self) -> None:
-        if self.in_consumer:
-            self.in_consumer = False
-            self.emit(ev.CONSUMER[1], self.last, x=spent(self.consumer_cpu, self.shared.cpu()))
+            self.leave_next(ev.Outcome.ERROR)
 
     # --- epochs
-    def begin_epoch(self, turn: int = 0) -> None:
+    def enter_epoch(self, turn: int = 0) -> None:
         """Emit that an epoch begins. turn: the worker that gets its first task."""
-        if not self.in_epoch and not self.shutting_down:
-            self.in_epoch = True
-            self.epoch += 1
+        if not self.open_epoch and not self.shutting_down:
             self.new_epoch()
             self.tasks = getattr(self.iterator(), "_task_info", self.tasks)
             self.status = getattr(self.iterator(), "_workers_status", self.status)
-            self.emit(ev.EPOCH[0], x=self.epoch, y=self.num_workers, z=self.prefetch_factor)
+            self.begin_epoch(self.num_workers, self.prefetch_factor)
             self.resumed = self.batches() or 0
             if self.resumed:
                 self.emit(ev.RESUMED, x=self.resumed, y=turn)
@@ -186,39 +172,39 @@ class ObservedLoader:
 
     def primed(self) -> None:
         """Begin the consumer's time: the first tasks have been sent."""
-        if self.last < 0 and not self.in_next and not self.in_consumer and not self.pinned:
+        if self.task < 0 and not self.open_next and not self.open_consumer and not self.pinned:
             self.sampled_all = self.in_order and self.send_idx < self.num_workers * self.prefetch_factor
             self.begin_consumer()
 
-    def end_epoch(self, batches: int | None = None) -> None:
-        if not self.in_epoch:
+    def leave_epoch(self, batches: int | None = None) -> None:
+        if not self.open_epoch:
             return
         self.primed()
         self.catch_up(batches)
         self.fail()
-        self.in_epoch = False
         ending = ev.Ending.CLOSED if self.tasks else ev.Ending.EXHAUSTED
         if ending is ev.Ending.EXHAUSTED:
-            self.begin_next()
+            self.enter_next()
             if self.rcvd_idx < self.send_idx:
                 self.rcvd_idx = self.send_idx
                 self.emit(ev.RCVD_ADVANCE, x=self.rcvd_idx, y=self.send_idx - self.results)
-            self.end_next(ev.Outcome.EXHAUSTED)
+            self.leave_next(ev.Outcome.EXHAUSTED)
         self.end_consumer()
-        self.emit(ev.EPOCH[1], x=self.epoch, y=self.yielded, z=ending)
+        self.end_epoch(ending)
         self.tasks = {}  # keeps no batch alive that the iterator has dropped
 
     # --- index queues
     @harmless(None)
-    def sending(self, idx: int, worker: int, index: Any) -> None:
+    def sending(self, task: Task) -> None:
         """Emit that a task is about to be put. A batch in hand is yielded after it."""
-        self.begin_epoch(turn=worker)
+        idx, worker = task.idx, task.worker_id
+        self.enter_epoch(turn=worker)
         self.catch_up(self.batches(), all_but=1)
         self.sampled_all = False
         self.workers[idx] = worker
         self.send_idx = idx + 1
         self.emit(ev.TASK_ASSIGNED, idx, worker, idx + 1, self.outstanding() + 1)
-        self.emit(ev.INDEX_PUT, idx, worker, count(index))
+        self.emit(ev.INDEX_PUT, idx, worker, count(task.index))
 
     @harmless(None)
     def sent(self) -> None:
@@ -229,20 +215,20 @@ class ObservedLoader:
     @harmless(None)
     def resuming(self, worker: int) -> None:
         """Emit that a new epoch's message is about to be put."""
-        self.end_epoch()
+        self.leave_epoch()
         self.emit(ev.RESUME_PUT, -1, worker, self.epoch + 1)
 
     # --- the result queue
     @harmless((-1, -1))
     def waits(self) -> tuple[int, int]:
         """Emit what precedes a wait; return the task and the worker that the loader needs next."""
-        self.wait, self.found_alive = None, 0
-        if not self.in_epoch or self.pinned:
+        self.wait, self.found_alive, self.wait_began = None, 0, time.monotonic()
+        if not self.open_epoch or self.pinned:
             return -1, -1
         self.primed()
         self.catch_up(self.batches())
         self.fail()
-        self.begin_next()
+        self.enter_next()
         rcvd_idx = int(getattr(self.iterator(), "_rcvd_idx", self.rcvd_idx))
         if rcvd_idx > self.rcvd_idx:
             self.rcvd_idx = rcvd_idx
@@ -250,15 +236,16 @@ class ObservedLoader:
         return self.rcvd_idx, self.workers.get(self.rcvd_idx, -1)
 
     @harmless(None)
-    def got_nothing(self, seconds: float, error: BaseException) -> None:
+    def got_nothing(self, error: BaseException | None) -> None:
         """Note a wait without a message. What next() does about it shows when it looks at the workers."""
-        self.wait = seconds
-        self.failing = self.in_next and not isinstance(error, queue.Empty)
+        self.wait = time.monotonic() - self.wait_began
+        self.failing = self.open_next and not isinstance(error, queue.Empty)
 
     @harmless(None)
-    def received(self, task: int, worker: int, outcome: ev.Outcome) -> None:
+    def received(self, result: Result) -> None:
         """Emit what the loader does with a result, which depends on whose turn it is."""
-        if not self.in_epoch:
+        task, worker, outcome = result.idx, result.worker_id, outcome_of(result.data)
+        if not self.open_epoch:
             return  # a leftover of the last epoch
         if self.pinned:
             # The pin thread has received it; the loader has not.
@@ -292,7 +279,7 @@ class ObservedLoader:
         elif self.wait is None and not self.pinned:
             return  # other code asks
         elif not alive:
-            self.failing = self.in_next
+            self.failing = self.open_next
             self.emit(ev.FOUND_DEAD, -1, worker, ev.Actor.WORKER, process.pid, process.exitcode or 0)
         elif not self.failing:
             self.found_alive += 1
@@ -303,7 +290,7 @@ class ObservedLoader:
             if timeout > 0 and self.wait is not None:
                 about = self.rcvd_idx, self.workers.get(self.rcvd_idx, -1)
                 self.emit(ev.TIMED_OUT, *about, int(self.wait * 1e9))
-                self.end_next(ev.Outcome.ERROR)
+                self.leave_next(ev.Outcome.ERROR)
 
     @harmless(None)
     def begin_shutdown(self) -> None:
@@ -311,8 +298,8 @@ class ObservedLoader:
         if self.shutting_down:
             return
         if self.epoch < 0 and self.num_workers == len(self.shared.workers):
-            self.begin_epoch()  # of a sampler that gave nothing
-        self.end_epoch(self.batches())
+            self.enter_epoch()  # of a sampler that gave nothing
+        self.leave_epoch(self.batches())
         self.shutting_down = True
         self.emit(ev.SHUTDOWN[0])
 

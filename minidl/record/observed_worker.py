@@ -10,14 +10,15 @@ from typing import Any
 
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import fetch
-from torch.utils.data._utils.worker import _IterableDatasetStopIteration
 from torch.utils.data.dataloader import _DatasetKind
 
 from minidl.record import recorder
+from minidl.record.channels import outcome_of
 from minidl.record.harmless import harmless
 from minidl.record.indices import count, indices_of, whole_number
 from minidl.record.shared import Shared
 from minidl.tracefile import events as ev
+from minidl.wire.messages import Result, Sentinel, Task
 
 
 class ObservedWorker:
@@ -31,7 +32,7 @@ class ObservedWorker:
         self.progress = shared.follow(worker_id)
         self.ready = False
         self.by_index = False  # of a map dataset, whose samples its tasks name
-        self.task: tuple[int, Any] | None = None  # received, and not yet taken up
+        self.task: Task | None = None  # received, and not yet taken up
         self.samples = -1  # of the task that is being fetched, as its indices say
         self.failed = -1, -1  # position and index of the sample that raised, if the task has failed
         self.exhausted = self.has_sentinel = self.left = False
@@ -49,16 +50,22 @@ class ObservedWorker:
             self.emit(ev.WORKER_READY, -1, os.getpid(), self.parent, self.seed)
             self.shared.describe_seed(self.worker_id)
 
+    def got(self, message: Any) -> None:
+        """Note a message of the index queue."""
+        if isinstance(message, Task):
+            self.task = message
+        self.has_sentinel = self.has_sentinel or isinstance(message, Sentinel)
+
     @harmless(None)
     def looked(self, done: bool) -> None:
         """Emit what follows from a look at the done event: one for each task and sentinel, and one at the end."""
         if self.task is not None:
-            (task, index), self.task = self.task, None
+            task, self.task = self.task, None
             if done:
-                self.emit(ev.DONE_EVENT_SEEN, task, ev.DoneEvent.WORKERS)
+                self.emit(ev.DONE_EVENT_SEEN, task.idx, ev.DoneEvent.WORKERS)
             elif not self.exhausted:
-                self.samples = count(index)
-                self.progress.begin(task, index)
+                self.samples = count(task.index)
+                self.progress.begin(task.idx, task.index)
                 if self.by_index:
                     self.progress.tell_indices()
         elif self.has_sentinel:
@@ -81,9 +88,9 @@ class ObservedWorker:
         self.progress.collate(self.samples if counted else -1)
 
     @harmless(None)
-    def answers(self, task: int, data: Any) -> None:
+    def answers(self, result: Result) -> None:
         """Emit that the task's result is about to be put."""
-        outcome = outcome_of_torch(data)
+        task, data, outcome = result.idx, result.data, outcome_of(result.data)
         self.exhausted = outcome is ev.Outcome.EXHAUSTED
         self.progress.end(outcome)
         if isinstance(data, ExceptionWrapper):
@@ -97,12 +104,6 @@ class ObservedWorker:
         self.epoch += 1
         self.exhausted = False
         self.emit(ev.RESUME_ACK, -1, self.epoch)
-
-
-def outcome_of_torch(data: Any) -> ev.Outcome:
-    if isinstance(data, _IterableDatasetStopIteration):
-        return ev.Outcome.EXHAUSTED
-    return ev.Outcome.ERROR if isinstance(data, ExceptionWrapper) else ev.Outcome.DATA
 
 
 @harmless((-1, -1))

@@ -1,0 +1,53 @@
+"""The spans of the thread that iterates over a loader: epoch, next and consumer, with the batches yielded between them.
+
+minidl's own lifecycle emits them when it decides (`decisions`), and what follows torch's iterator when it finds out
+(`observed_loader`).
+"""
+
+from __future__ import annotations
+
+from minidl.record.cpu_time import spent
+from minidl.record.shared import Shared
+from minidl.tracefile import events as ev
+
+
+class LoaderSpans:
+    """Which of one iterator's spans are open, and the events that open and close them.
+
+    epoch: its number. yielded: batches of this epoch. task: the one yielded last, -1 = none.
+    """
+
+    def __init__(self, shared: Shared) -> None:
+        self.shared, self.emit = shared, shared.emit
+        self.epoch, self.yielded, self.task = -1, 0, -1
+        self.open_epoch = self.open_next = self.open_consumer = False
+        self.clock, self.consumer_cpu = shared.cpu, 0
+
+    def begin_epoch(self, workers: int, prefetch_factor: int) -> None:
+        self.epoch += 1
+        self.yielded, self.task, self.open_epoch = 0, -1, True
+        self.emit(ev.EPOCH[0], x=self.epoch, y=workers, z=prefetch_factor)
+
+    def end_epoch(self, ending: ev.Ending) -> None:
+        if self.open_epoch:
+            self.open_epoch = False
+            self.emit(ev.EPOCH[1], x=self.epoch, y=self.yielded, z=ending)
+
+    def begin_next(self, wanted: int) -> None:
+        """Begin `__next__`. wanted: the task whose turn it is."""
+        self.open_next = True
+        self.emit(ev.NEXT[0], wanted, -1, wanted)
+
+    def end_next(self, outcome: ev.Outcome, task: int = -1) -> None:
+        self.open_next = False
+        self.emit(ev.NEXT[1], task, -1, self.yielded, outcome)
+
+    def begin_consumer(self, task: int = -1) -> None:
+        self.open_consumer = True
+        self.emit(ev.CONSUMER[0], task, -1, self.yielded)
+        self.consumer_cpu = self.clock()
+
+    def end_consumer(self) -> None:
+        if self.open_consumer:
+            self.open_consumer = False
+            self.emit(ev.CONSUMER[1], self.task, -1, spent(self.consumer_cpu, self.clock()))
