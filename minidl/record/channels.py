@@ -248,13 +248,13 @@ class TracedQueue(Proxy):
         inner = self.inner.writer(worker_id)
         return self if inner is self.inner else type(self)(self.shared, inner)
 
-    def put(self, message: Any, *args: Any, **kwargs: Any) -> None:
+    def put(self, message: Any) -> None:
         if self._followed_in is not _this_process:
             self._follow_pipe()
         self.emit_put(message)
         if self.write is not None and not isinstance(message, Envelope):
             message = self.labelled(message)
-        self.inner.put(message, *args, **kwargs)
+        self.inner.put(message)
 
     def labelled(self, message: Any) -> About:
         """A message that has no envelope, so that it says what it is about when it is pickled."""
@@ -267,17 +267,17 @@ class TracedQueue(Proxy):
         elif isinstance(message, ResumeIteration) and self.resume is not None:
             self.shared.emit(self.resume, -1, message.worker_id, message.epoch)
 
-    def get(self, *args: Any, **kwargs: Any) -> Any:
-        """Get a message, in a span whose end names the message."""
+    def get(self, timeout: float | None = None, **more: Any) -> Any:
+        """Get a message, in a span whose end names it. more: "inbox" of minidl's queues, "block" of Python's."""
         if self._followed_in is not _this_process:
             self._follow_pipe()
         forget_mapped()
         task, worker = self.wanted()
-        self.shared.emit(self.get_span[0], task, worker, int((kwargs.get("timeout") or 0) * 1e9))
+        self.shared.emit(self.get_span[0], task, worker, 0 if timeout is None else int(timeout * 1e9))
         try:
-            message = self.inner.get(*args, **kwargs)
+            message = self.inner.get(timeout=timeout, **more)
         except BaseException as error:
-            if inbox := kwargs.get("inbox"):  # a signal's handler has raised after the message was taken
+            if inbox := more.get("inbox"):  # a signal's handler has raised after the message was taken
                 self.emit_got(inbox[-1])
             else:
                 self.emit_nothing(worker, error)

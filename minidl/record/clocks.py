@@ -22,6 +22,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
+from minidl.record.bracketing import bracketed
 from minidl.record.group import at_process_group
 from minidl.record.session import current_recorder
 
@@ -98,17 +99,15 @@ def _read(clock: Callable[[], int], timeout: float) -> Reading:
 
 def _ask(clock: Callable[[], int], group: Any) -> tuple[int, int, int]:
     """When, the offset to rank 0's clock, and by how much it may be wrong: by the shortest of `ROUNDS` round trips."""
-    best = (0, 0, sys.maxsize)
     answer = torch.zeros(1, dtype=torch.int64)
-    for _ in range(ROUNDS):
-        before = clock()
+
+    def ask() -> int:
         dist.send(answer, 0, group=group)
         dist.recv(answer, 0, group=group)
-        after = clock()
-        half = (after - before + 1) // 2
-        if half < best[2]:
-            best = before + half, int(answer) - before - half, half
-    return best
+        return int(answer)
+
+    theirs, ours = bracketed(ask, ROUNDS, clock)
+    return ours.middle, theirs - ours.middle, ours.error
 
 
 def _answer(clock: Callable[[], int], group: Any, other: int) -> None:

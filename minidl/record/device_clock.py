@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from minidl.device.streams import Device, Mark
+from minidl.record.bracketing import bracketed
 from minidl.record.recorder import active
 from minidl.tracefile import events as ev
 
@@ -78,24 +79,17 @@ class DeviceClock:
 
     def calibrate(self) -> None:
         """Compare the clocks now."""
-        quickest, best = 0, None
-        for _ in range(LOOKS):
-            before = self._now()
-            mark = self.device.idle_mark()
-            self._await(mark, before)
-            took = self._now() - before
-            if best is None or took < quickest:
-                quickest, best = took, (mark, before + took // 2)
-        assert best is not None
-        error = -(-quickest // 2) + RESOLUTION
-        self._keep(*best, error)
+        mark, ours = bracketed(self._reached, LOOKS, self._now)
+        self._keep(mark, ours.middle, ours.error + RESOLUTION)
 
-    def _await(self, mark: Mark, since: int) -> None:
-        """Poll a mark of an idle stream. TimeoutError if the device hangs: the run must not wait for its tracer."""
+    def _reached(self) -> Mark:
+        """A mark that an idle stream has reached. TimeoutError if the device hangs: the run must not wait for that."""
+        since, mark = self._now(), self.device.idle_mark()
         while not mark.done():
             if self._now() - since > FLUSH * 1e9:
                 raise TimeoutError(f"it has done nothing for {FLUSH:g} s")
             time.sleep(0)  # lets the device's driver run
+        return mark
 
     def _keep(self, mark: Mark, reference: int, error: int) -> None:
         """Emit a calibration and its drift since the last one; keep it, with the rate since the first one."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from minidl.record.bracketing import bracketed
 from minidl.tracefile import attachments
 from minidl.tracefile.arrays import Ints, Rows
 from minidl.tracefile.attachments import SLICE, Name, SliceTrack
@@ -227,15 +227,9 @@ class _Clock:
         self._first, self.error_ns = self._offset()
 
     def _offset(self) -> tuple[tuple[int, int], int]:
-        """Return (viztracer's time, monotonic minus that) of the shortest reading, and its length; ns."""
-        best, least = (0, 0), sys.maxsize
-        for _ in range(_PROBES):
-            before = time.monotonic_ns()
-            theirs = round(self._tracer.getts() * 1000)
-            after = time.monotonic_ns()
-            if after - before < least:
-                best, least = (theirs, (before + after) // 2 - theirs), after - before
-        return best, least
+        """Return (viztracer's time, monotonic minus that), and by how much they may be off; ns."""
+        theirs, ours = bracketed(lambda: round(self._tracer.getts() * 1000), _PROBES)
+        return (theirs, ours.middle - theirs), ours.error
 
     def monotonic(self, begins_us: list[float], durations_us: list[float]) -> tuple[Ints, Ints]:
         """Return begins and ends in ns, in the same order; ends are rounded down so that neighbours do not overlap."""

@@ -284,10 +284,7 @@ def observed_iterators() -> Iterator[None]:
     StatefulDataLoader), of a class that is none (fastai's), and of a loader that was bound before under its own name.
     The trace names those that can't be followed.
     """
-    base: Any = torch.utils.data.dataloader._BaseDataLoaderIter
-    plain_base, plain_multi = base.__init__, _TorchIterator.__init__
-    plain_loader, plain_alone, plain_next = _TorchLoader.__init__, _TorchAlone.__init__, _TorchAlone._next_data
-    following = observed_alone.followed(plain_next)
+    plain_loader, plain_multi, plain_next = _TorchLoader.__init__, _TorchIterator.__init__, _TorchAlone._next_data
 
     @_without_a_place
     @functools.wraps(plain_loader)
@@ -296,32 +293,18 @@ def observed_iterators() -> Iterator[None]:
         plain_loader(self, *args, **kwargs)
 
     @_without_a_place
-    @functools.wraps(plain_base)
-    def init_base(self: Any, *args: Any, **kwargs: Any) -> None:
-        plain_base(self, *args, **kwargs)
-        if not isinstance(self, _MinidlIterator):
-            _begin_foreign(self, *args, **kwargs)
-
-    @_without_a_place
     @functools.wraps(plain_multi)
     def init_multi(self: Any, *args: Any, **kwargs: Any) -> None:
         if not isinstance(self, _MinidlIterator):
             args, kwargs = _with_context(self, *args, **kwargs) or (args, kwargs)
         plain_multi(self, *args, **kwargs)
 
-    @_without_a_place
-    @functools.wraps(plain_alone)
-    def init_alone(self: Any, *args: Any, **kwargs: Any) -> None:
-        plain_alone(self, *args, **kwargs)
-        if type(self)._next_data is following:
-            _begin_alone(self, *args, **kwargs)
-
     changes: list[tuple[Any, str, Any, Any]] = [
-        (base, "__init__", plain_base, init_base),
+        (_AnyIterator, "__init__", _AnyIterator.__init__, _and_then(_AnyIterator.__init__, _begin_foreign)),
         (_TorchIterator, "__init__", plain_multi, init_multi),
         (_TorchLoader, "__init__", plain_loader, init_loader),
-        (_TorchAlone, "__init__", plain_alone, init_alone),
-        (_TorchAlone, "_next_data", plain_next, following),
+        (_TorchAlone, "__init__", _TorchAlone.__init__, _and_then(_TorchAlone.__init__, _begin_alone)),
+        (_TorchAlone, "_next_data", plain_next, observed_alone.followed(plain_next)),
     ]
     for kind, name, _, observing in changes:
         setattr(kind, name, observing)
@@ -340,6 +323,18 @@ def _without_a_place(function: Callable[..., None]) -> Callable[..., None]:
     place = f"{__file__} (which warnings take for importlib._bootstrap)"
     function.__code__ = function.__code__.replace(co_filename=place)
     return function
+
+
+def _and_then(init: Callable[..., None], begin: Callable[..., None]) -> Callable[..., None]:
+    """The `__init__` of an iterator, after which `begin` has its arguments."""
+
+    @_without_a_place
+    @functools.wraps(init)
+    def init_and_begin(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        begin(self, *args, **kwargs)
+
+    return init_and_begin
 
 
 @harmless(None)
@@ -377,6 +372,8 @@ def _around(context: Any) -> ObservedContext:
 @harmless(None)
 def _begin_foreign(iterator: Any, loader: Any, *_: Any) -> None:
     """Prepare for an iterator that is not torch's own with workers, which finds its context in its loader."""
+    if isinstance(iterator, _MinidlIterator):
+        return
     if iterator._num_workers == 0:
         if type(iterator)._next_data is not _TorchAlone._next_data:
             _pass_over(iterator, "without workers, by a class of its own")
@@ -390,6 +387,8 @@ def _begin_foreign(iterator: Any, loader: Any, *_: Any) -> None:
 @harmless(None)
 def _begin_alone(iterator: Any, loader: Any, *_: Any) -> None:
     """Follow an iterator without workers, if a trace is on."""
+    if type(iterator)._next_data is not _TorchAlone._next_data:
+        return
     ports = plain_ports.new_ports()
     if isinstance(ports, TracedPorts):
         observed_alone.follow(iterator, loader, ports, (UNSEEN | {"resumed"}) - {"sampler_next"})

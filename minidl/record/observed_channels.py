@@ -183,8 +183,8 @@ class ObservedIndexQueue(TracedIndexQueue):
 
     shared: ObservedShared
 
-    def put(self, message: Any, *args: Any, **kwargs: Any) -> None:
-        super().put(message, *args, **kwargs)
+    def put(self, message: Any) -> None:
+        super().put(message)
         if isinstance(self._told(message), Task):
             self.shared.loader_side.sent()
 
@@ -204,11 +204,11 @@ class ObservedIndexQueue(TracedIndexQueue):
     def labelled(self, message: Any) -> About:
         return About(message, getattr(self._told(message), "idx", -1), self.worker_id)
 
-    def get(self, *args: Any, **kwargs: Any) -> Any:
+    def get(self, timeout: float | None = None, **more: Any) -> Any:
         if self.shared.worker_side is None:
-            return self.inner.get(*args, **kwargs)
+            return self.inner.get(timeout=timeout, **more)
         self.shared.worker_side.asks()
-        return super().get(*args, **kwargs)
+        return super().get(timeout, **more)
 
     def emit_got(self, message: Any) -> None:
         worker, told = self.shared.worker_side, self._told(message)
@@ -225,8 +225,8 @@ class ObservedResultQueue(TracedResultQueue):
     shared: ObservedShared
     joining = False  # the pin thread
 
-    def put(self, message: Any, *args: Any, **kwargs: Any) -> None:
-        super().put(message, *args, **kwargs)
+    def put(self, message: Any) -> None:
+        super().put(message)
         if self.shared.worker_side is None:  # the loader has woken the pin thread, and joins it next
             self.shared.emit(ev.JOIN[0], x=ev.Actor.PIN_THREAD)
             self.joining = True

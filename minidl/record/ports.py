@@ -21,6 +21,7 @@ import torch
 from minidl.arena.arena import budget
 from minidl.data.fetch import Progress
 from minidl.device import sim
+from minidl.device.nest import tensors_in
 from minidl.device.streams import Device, Stream
 from minidl.loader import ports
 from minidl.loader.progress import ProgressBoard, WorkerProgress
@@ -50,16 +51,8 @@ from minidl.wire.messages import Result, Task
 
 @harmless(0)
 def nbytes(data: Any) -> int:
-    """Bytes of the tensors in a nest of lists, tuples and mappings."""
-    return _nbytes(data)
-
-
-def _nbytes(data: Any) -> int:
-    if isinstance(data, torch.Tensor):
-        return data.nbytes
-    if isinstance(data, (list, tuple)):
-        return sum(map(_nbytes, data))
-    return sum(map(_nbytes, data.values())) if isinstance(data, dict) else 0
+    """Bytes of a batch's tensors."""
+    return sum(tensor.nbytes for tensor in tensors_in(data))
 
 
 class TracedPorts(Shared, ports.Ports):

@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from minidl.process_stat import boot_id
+from minidl.record.bracketing import bracketed
 from minidl.record.cpu_time import usable_cpus
 from minidl.tracefile.events import EVENTS
 from minidl.tracefile.format import (
@@ -591,12 +592,11 @@ def _clock() -> dict[str, Any]:
 
     offset_ns: added to reach the clock of the reference rank; filled in when traces are joined.
     """
-    before, realtime, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
-    middle = (before + after) // 2
+    realtime, ours = bracketed(time.time_ns)
     return {
         "name": "CLOCK_MONOTONIC",
-        "realtime_minus_monotonic_ns": realtime - middle,
-        "error_ns": after - middle,
+        "realtime_minus_monotonic_ns": realtime - ours.middle,
+        "error_ns": ours.error,
         "offset_ns": None,
     }
 

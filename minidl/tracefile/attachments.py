@@ -68,7 +68,7 @@ class Slices:
 def description(kind: str, program: str, version: str, pid: int, clock: str, error_ns: int, **facts: Any) -> bytes:
     """Return the first line. clock: how the times became CLOCK_MONOTONIC ns; error_ns: by how much they may be off."""
     about = {"attachment": FORMAT, "kind": kind, "program": program, "version": version, "pid": pid}
-    return _line({**about, "clock": clock, "error_ns": error_ns, **facts})
+    return line({**about, "clock": clock, "error_ns": error_ns, **facts})
 
 
 def chunk(
@@ -76,7 +76,7 @@ def chunk(
 ) -> bytes:
     """Return a line with slices. rows: array of SLICE, its places are in `tracks` and `names`; args by row."""
     since = int(rows["begin"].min()) if len(rows) else 0
-    return _line({
+    return line({
         "tracks": tracks,
         "names": names,
         "since": since,
@@ -90,21 +90,22 @@ def chunk(
 
 def arrows(pairs: Iterable[tuple[int, int]]) -> bytes:
     """Return a line with arrows between slices, which are numbered through the whole file from 0."""
-    return _line({"arrows": list(pairs)})
+    return line({"arrows": list(pairs)})
 
 
 def note(text: str) -> bytes:
     """Return a line on what the file lacks."""
-    return _line({"note": text})
+    return line({"note": text})
 
 
 def closing() -> bytes:
     """Return the last line: the file is complete."""
-    return _line({"end": True})
+    return line({"end": True})
 
 
-def _line(content: dict[str, Any]) -> bytes:
-    return json.dumps(content, separators=(",", ":"), default=str).encode("ascii") + b"\n"
+def line(content: dict[str, Any]) -> bytes:
+    """Return a line; what JSON cannot hold becomes its repr."""
+    return json.dumps(content, separators=(",", ":"), default=repr).encode("ascii") + b"\n"
 
 
 # --- Reading ----------------------------------------------------------------------------------------------------------
@@ -259,7 +260,7 @@ class _Reader:
             SliceTrack(int(pid), int(tid), str(title), str(group)) for pid, tid, title, group in content["tracks"]
         ]
         names = [Name(str(name), str(about)) for name, about in content["names"]]
-        begin = _column(content["begin"], LATEST) + _number(content["since"])
+        begin = _column(content["begin"], LATEST) + time_in(content["since"])
         rows = np.empty(len(begin), SLICE)
         rows["begin"] = begin
         rows["end"] = begin + _column(content["duration"], LATEST)
@@ -293,7 +294,8 @@ def places(known: dict[Any, int], own: list[Any]) -> Ints:
     return np.array([known.setdefault(one, len(known)) for one in own] or [0], np.int64)
 
 
-def _number(value: object) -> int:
+def time_in(value: object) -> int:
+    """Return a time, ns. Raises ValueError if it is none."""
     if type(value) is not int or not 0 <= value < LATEST:
         raise ValueError("no time")
     return value

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from minidl.hang.evidence.model import RunEvidence
 from minidl.tracefile import attachments
+from minidl.tracefile.attachments import line, time_in
 from minidl.tracefile.facts import LATEST
 
 KIND: Final = "watch"
@@ -127,30 +128,26 @@ def description(version: str, pid: int, hang_after_s: float, **facts: Any) -> by
 
 def sample(one: Sample) -> bytes:
     processes = {str(pid): list(vitals) for pid, vitals in one.processes.items()}
-    return _line({"sample": one.at, "processes": processes, "shm_free": one.shm_free, "oom_kills": one.oom_kills})
+    return line({"sample": one.at, "processes": processes, "shm_free": one.shm_free, "oom_kills": one.oom_kills})
 
 
 def ended(one: Ended) -> bytes:
-    return _line({"ended": one.pid, "at": one.at, "code": one.code})
+    return line({"ended": one.pid, "at": one.at, "code": one.code})
 
 
 def look(stall: Stall, number: int, at: int, evidence: Mapping[str, Any]) -> bytes:
     about = {"loader": stall.loader, "what": stall.what, "since": stall.since, "pid": stall.pid}
-    return _line({"look": number, "at": at, "stall": about, "evidence": evidence})
+    return line({"look": number, "at": at, "stall": about, "evidence": evidence})
 
 
 def said(text: str) -> bytes:
     """Return the line on what the watchdog has said on stderr."""
-    return _line({"said": text})
+    return line({"said": text})
 
 
 def over(cpu_ms: int) -> bytes:
     """Return the last line. cpu_ms: what the watchdog itself has used."""
-    return _line({"end": True, "cpu_ms": cpu_ms})
-
-
-def _line(content: dict[str, Any]) -> bytes:
-    return json.dumps(content, separators=(",", ":"), default=repr).encode("ascii") + b"\n"
+    return line({"end": True, "cpu_ms": cpu_ms})
 
 
 # --- Reading ----------------------------------------------------------------------------------------------------------
@@ -184,16 +181,16 @@ def _take(out: Watched, content: dict[str, Any]) -> bool:
     if "sample" in content:
         processes = {int(pid): _vitals(values) for pid, values in content["processes"].items()}
         shm_free, oom_kills = _number(content["shm_free"]), _number(content["oom_kills"])
-        out.samples.append(Sample(_time(content["sample"]), processes, shm_free, oom_kills))
+        out.samples.append(Sample(time_in(content["sample"]), processes, shm_free, oom_kills))
     elif "ended" in content:
         code = content["code"]
-        out.ended.append(Ended(int(content["ended"]), _time(content["at"]), None if code is None else int(code)))
+        out.ended.append(Ended(int(content["ended"]), time_in(content["at"]), None if code is None else int(code)))
     elif "look" in content:
         about, evidence = content["stall"], content["evidence"]
         if not isinstance(evidence, dict):
             raise TypeError("evidence that is no object")
-        stall = Stall(int(about["loader"]), str(about["what"]), _time(about["since"]), int(about["pid"]))
-        out.looks.append(StallLook(stall, int(content["look"]), _time(content["at"]), evidence))
+        stall = Stall(int(about["loader"]), str(about["what"]), time_in(about["since"]), int(about["pid"]))
+        out.looks.append(StallLook(stall, int(content["look"]), time_in(content["at"]), evidence))
     elif "said" in content:
         out.said.append(str(content["said"]))
     elif "note" not in content:
@@ -214,9 +211,3 @@ def _number(value: Any) -> int:
     if abs(number) >= LATEST:
         raise ValueError("no number of the kernel's")
     return number
-
-
-def _time(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < LATEST:
-        raise ValueError("no time")
-    return value
