@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data
-import workloads as wl
-from sizes import slow
 
 import minidl
 from minidl import cli
@@ -128,19 +126,6 @@ def test_the_clock_is_not_read_at_short_samples(monkeypatch: pytest.MonkeyPatch)
     progress.end(0)
     ends = {ev.SAMPLE[1]: 5, ev.COLLATE[1]: 3, ev.FETCH[1]: 4}
     assert [event[ends[event[0]]] for event in told if event[0] in ends] == [0, 100, 0, 100, 100, 300]
-
-
-@pytest.mark.live
-@pytest.mark.parametrize("said", [*slow("on"), "off", "perhaps"])
-def test_the_environment_forces_it(said: str, tmp_path: Path) -> None:
-    program = "import minidl; list(minidl.DataLoader(range(3)))"
-    done = wl.run(program, MINIDL_TRACE=str(tmp_path / "trace"), MINIDL_TRACE_CPU=said)
-    assert done.returncode == 0, done.stderr
-    if said == "perhaps":
-        assert "MINIDL_TRACE_CPU is 'on' or 'off', not 'perhaps'" in done.stderr
-        return
-    trace = read_trace(tmp_path / "trace")
-    assert of(trace, ev.FETCH)["cpu"].all() == (said == "on")
 
 
 @pytest.mark.live

@@ -114,15 +114,6 @@ def test_functions_lie_within_the_samples_that_called_them(tmp_path: Path, metho
 
 
 @pytest.mark.live
-def test_a_clock_of_another_scale_would_be_seen(tmp_path: Path) -> None:
-    """The check above can fail: it does where the times are off by less than a sample's length."""
-    record(tmp_path / "trace", workers=1)
-    trace = read_trace(tmp_path / "trace")
-    late = [(begin + 500_000, end + 500_000) for begin, end in slices(trace.attachments[0], Samples.__getitem__)]
-    assert not within(late, sample_spans(trace, 0))
-
-
-@pytest.mark.live
 def test_signals_and_batches_are_as_without(tmp_path: Path) -> None:
     loader = minidl.DataLoader(
         Samples(), batch_size=3, num_workers=2, collate_fn=listed, multiprocessing_context="fork"

@@ -224,35 +224,6 @@ def test_a_batch_that_torch_loses_is_found_by_the_checker(tmp_path: Path, capfd:
     assert (lost["task"], trace.text(lost)) == (1, "TypeError: this object does not travel")
 
 
-@pytest.mark.live
-def test_persistent_workers_broken_off_and_resumed(tmp_path: Path) -> None:
-    """Only what was handed out is told as yielded, though the reorder buffer held more."""
-    with minidl.trace(tmp_path / "t"):
-        used = loader(wl.Tensors(8), persistent_workers=True)
-        for taken in (3, 8, 8):
-            for number, _ in enumerate(used, 1):
-                if number == taken:
-                    break
-        used._iterator._shutdown_workers()
-    trace = clean(tmp_path / "t")
-    ends = trace.select("epoch", Phase.END)
-    assert list(ends["y"]) == [3, 8, 8]
-    assert list(ends["z"]) == [Ending.CLOSED, Ending.EXHAUSTED, Ending.EXHAUSTED]
-    assert order(trace, 1, "yield") == [("yield", n) for n in [*range(3), *range(8), *range(8)]]
-
-
-@pytest.mark.live
-def test_two_loaders_nested_share_a_context(tmp_path: Path) -> None:
-    context = minidl.observe("fork")
-    with minidl.trace(tmp_path / "t"):
-        outer = loader(wl.Numbers(3), context=context)
-        inner = loader(wl.Numbers(4), context=context)
-        assert sum(int(a) * 10 + int(b) for a in outer for b in inner) == 120 + 18
-    trace = clean(tmp_path / "t")
-    assert [facts["observed"] for facts in trace.loaders.values()] == [True] * 4
-    assert [len(order(trace, number, "yield")) for number in sorted(trace.loaders)] == [3, 4, 4, 4]
-
-
 class LoadsOfItsOwn(torch.utils.data.IterableDataset[Any]):
     """Reads each of its epochs through a loader of its own, in the worker."""
 
@@ -268,27 +239,6 @@ def test_a_loader_inside_a_worker_makes_no_fetcher_of_the_worker(tmp_path: Path)
         used._iterator._shutdown_workers()  # type: ignore[union-attr]
     steps = order(clean(tmp_path / "t"), 1, "make_fetcher", "fetch")
     assert steps.count(("make_fetcher", -1)) == 2 * 2 * 2  # begins and ends, of two workers in two epochs
-
-
-class Wrapped:
-    """Passes batches on, as trainers' wrappers do, from a loader that it builds anew from another's attributes."""
-
-    def __init__(self, given: DataLoader[Any]) -> None:
-        names = set(inspect.signature(DataLoader.__init__).parameters) & set(vars(given))
-        names -= {"self", "batch_size", "shuffle", "sampler", "drop_last"}
-        self.loader: DataLoader[Any] = DataLoader(
-            **{name: getattr(given, name) for name in names}, multiprocessing_context=given.multiprocessing_context
-        )
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from self.loader
-
-
-@pytest.mark.live
-def test_wrappers_that_pass_loaders_on(tmp_path: Path) -> None:
-    with minidl.trace(tmp_path / "t"):
-        assert len(list(Wrapped(loader(wl.Tensors(6), batch_size=2)))) == 3
-    assert clean(tmp_path / "t").loaders[1]["observed"]
 
 
 @pytest.mark.live
@@ -730,41 +680,6 @@ def test_a_loader_that_is_no_subclass(tmp_path: Path) -> None:
     assert len(trace.loaders) == 2
     assert trace.select("yield")["x"].tolist() == [Outcome.DATA] * 12
     assert lacking(trace.manifest, trace.lines) == []
-
-
-TRAIN = """
-    import torch
-    from torch.utils.data import DataLoader, Dataset
-
-    class Squares(Dataset):
-        def __len__(self):
-            return 10
-
-        def __getitem__(self, index):
-            return index * index
-
-    if __name__ == "__main__":
-        torch.manual_seed(3)
-        loader = DataLoader(Squares(), batch_size=3, shuffle=True, num_workers=2)
-        print(type(loader).__module__, [batch.tolist() for batch in loader], [len(DataLoader(Squares()))])
-"""
-
-
-@pytest.mark.live
-def test_run_observes_a_script(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(textwrap.dedent(TRAIN))
-
-    def python(*arguments: str) -> subprocess.CompletedProcess[str]:
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        return subprocess.run(
-            [sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100
-        )
-
-    plain = python("train.py")
-    seen = python("-m", "minidl", "run", "--observe", "--trace", "t", "train.py")
-    assert (plain.returncode, plain.stderr) == (0, "")
-    assert (seen.returncode, seen.stdout) == (0, plain.stdout)
-    assert clean(tmp_path / "t").loaders[1]["observed"]
 
 
 BROKEN = """

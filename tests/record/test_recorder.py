@@ -7,7 +7,6 @@ import errno
 import itertools
 import json
 import mmap
-import multiprocessing
 import os
 import random
 import resource
@@ -381,30 +380,6 @@ def test_a_fork_in_the_middle_of_other_threads_emits(pen: Recorder, place: Path)
     assert trace.problems == []
 
 
-def started_again(config: TraceConfig, number: int) -> None:
-    pen = recorder.start(config)
-    pen.role("worker", worker=number)
-    pen.emit(ev.WORKER_READY, worker=number, x=os.getpid())
-    os._exit(0)  # no exit handlers: nothing may depend on them
-
-
-@pytest.mark.live
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_process_that_starts_afresh_is_given_the_config(place: Path, method: str) -> None:
-    context = multiprocessing.get_context(method)
-    workers = [context.Process(target=started_again, args=(TraceConfig(str(place)), k)) for k in range(2)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-        assert worker.exitcode == 0
-    trace = read_trace(place)
-    assert {(p.role, p.worker, p.pid) for p in trace.processes} == {("worker", k, w.pid) for k, w in enumerate(workers)}
-    assert {(row["worker"], row["x"]) for row in trace.events} == {(k, w.pid) for k, w in enumerate(workers)}
-    for worker in workers:
-        worker.close()
-
-
 LATE = """
 import atexit, builtins, os, sys, threading
 from minidl.record import recorder
@@ -476,6 +451,7 @@ def test_ring_that_is_not_full_has_lost_nothing(place: Path) -> None:
 @pytest.mark.parametrize(("given", "slots"), [(None, 0), (1, 1024), (65536, 1024), (200_000, 2048), (1 << 20, 16384)])
 def test_ring_is_rounded_down_to_a_power_of_two(given: int | None, slots: int) -> None:
     assert TraceConfig("x", ring_bytes=given).ring_slots == slots
+    assert TraceConfig("x").ring_slots == 1_048_576, "a ring is what one gets"
 
 
 def assert_cut_short(trace: Trace, total: int, err: str, reason: int) -> None:

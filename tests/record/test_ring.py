@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 import workloads as wl
-from sizes import slow
 
 import minidl
 from minidl import cli
-from minidl.record.recorder import FIRST_SLOTS, RING_BYTES, TraceConfig
+from minidl.record.recorder import FIRST_SLOTS, RING_BYTES
 from minidl.tracefile import events as ev
-from minidl.tracefile.format import SLOT_BYTES, Header
+from minidl.tracefile.format import SLOT_BYTES
 
 BATCHES = 400
 
@@ -25,12 +24,6 @@ def ring(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with minidl.trace(path, ring_bytes=FIRST_SLOTS * SLOT_BYTES):
         assert sum(1 for _ in minidl.DataLoader(wl.Tensors(2 * BATCHES), batch_size=2, num_workers=2)) == BATCHES
     return path
-
-
-def test_a_ring_is_what_one_gets() -> None:
-    assert TraceConfig("x").ring_bytes == RING_BYTES
-    assert TraceConfig("x").ring_slots == 1_048_576
-    assert TraceConfig("x", ring_bytes=None).ring_slots == 0
 
 
 @pytest.mark.live
@@ -83,27 +76,3 @@ def test_run_keeps_every_event_when_asked_to(full: list[str], ring_bytes: int | 
     trace = tmp_path / "trace"
     assert cli.main(["run", "--trace", str(trace), *full, str(tmp_path / "script.py")]) == 0
     assert minidl.read_trace(trace).manifest["ring_bytes"] == ring_bytes
-
-
-@pytest.mark.live
-@pytest.mark.parametrize(
-    ("said", "slots"),
-    [
-        *slow(("", 1_048_576)),
-        ("full", 0),
-        ("1", 16384),
-        *slow(("none", -1)),
-        ("0", -1),
-        *slow(("-3", -1)),
-    ],
-)
-def test_the_environment_sizes_the_ring(said: str, slots: int, tmp_path: Path) -> None:
-    program = "import minidl; list(minidl.DataLoader(range(3)))"
-    done = wl.run(program, MINIDL_TRACE=str(tmp_path / "trace"), MINIDL_TRACE_RING=said)
-    assert done.returncode == 0, done.stderr
-    if slots < 0:
-        assert f"MINIDL_TRACE_RING is 'full' or a whole number of MiB from 1, not {said!r}" in done.stderr
-        assert not (tmp_path / "trace").exists()
-        return
-    header = next((tmp_path / "trace").glob("*.events")).read_bytes()
-    assert Header.read(header).ring == slots

@@ -35,10 +35,10 @@ from minidl.check import check
 from minidl.device import sim
 from minidl.loader import iterators, ports
 from minidl.loader.dispatcher import Dispatcher
-from minidl.record import recorder
+from minidl.record import recorder, session
 from minidl.record.ports import TracedPorts
 from minidl.tracefile import events as ev
-from minidl.tracefile.events import BY_NAME, EVENTS, Phase
+from minidl.tracefile.events import EVENTS, Phase
 from minidl.tracefile.reader import Trace, read_trace
 
 Order = Any  # "name", [Order, ...] in order, or (Order, ...) in any order
@@ -320,14 +320,6 @@ def before(order: Order) -> Iterator[tuple[str, str]]:
     if isinstance(order, list):
         for first, second in itertools.combinations(order, 2):
             yield from itertools.product(flat(first), flat(second))
-
-
-def test_the_orders_are_understood() -> None:
-    order = ["a", ("b", ["c", "d"]), "a"]
-    assert breaches(order, ["a", "c", "b", "d", "a"]) == []
-    assert breaches(order, ["a", "d", "b", "c", "a"]) == ["d #1 before c #1"]
-    assert breaches(order, ["b", "a", "c", "d", "a"]) == ["b #1 before a #1"]
-    assert breaches(order, ["a", "b"]) != []
 
 
 def named(row: Any) -> str:
@@ -751,20 +743,44 @@ def test_the_environment_traces_a_program_and_keeps_each_run(tmp_path: Path) -> 
 
 
 @pytest.mark.live
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [("MINIDL_TRACE", "file"), *slow(("MINIDL_TRACE_DETAIL", "everything"))],
-)
-def test_an_environment_that_cannot_be_followed_is_said_and_the_program_runs(
-    name: str, words: str, tmp_path: Path
-) -> None:
+def test_an_environment_that_cannot_be_followed_is_said_and_the_program_runs(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    environment = {"MINIDL_TRACE": str(tmp_path / "trace")} | {name: str(tmp_path / words)}
-    done = wl.run(PROGRAM, **environment)
+    done = wl.run(PROGRAM, MINIDL_TRACE=str(tmp_path / "file"))
     assert (done.returncode, done.stdout) == (0, "6 4\n"), done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith("minidl: MINIDL_TRACE: no trace is recorded: ")
-    assert words in line
+    assert "file" in line
+
+
+SETTINGS: list[tuple[dict[str, str], dict[str, Any] | str]] = [
+    ({}, {"detail": "sample", "ring_bytes": recorder.RING_BYTES, "hang_after": 0.0}),
+    ({"MINIDL_TRACE_RING": "full"}, {"ring_bytes": None}),
+    ({"MINIDL_TRACE_RING": "1"}, {"ring_slots": 16384}),
+    *(
+        ({"MINIDL_TRACE_RING": text}, "MINIDL_TRACE_RING is 'full' or a whole number of MiB")
+        for text in ("none", "0", "-3")
+    ),
+    ({"MINIDL_TRACE_CPU": "on"}, {"cpu_time": True}),
+    ({"MINIDL_TRACE_CPU": "off"}, {"cpu_time": False}),
+    ({"MINIDL_TRACE_CPU": "perhaps"}, "MINIDL_TRACE_CPU is 'on' or 'off', not 'perhaps'"),
+    ({"MINIDL_TRACE_DETAIL": "everything"}, "detail is 'sample' or 'batch', not 'everything'"),
+    ({"MINIDL_HANG_AFTER": "2.5"}, {"hang_after": 2.5}),
+]
+
+
+@pytest.mark.parametrize(("given", "found"), SETTINGS, ids=str)
+def test_the_environments_settings(
+    given: dict[str, str], found: dict[str, Any] | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (given | {"MINIDL_TRACE": str(tmp_path / "trace")}).items():
+        monkeypatch.setenv(name, value)
+    if isinstance(found, str):
+        with pytest.raises(ValueError, match=found):
+            session._config_from_environment()
+        assert not (tmp_path / "trace").exists()
+    else:
+        config = session._config_from_environment()
+        assert {name: getattr(config, name) for name in found} == found
 
 
 DESCRIPTORS = """
@@ -801,14 +817,6 @@ def test_two_traces_at_once_are_refused(tmp_path: Path) -> None:
         minidl.trace(tmp_path / "two").__enter__()
     with pytest.raises(minidl.TraceError, match="already holds a trace"):
         minidl.trace(tmp_path / "one").__enter__()
-
-
-def test_every_name_in_this_file_is_in_the_table() -> None:
-    known = {
-        event.name if phase is Phase.INSTANT else f"{event.name} {phase.value}" for (_, phase), event in BY_NAME.items()
-    }
-    used = AROUND | {name for _, order in ORDERS.values() for name in flat(order)}
-    assert used <= known
 
 
 # --- A worker's end after the trace -----------------------------------------------------------------------------------

@@ -27,7 +27,6 @@ from minidl.record.recorder import Recorder, TraceConfig, create
 from minidl.tracefile import events as ev
 from minidl.tracefile.batches import Batches
 from minidl.tracefile.format import HEADER_BYTES, MANIFEST, PACK, ROW, STATE_AT, Header, TraceError
-from minidl.tracefile.process import Process
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.words import duration
 
@@ -139,11 +138,6 @@ def test_to_pandas(small: Path) -> None:
     assert frame["event_pid"].isna().tolist() == [True, False, True, True, True]
     assert frame["text"].isna().tolist() == [True, True, True, False, True]
     assert frame.groupby("name", observed=True).size()["worker_start"] == 2
-
-
-@pytest.mark.live
-def test_to_pandas_of_no_events(tmp_path: Path) -> None:
-    assert len(read_trace(create(tmp_path / "t")).to_pandas()) == 0
 
 
 def test_to_pandas_without_pandas(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,20 +328,6 @@ def test_packed_file_cut_anywhere(data: st.DataObject) -> None:
 
 
 @pytest.mark.live
-def test_events_before_a_cut_are_salvaged(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    trace = recorded(tmp_path / "t", [(ev.YIELD, 1, n, 0, int(rng.integers(1 << 60))) for n in range(2000)])
-    path = trace.pack(tmp_path / "t")
-    os.truncate(path, path.stat().st_size * 3 // 4)
-    cut = read_trace(path)
-    assert 1200 < len(cut) < 1800
-    assert cut.events["task"].tolist() == list(range(len(cut)))
-    assert cut.manifest == trace.manifest
-    assert "t.minidl: truncated: what is there was read" in cut.problems
-    assert "its events file is truncated" in words(cut)
-
-
-@pytest.mark.live
 def test_packed_file_with_flipped_bits(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     trace = recorded(tmp_path / "t", [(ev.YIELD, 1, n, 0, int(rng.integers(1 << 60))) for n in range(2000)])
@@ -437,6 +417,7 @@ def test_unknown_codes_are_left_out_and_said(tmp_path: Path) -> None:
 def test_a_trace_of_no_process(tmp_path: Path) -> None:
     trace = read_trace(create(tmp_path / "t"))
     assert (len(trace), len(trace.spans()), trace.problems) == (0, 0, ["no process has recorded anything"])
+    assert len(trace.to_pandas()) == 0
     assert repr(trace) == f"<Trace {tmp_path / 't'}: no processes; 0 events in 0 ns, 1 problem>"
 
 
@@ -663,8 +644,3 @@ def test_a_file_that_grows_or_shrinks_while_it_is_read(tmp_path: Path, monkeypat
     real = Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda self: whole[: next(sizes)] if self == path else real(self))
     assert [len(read_trace(tmp_path)) for _ in range(4)] == [5, 5, 8, 0]
-
-
-def test_process_names() -> None:
-    assert Process(pid=3).name == "other (pid 3)"
-    assert Process(pid=3, role="worker", worker=1).name == "worker 1 (pid 3)"
