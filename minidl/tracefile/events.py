@@ -152,11 +152,10 @@ class Event:
     detail level "sample". stage: what a span's time is spent on, for summaries ("" = nothing).
 
     For views: words is the event as a sentence, which `playback.words` fills in; with_slabs the sentence with transport
-    "arena", if that is another; doing what a thread does between a begin and
-    its end, or a worker after an instant or an end of its own. legend: the span's name in
-    legends, if it is not the stage; letter: its character in a timeline of text, the same for all with one `label`;
-    marker: of what is drawn as a mark. way: whether a span is a step of a batch between its index_put and its yield, or
-    on its way to a device.
+    "arena", if that is another; doing what a thread does between a begin and its end, or a worker after an instant or
+    an end of its own. legend: the span's name in legends, if it is not the stage; letter: its character in a timeline
+    of text, the same for all with one `label`; marker: of what is drawn as a mark. way: whether a span is a step of a
+    batch between its index_put and its yield, or on its way to a device.
 
     For torch's own loader (`record.observe`), one of three: seen, the call that shows the event, which is stamped when
     it happens; derived, what the event is concluded from: its place among its thread's events is right, and its time
