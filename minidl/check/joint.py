@@ -244,7 +244,7 @@ def explained(loader: LoaderView) -> Iterator[Violation]:
 )
 def bounded(loader: LoaderView) -> Iterator[Violation]:
     state = JointState()
-    rows = loader.pick(ev.RESULT_GET[0], ev.READY_GET[0])
+    rows = loader.pick(*ev.AWAITS)
     for row in rows[loader.x[rows] <= 0]:
         for broken in state.broken(Act.GET_RESULT):
             yield loader.broken(f"it requires that {broken.condition}", row)

@@ -72,7 +72,7 @@ def vocabulary(loader: LoaderView) -> Iterator[Violation]:
         if event is None:
             yield loader.broken(f"code {code} is not declared", rows[0])
             continue
-        for column, spec in zip("xyz", event.fields, strict=False):
+        for column, spec in event.columns.items():
             if spec.enum is not None:
                 values = getattr(loader, column)[rows]
                 bad = ~np.isin(values, [int(value) for value in spec.enum])

@@ -169,7 +169,7 @@ def facts(trace: Trace, row: int) -> dict[str, Any]:
 def _fields(event: Any) -> dict[str, Any]:
     """The event's own fields; a value of an enumeration by its name."""
     out: dict[str, Any] = {}
-    for column, spec in zip("xyz", EVENTS[int(event["code"])].fields, strict=False):
+    for column, spec in EVENTS[int(event["code"])].columns.items():
         value = int(event[column])
         if spec.may_lack and not value:
             continue

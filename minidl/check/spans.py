@@ -9,13 +9,11 @@ import numpy as np
 
 from minidl.check.view import LoaderView, Violation, rule
 from minidl.tracefile import events as ev
-from minidl.tracefile.arrays import Ints, Positions
+from minidl.tracefile.arrays import Ints, Positions, table_of
 from minidl.tracefile.events import EVENTS, Ending, Phase
 from minidl.tracefile.words import name_of
 
-BEGINS: Final = np.array([event.code for event in EVENTS.values() if event.phase is Phase.BEGIN])
-
-_IS_BEGIN: Final = np.isin(np.arange(1 << 16), BEGINS)
+_IS_BEGIN: Final = table_of(ev.BEGINS)
 
 _ANY_THREAD: Final = np.array([*ev.EPOCH, *ev.NEXT, *ev.CONSUMER, *ev.SHUTDOWN, *ev.JOIN])
 """A thread may begin an epoch that another one iterates over and a third, running the collector, shuts down."""
@@ -61,7 +59,7 @@ def spans(loader: LoaderView) -> Iterator[Violation]:
 
 def _span_rows(loader: LoaderView) -> Iterator[tuple[int, Positions]]:
     """For each kind of span: its begin's code and its rows, lane by lane in order of time."""
-    for begin in BEGINS.tolist():
+    for begin in ev.BEGINS:
         rows = loader.pick(begin, begin + 1)
         if len(rows) and begin not in _NESTS:
             yield begin, rows[np.argsort(_lane(loader, rows), kind="stable")]

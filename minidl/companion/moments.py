@@ -103,7 +103,7 @@ def find(text: str) -> Moment:
         raise MomentError(f"{text!r}: no event {event_name!r}; `minidl events` lists them")
     trace = _trace(name)
     columns = {"task": "task", "worker": "worker", "loader": "loader"}
-    columns |= {field.name: column for field, column in zip(event.fields, "xyz", strict=False)}
+    columns |= {field.name: column for column, field in event.columns.items()}
     found, nth, window = trace.events["code"] == event.code, 1, 0
     for condition in conditions:
         field, _, value = condition.partition("=")

@@ -36,7 +36,7 @@ def describe(trace: Trace, event: np.void, *, pinned: bool = False) -> str:
     """An event in words. pinned: its loader has a pin thread, which then reads the result queue."""
     kind = EVENTS[int(event["code"])]
     values: dict[str, Any] = {"task": int(event["task"]), "worker": int(event["worker"])}
-    for column, own in zip("xyz", kind.fields, strict=False):
+    for column, own in kind.columns.items():
         values[own.name] = _value(int(event[column]), own)
         if own.name == "epoch" and kind.code != ev.SHARE:  # whose epoch is what `set_epoch` was told
             values["epoch"] += first_epochs(trace).get(int(event["loader"]), 0)

@@ -74,7 +74,7 @@ def _told(trace: Trace, way: Ints, names: dict[tuple[int, int], str], lines: int
 
 def _about_task(trace: Trace, at: int) -> Bools:
     """Mask the events of the loader of `at`, without waits, which only name the task that they wait for."""
-    waits = np.isin(trace.events["code"], [ev.RESULT_GET[0], ev.READY_GET[0], ev.NEXT[0], ev.TIMED_OUT])
+    waits = np.isin(trace.events["code"], [*ev.AWAITS, ev.NEXT[0], ev.TIMED_OUT])
     mask: Bools = (trace.events["loader"] == trace.events["loader"][at]) & ~waits
     return mask
 
@@ -131,8 +131,8 @@ def _actors(trace: Trace) -> dict[tuple[int, int], str]:
     """Name each thread."""
     events = trace.events
     several = len(trace.loaders) > 1
-    feeds = np.isin(events["code"], [c for c, e in EVENTS.items() if e.track is Track.FEEDER])
-    pins = np.isin(events["code"], [c for c, e in EVENTS.items() if e.track is Track.PIN])
+    feeds = np.isin(events["code"], ev.codes_where(lambda event: event.track is Track.FEEDER))
+    pins = np.isin(events["code"], ev.codes_where(lambda event: event.track is Track.PIN))
     out: dict[tuple[int, int], str] = {}
     for kind, mask in (("pin thread", pins), ("feeder", feeds), ("", np.ones(len(events), bool))):
         rows = events[mask]

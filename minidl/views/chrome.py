@@ -107,7 +107,7 @@ CAUSE: Final = "cause"
 NOTE, DEATH = "headline", "death"
 """Categories of the notes on the lane that the headline points at, and on that of a process that died."""
 
-_CONSUMES: Final = [code for code, event in EVENTS.items() if event.track is Track.CONSUMER]
+_CONSUMES: Final = ev.codes_where(lambda event: event.track is Track.CONSUMER)
 
 Progress = Callable[[int, int], None]
 """Called with the number of events written and the number of all events."""
@@ -597,7 +597,7 @@ class Export:
         slowest = dict(zip(samples["batch"].tolist(), samples, strict=True))
         fetched = dict(zip(fetches["batch"].tolist(), fetches, strict=True))
         # A `next` that did not end has no batch: the wait in it says which one is awaited.
-        awaits = np.isin(bars["code"], (ev.RESULT_GET[0], ev.READY_GET[0])) & (bars["fate"] != Fate.ENDED)
+        awaits = np.isin(bars["code"], ev.AWAITS) & (bars["fate"] != Fate.ENDED)
         awaits &= np.array([lane.kind is LaneKind.LOADER for lane in self.scene.lanes], bool)[bars["lane"]]
         ends: list[tuple[np.void, np.void]] = []  # work, wait
         for wait in bars[(bars["code"] == ev.NEXT[0]) | awaits]:

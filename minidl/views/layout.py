@@ -11,7 +11,7 @@ deeper. `Track` in the event table says which of a process's lanes an event belo
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from minidl.tracefile import events as ev
-from minidl.tracefile.arrays import Bools, Ints, Rows
+from minidl.tracefile.arrays import Bools, Ints, Rows, table_of
 from minidl.tracefile.events import EVENTS, Phase, Track
 from minidl.tracefile.loaders import name_of
 
@@ -80,15 +80,8 @@ class Slot:
     loaders: tuple[int, ...]
 
 
-def table_of(codes: Iterable[int]) -> Bools:
-    """Return an array whose element `code` says whether the code is one of `codes`."""
-    out = np.zeros(SIZE, bool)
-    out[list(codes)] = True
-    return out
-
-
 def _on(track: Track) -> Bools:
-    return table_of(code for code, event in EVENTS.items() if event.track is track)
+    return table_of(ev.codes_where(lambda event: event.track is track))
 
 
 _IN_WORKER = table_of(
@@ -102,7 +95,7 @@ _IN_WORKER = table_of(
 
 _FEEDS, _PINS, _CONSUMES = _on(Track.FEEDER), _on(Track.PIN), _on(Track.CONSUMER)
 _PUTS = table_of([ev.INDEX_PUT, ev.RESULT_PUT])
-_INSTANT = table_of(code for code, event in EVENTS.items() if event.phase is Phase.INSTANT and not event.detail)
+_INSTANT = table_of(ev.codes_where(lambda event: event.phase is Phase.INSTANT and not event.detail))
 """The instants that are drawn: an instant for each sample would hide all others."""
 
 

@@ -53,7 +53,7 @@ _CPU_FIELDS = [
     (code, side + column)
     for code, event in EVENTS.items() if event.phase is Phase.BEGIN
     for side, own in (("b", event), ("e", EVENTS[code + 1]))
-    for column, field in zip("xyz", own.fields, strict=False) if field.is_cpu
+    for column, field in own.columns.items() if field.is_cpu
 ]  # fmt: skip
 
 
@@ -287,7 +287,7 @@ def _mark_columns(scene: Scene) -> Columns:
         out[f"mark.{name}"] = events[name].copy()
     texts = _texts(scene)
     for code in np.unique(marks["code"]).tolist():
-        for column, field in zip("xyz", EVENTS[code].fields, strict=False):
+        for column, field in EVENTS[code].columns.items():
             if field.unit == "string":
                 mine = marks["code"] == code
                 out[f"mark.{column}"][mine] = [texts[scene.trace.text(row)] for row in events[mine]]

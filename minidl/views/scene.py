@@ -21,14 +21,14 @@ import numpy as np
 from minidl.hang.finding import Finding, Focus, FocusScope, RunOutcome
 from minidl.hang.headline import headline
 from minidl.tracefile import events as ev
-from minidl.tracefile.arrays import Bools, Ints, Rows, distinct, starts
+from minidl.tracefile.arrays import Bools, Ints, Rows, distinct, starts, table_of
 from minidl.tracefile.batches import NEVER, Batches, bytes_in_flight, outstanding, reorder_depth
 from minidl.tracefile.events import EVENTS, Actor, Event, Message, Phase
 from minidl.tracefile.loaders import first_epochs
 from minidl.tracefile.open_spans import alive_until, has_arrived, left_alive
 from minidl.tracefile.words import Unit, ending, unit_of
 from minidl.views.colours import FRAMES, RED, STATES, Sign, legend, paint
-from minidl.views.layout import Lane, LaneKind, Layout, Slot, only, table_of
+from minidl.views.layout import Lane, LaneKind, Layout, Slot, only
 
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
@@ -159,12 +159,12 @@ COLUMN = np.dtype(
 """The bars of one kind in one pixel that are narrower than it: how many, and their share of the pixel's time."""
 
 WAITS: Final = (
-    *(ev.NEXT[0], ev.RESULT_GET[0], ev.READY_GET[0], ev.RESULT_REBUILD[0], ev.WORKER_START[0], ev.SHUTDOWN[0]),
+    *(ev.NEXT[0], *ev.AWAITS, ev.RESULT_REBUILD[0], ev.WORKER_START[0], ev.SHUTDOWN[0]),
     *(ev.JOIN[0],),
 )
 """Spans of the loader's own thread in which it may need what another process does."""
 
-WAY: Final = tuple(code for code, event in EVENTS.items() if event.way and event.phase is Phase.BEGIN)
+WAY: Final = ev.codes_where(lambda event: event.way and event.phase is Phase.BEGIN)
 """Spans on a batch's path between its index_put and its yield; then, if it goes to a device, the spans there."""
 
 AT_END: Final = (ev.READY_GET[0], ev.DEVICE_WAIT[0])
@@ -184,18 +184,17 @@ FATES: Final = {
 }
 """Words for a bar whose end was not recorded."""
 
-ALARMS: Final = tuple(code for code, event in EVENTS.items() if event.colour == RED)
+ALARMS: Final = ev.codes_where(lambda event: event.colour == RED)
 """Marks of failures. A worker_gone with an exit code other than 0 is one too, if none of these reported the death."""
 
-_WAITS = (ev.RESULT_GET[0], ev.READY_GET[0])
-_COMES_LATE = table_of([*_WAITS, ev.INDEX_GET[0], ev.NEXT[0]])  # spans that learn their task at their end
+_COMES_LATE = table_of([*ev.POLLS, ev.NEXT[0]])  # spans that learn their task at their end
 _COMES_EARLY = table_of([ev.SAMPLER_NEXT[0], ev.TASK_ASSIGNED])  # their batch is put after them
 
 
 # --- Words ------------------------------------------------------------------------------------------------------------
 def simulated_column(code: int) -> str:
     """Return the column, "x" to "z", in which an event says that it was simulated; "" if it has no such field."""
-    return next((c for c, field in zip("xyz", EVENTS[code].fields, strict=False) if field.name == "simulated"), "")
+    return next((c for c, field in EVENTS[code].columns.items() if field.name == "simulated"), "")
 
 
 @cache
@@ -220,7 +219,7 @@ def numbered(code: int) -> tuple[str, str]:
     """
     column = number_column(code)
     if column.endswith("task"):
-        return (" for task", "t") if code in _WAITS else ("", "t")
+        return (" for task", "t") if code in ev.AWAITS else ("", "t")
     return {"": ("", ""), "worker": (" worker", "w"), "by": ("", "s"), "bx": ("", "e")}[column]
 
 
@@ -272,7 +271,7 @@ def alarm(scene: Scene, mark: np.void) -> str:
     if mark["code"] == ev.WORKER_GONE:
         return f"worker {row['worker']} gone: {_exit_in_words(int(row['y']))}"
     words = [event.name.replace("_", " ")]
-    for column, field in zip("xyz", event.fields, strict=False):
+    for column, field in event.columns.items():
         if field.enum is not None:
             words += [m.name.lower().replace("_", " ") for m in field.enum if m == row[column]]
     if row["worker"] >= 0 and scene.lanes[mark["lane"]].worker < 0:

@@ -41,7 +41,7 @@ LETTERS: Final = {
 
 _KINDS: Final = list(LETTERS)
 _OPEN: Final = tuple(_KINDS.index(kind) for kind in ("did not end", "still waiting"))
-_NUMBERED: Final = (ev.FETCH[0], ev.PIN[0], ev.CONSUMER[0], ev.RESULT_GET[0], ev.READY_GET[0])
+_NUMBERED: Final = (ev.FETCH[0], ev.PIN[0], ev.CONSUMER[0], *ev.AWAITS)
 _LEAST_CELLS: Final = 20
 _MOST_ALARMS: Final = 50
 _RESET: Final = "\x1b[0m"
@@ -135,7 +135,7 @@ def _window(drawn: Scene, bars: Rows, cells: int, since: float | None, until: fl
 # --- Cells ------------------------------------------------------------------------------------------------------------
 def _kinds(bars: Rows) -> Ints:
     """Return the index in LETTERS of each bar."""
-    known = {c: _KINDS.index(paint(c).label) for c, e in EVENTS.items() if e.phase is Phase.BEGIN}
+    known = {c: _KINDS.index(paint(c).label) for c in ev.BEGINS}
     table = np.array([known.get(c, 0) for c in range(max(EVENTS) + 1)], np.int64)
     kinds = table[bars["code"]]
     waiting = np.isin(kinds, [_KINDS.index(kind) for kind in WAITING])

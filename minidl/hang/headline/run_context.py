@@ -70,7 +70,7 @@ class LastWait:
 
 _TIMED_OUT, _INTERRUPTED = "its timeout passed", "it was interrupted"
 
-_GETS: Final = (ev.RESULT_GET[0], ev.READY_GET[0])
+_GETS: Final = (*ev.AWAITS)
 _OUTER: Final = (ev.NEXT[0], ev.CONSUMER[0], ev.SHUTDOWN[0], ev.WORKER_START[0], *_GETS)
 """The outermost spans of a loader's process: in the loader, or in the program's own code."""
 
