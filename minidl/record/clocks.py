@@ -22,7 +22,6 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from minidl.record.bracketing import bracketed
 from minidl.record.group import at_process_group
 from minidl.record.session import current_recorder
 
@@ -99,15 +98,17 @@ def _read(clock: Callable[[], int], timeout: float) -> Reading:
 
 def _ask(clock: Callable[[], int], group: Any) -> tuple[int, int, int]:
     """When, the offset to rank 0's clock, and by how much it may be wrong: by the shortest of `ROUNDS` round trips."""
+    best = (0, 0, sys.maxsize)
     answer = torch.zeros(1, dtype=torch.int64)
-
-    def ask() -> int:
+    for _ in range(ROUNDS):
+        before = clock()
         dist.send(answer, 0, group=group)
         dist.recv(answer, 0, group=group)
-        return int(answer)
-
-    theirs, ours = bracketed(ask, ROUNDS, clock)
-    return ours.middle, theirs - ours.middle, ours.error
+        after = clock()
+        half = (after - before + 1) // 2
+        if half < best[2]:
+            best = before + half, int(answer) - before - half, half
+    return best
 
 
 def _answer(clock: Callable[[], int], group: Any, other: int) -> None:

@@ -52,10 +52,10 @@ def critical_path(
 
 
 def in_order(trace: Trace, way: Ints) -> Ints:
-    """The events of `way` by time, and by cause at equal times: a message that corrects a clock takes no time."""
+    """The events of `way` by time, and by cause at equal times."""
     order = trace.order
     causes = [np.count_nonzero(order.before(at)[way]) for at in way.tolist()]
-    return way[np.lexsort((order.rank[way], order.process[way], causes, order.times[way]))]
+    return way[np.lexsort((order.rank[way], order.process[way], causes, trace.events["time"][way]))]
 
 
 def _told(trace: Trace, way: Ints, names: dict[tuple[int, int], str], lines: int) -> list[str]:
@@ -66,7 +66,7 @@ def _told(trace: Trace, way: Ints, names: dict[tuple[int, int], str], lines: int
     out, before = [f"{'...':>13}  {left_out} earlier steps"] if left_out else [], ""
     for at, words in steps[left_out:]:
         who = names[trace.order.thread(at)]
-        ms = (trace.order.times[at] - trace.order.times[0]) / 1e6
+        ms = (trace.events["time"][at] - trace.events["time"][0]) / 1e6
         out.append(f"{ms:10.3f} ms  {who if who != before else '':<{width}}  {words}")
         before = who
     return out
@@ -86,7 +86,7 @@ def _batch(trace: Trace, task: int, loader: int | None, epoch: int | None) -> tu
     born = np.flatnonzero(mine & (events["code"] == ev.INDEX_PUT))
     if not len(born):  # a loader without workers sends nothing
         born = np.flatnonzero(mine & (events["code"] == ev.FETCH[0]))
-    born = born[np.argsort(trace.order.times[born], kind="stable")]
+    born = born[np.argsort(trace.events["time"][born], kind="stable")]
     first = first_epochs(trace)
     epochs = np.array(
         [_epoch_of(trace, at) + first.get(int(events["loader"][at]), 0) for at in born.tolist()], np.int64
@@ -109,7 +109,7 @@ def _batch(trace: Trace, task: int, loader: int | None, epoch: int | None) -> tu
     if len(yields):
         return put, int(yields[rank[yields].argmin()]), [*titles, f"What led to the yield of {name} {since}:"]
     known = np.flatnonzero(mine)
-    last = int(known[trace.order.times[known].argmax()])
+    last = int(known[trace.events["time"][known].argmax()])
     return put, last, [*titles, f"B{name[1:]}, was never yielded {since}, as far as known:"]
 
 
@@ -218,7 +218,7 @@ def _shares(trace: Trace, chain: Ints, names: dict[tuple[int, int], str]) -> str
     for before, at in zip(chain[:-1].tolist(), chain[1:].tolist(), strict=True):
         same = trace.order.thread(before) == trace.order.thread(at)
         who = names[trace.order.thread(at)] if same else "between threads"
-        spent[who] = spent.get(who, 0) + max(0, int(trace.order.times[at] - trace.order.times[before]))
+        spent[who] = spent.get(who, 0) + max(0, int(trace.events["time"][at] - trace.events["time"][before]))
     total = sum(spent.values())
     shares = [f"{percent(ns / total)} {who}" for who, ns in sorted(spent.items(), key=lambda item: -item[1]) if ns]
     return f"{duration(total)} in all" + (f": {', '.join(shares)}" if shares else "")

@@ -7,8 +7,8 @@ position in `Trace.events`, or its row.
 Rules of use: within a process the sequence number orders events. Across processes a message does: what was stamped
 before a put comes before what is stamped after the get of the same message. Two events that neither joins are
 concurrent. A message is known by its loader, worker, task and epoch; if a damaged trace leaves two candidates, no
-order is claimed. Clocks are used for one thing: which of several true causes came last. For that they are first set
-right by the messages between the processes, so that one that is an hour off, or another host's, changes nothing there.
+order is claimed. A clock is asked for one thing: which of several true causes came last. Those are of one machine, a
+loader's process and its workers', which share CLOCK_MONOTONIC.
 """
 
 from __future__ import annotations
@@ -81,9 +81,6 @@ LINK = np.dtype([("source", "<i8"), ("target", "<i8")])
 """Positions in Trace.events: source happened before target, in another thread or process."""
 
 EventName = int | np.void
-
-WITNESSES: Final = 9
-"""Waits between two processes that tell how their clocks differ."""
 
 
 class Order:
@@ -210,93 +207,12 @@ class Order:
         causes = sources[first:last].tolist()
         if self.previous[at] >= 0:
             causes.append(int(self.previous[at]))
-        return max(causes, key=self.times.__getitem__, default=-1)
+        return max(causes, key=self.events["time"].__getitem__, default=-1)
 
     @cached_property
     def _by_target(self) -> tuple[Ints, Ints]:
         order = np.argsort(self.links["target"], kind="stable")
         return self.links["source"][order], self.links["target"][order]
-
-    # --- clocks
-    @cached_property
-    def times(self) -> Ints:
-        """ns of each event, on the clock of the trace's first process."""
-        return self.events["time"] + self.offsets[self.process]
-
-    @cached_property
-    def offsets(self) -> Ints:
-        """ns to add to each process's clock to get the first one's, as the messages between them tell.
-
-        A receiver that has waited long for a message, by its own clock, gets it at once: the median of the `WITNESSES`
-        longest waits gives the difference of the clocks, to about the time that a message takes. No message may come
-        before it is sent.
-        """
-        bounds, guesses = self._bounds(), self._guesses()
-        out = np.zeros(len(self.processes), np.int64)
-        neighbours: dict[int, list[int]] = {}
-        for one, other in sorted(bounds):
-            neighbours.setdefault(one, []).append(other)
-        known: set[int] = set()
-        for root in range(len(out)):
-            front = deque([] if root in known else [root])
-            known.add(root)
-            while front:
-                near = front.popleft()
-                for other in neighbours.get(near, []):
-                    if other not in known:
-                        known.add(other)
-                        out[other] = out[near] + _settle(bounds[near, other], guesses.get((near, other)))
-                        front.append(other)
-        return out
-
-    def _bounds(self) -> dict[tuple[int, int], list[int | None]]:
-        """For two processes: the least and the most, ns, that the second one's clock may be behind the first one's."""
-        out: dict[tuple[int, int], list[int | None]] = {}
-        for (sender, receiver), behind in self._behind(self.links).items():
-            bound = int(behind.max())
-            out.setdefault((sender, receiver), [None, None])[0] = bound
-            out.setdefault((receiver, sender), [None, None])[1] = -bound
-        return out
-
-    def _behind(self, links: Rows) -> dict[tuple[int, int], Ints]:
-        """For each sender and receiver: how far the receiver's clock is behind if its messages took no time, ns."""
-        one, other = self.process[links["source"]], self.process[links["target"]]
-        behind = self.events["time"][links["source"]] - self.events["time"][links["target"]]
-        size = max(1, len(self.processes))
-        order = np.argsort(one * size + other, kind="stable")
-        pairs, first = np.unique((one * size + other)[order], return_index=True)
-        parts = np.split(behind[order], first[1:])
-        found = ((divmod(pair, size), part) for pair, part in zip(pairs.tolist(), parts, strict=len(pairs) > 0))
-        return {pair: part for pair, part in found if pair[0] != pair[1]}
-
-    def _guesses(self) -> dict[tuple[int, int], int]:
-        """For two processes: how far the second one's clock is behind the first one's, by what was long waited for."""
-        links = self.links[np.isin(self.events["code"][self.links["source"]], [ev.INDEX_WRITE[0], ev.RESULT_WRITE[0]])]
-        before = self.previous[links["target"]]
-        waits = np.isin(self.events["code"][before], [ev.INDEX_GET[0], ev.RESULT_GET[0]]) & (before >= 0)
-        links, before = links[waits], before[waits]
-        waited = self.events["time"][links["target"]] - self.events["time"][before]
-        longest = links[np.argsort(-waited, kind="stable")]
-        found: dict[tuple[int, int], list[int]] = {}
-        for source, target in longest.tolist():
-            behind = int(self.events["time"][source] - self.events["time"][target])
-            one, other = int(self.process[source]), int(self.process[target])
-            if len(seen := found.setdefault((min(one, other), max(one, other)), [])) < WITNESSES:
-                seen.append(behind if one < other else -behind)
-        out = {}
-        for (one, other), seen in found.items():
-            out[one, other] = sorted(seen)[len(seen) // 2]
-            out[other, one] = -out[one, other]
-        return out
-
-
-def _settle(bounds: list[int | None], guess: int | None) -> int:
-    """Return the guess, kept within its bounds; without a guess, the middle of the bounds, or the only bound."""
-    known = [bound for bound in bounds if bound is not None]
-    if guess is None:
-        return sum(known) // len(known)
-    least, most = bounds
-    return max(guess if most is None else min(guess, most), guess if least is None else least)
 
 
 # --- Links ------------------------------------------------------------------------------------------------------------
