@@ -26,6 +26,7 @@ from minidl.tracefile import attachments
 from minidl.tracefile.arrays import Ints, Rows
 from minidl.tracefile.attachments import SLICE, Name, SliceTrack
 from minidl.tracefile.format import TraceError
+from minidl.tracefile.words import size
 
 DEFAULT_MIN_US: Final = 10.0
 """Default of the shortest recorded call."""
@@ -148,7 +149,7 @@ class FunctionRecorder:
         for line in lines:
             self._write(line)
         if self.bytes > MOST_BYTES:
-            self._stop(f"no functions are recorded from here on: the file has {MOST_BYTES >> 20} MiB")
+            self._stop(f"no functions are recorded from here on: the file has {size(MOST_BYTES)}")
 
     def _lines(self, calls: list[dict[str, Any]]) -> list[bytes]:
         titles = {e["tid"]: e["args"]["name"] for e in calls if e["ph"] == "M" and e["name"] == "thread_name"}

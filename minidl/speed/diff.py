@@ -216,7 +216,7 @@ class Diff:
     def sentence(self) -> str:
         """The largest change, with direction, factor and evidence; and whether a run ends in a wait."""
         hung = (
-            f"; {name} ends in a wait of {side.pending / 1e9:.2f} s for a batch, not counted here (see minidl summary)"
+            f"; {name} ends in a wait of {duration(side.pending)} for a batch, not counted here (see minidl summary)"
             for name, side in (("A", self.a), ("B", self.b))
             if side.pending
         )

