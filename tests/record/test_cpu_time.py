@@ -13,7 +13,6 @@ import torch
 import torch.utils.data
 
 import minidl
-from minidl import cli
 from minidl.record import cpu_time, fetching
 from minidl.record.cpu_time import SHORT_NS, choose, cpu_quota, no_reading, run_delay, spent
 from minidl.record.fetching import TracedProgress
@@ -126,14 +125,6 @@ def test_the_clock_is_not_read_at_short_samples(monkeypatch: pytest.MonkeyPatch)
     progress.end(0)
     ends = {ev.SAMPLE[1]: 5, ev.COLLATE[1]: 3, ev.FETCH[1]: 4}
     assert [event[ends[event[0]]] for event in told if event[0] in ends] == [0, 100, 0, 100, 100, 300]
-
-
-@pytest.mark.live
-def test_run_forces_it(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text("from torch.utils.data import DataLoader\nlist(DataLoader(range(3)))\n")
-    trace = tmp_path / "trace"
-    assert cli.main(["run", "--trace", str(trace), "--cpu-time", "off", str(tmp_path / "script.py")]) == 0
-    assert read_trace(trace).manifest["cpu_time"]["recorded"] is False
 
 
 def test_the_kernel_s_run_delay_never_falls() -> None:

@@ -70,9 +70,13 @@ def test_the_verdict_asks_only_the_time_that_everybody_tells_of(ring: Path) -> N
 
 
 @pytest.mark.live
-@pytest.mark.parametrize(("full", "ring_bytes"), [([], RING_BYTES), (["--full"], None)])
-def test_run_keeps_every_event_when_asked_to(full: list[str], ring_bytes: int | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("flags", "ring_bytes", "chosen_by"), [([], RING_BYTES, "cost"), (["--full", "--cpu-time", "off"], None, "user")]
+)
+def test_run_records_as_it_is_asked_to(flags: list[str], ring_bytes: int, chosen_by: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("from torch.utils.data import DataLoader\nprint(list(DataLoader(range(3))))\n")
     trace = tmp_path / "trace"
-    assert cli.main(["run", "--trace", str(trace), *full, str(tmp_path / "script.py")]) == 0
-    assert minidl.read_trace(trace).manifest["ring_bytes"] == ring_bytes
+    assert cli.main(["run", "--trace", str(trace), *flags, str(tmp_path / "script.py")]) == 0
+    manifest = minidl.read_trace(trace).manifest
+    assert (manifest["ring_bytes"], manifest["cpu_time"]["chosen_by"]) == (ring_bytes, chosen_by)
+    assert chosen_by == "cost" or not manifest["cpu_time"]["recorded"]

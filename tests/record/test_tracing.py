@@ -659,19 +659,6 @@ def test_batches_are_the_same_with_and_without_a_trace(case: dict[str, Any], tmp
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_detail_batch_leaves_out_samples_and_nothing_else(num_workers: int, tmp_path: Path) -> None:
-    for detail in ("batch", "sample"):
-        with minidl.trace(tmp_path / detail, detail=detail):
-            for dataset in (wl.Tensors(8), wl.Batched(8)):
-                drain(iter(minidl.DataLoader(dataset, batch_size=2, num_workers=num_workers)))
-    brief, whole = codes(read_trace(tmp_path / "batch")), codes(read_trace(tmp_path / "sample"))
-    assert ev.SAMPLE[0] in whole
-    optional = {ev.REORDER_STORE, ev.REORDER_POP, ev.DONE_EVENT_SEEN, ev.LIVENESS_CHECK}  # a matter of time
-    assert whole - brief - optional == {code for code, event in EVENTS.items() if event.detail}
-
-
-@pytest.mark.live
 @pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"num_workers": 1, "pin_memory": True}], ids=str)
 def test_no_batch_is_kept_alive(options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
