@@ -13,21 +13,15 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from minidl.tracefile.arrays import Rows
 from minidl.tracefile.events import EPOCH
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.words import plain
 
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
-
-
-_known: WeakKeyDictionary[Trace, tuple[Rows, dict[int, int]]] = WeakKeyDictionary()
-"""The first epochs that were counted, each with the events that they were counted in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +81,7 @@ def first_epochs(trace: Trace) -> dict[int, int]:
 
     An iterator whose DataLoader is not known is missing: its epochs are its own.
     """
-    events, found = _known.get(trace, (None, {}))
-    if events is not trace.events:
-        found = _first_epochs(trace)
-        _known[trace] = trace.events, found
-    return found
+    return trace.once("first epochs", lambda: _first_epochs(trace))
 
 
 def _first_epochs(trace: Trace) -> dict[int, int]:

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +58,8 @@ __all__ = ["Process", "Trace", "read_trace"]
 
 
 _KNOWN = table_of(EVENTS)
+
+T = TypeVar("T")
 
 
 def read_trace(path: str | os.PathLike[str] | Trace) -> Trace:
@@ -111,7 +113,7 @@ class Trace:
         self._unknown: Rows = everything[~known]
         self.start = int(self.events["time"][0]) if len(self.events) else 0
         self.seen = 0
-        self._order: Order | None = None
+        self._made: dict[str, tuple[Rows, Any]] = {}
         self._place_ranks()
         self._note_gaps()
 
@@ -337,14 +339,20 @@ class Trace:
     @property
     def order(self) -> Order:
         """What happened before what, by sequence numbers and messages; see `order.Order`. Made when first asked."""
-        if self._order is None or self._order.events is not self.events:
-            self._order = Order(self.events, self.processes)
-        return self._order
+        return self.once("order", lambda: Order(self.events, self.processes))
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """What `make` returns, made once as long as the events are the same ones. name: of what it makes."""
+        events, made = self._made.get(name, (None, None))
+        if events is not self.events:
+            made = make()
+            self._made[name] = self.events, made
+        return made  # type: ignore[return-value]
 
     def cut(self, kept: Bools) -> Trace:
         """The trace with these of its events alone; time 0, and what it says beside events, stay."""
         out = copy.copy(self)
-        out.events = self.events[kept]
+        out.events, out._made = self.events[kept], {}
         return out
 
     def before(self, event: int | np.void, task: int | None = None) -> Bools:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from typing import Final, NamedTuple
-from weakref import WeakKeyDictionary
 
 from minidl.hang.finding import Finding, RunOutcome
 from minidl.hang.headline import bounds, ends, hangs
@@ -23,20 +22,12 @@ from minidl.hang.snapshot import Job
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.reader import Trace
 
-_known: WeakKeyDictionary[Trace, tuple[Rows, Finding]] = WeakKeyDictionary()
-"""Known headlines, each with the events that it was computed from."""
-
-
 def headline(trace: Trace, spans: Rows | None = None, job: Job | None = None) -> Finding:
     """What held the loader up in `trace`. spans: `trace.spans()`, if the caller has them already.
 
     job: has followed the run up to this trace, if the trace has only the newest events.
     """
-    events, found = _known.get(trace, (None, None))
-    if found is None or events is not trace.events:
-        found = _computed(trace, spans, job)
-        _known[trace] = trace.events, found
-    return found
+    return trace.once("headline", lambda: _computed(trace, spans, job))
 
 
 def _computed(trace: Trace, spans: Rows | None, job: Job | None) -> Finding:

@@ -5,7 +5,6 @@ Interface: `held_up(run, wait)` -> `HeldUp`: in words, with the remedy, the focu
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -94,9 +93,7 @@ def _state_in(run: RunContext, wait: LastWait) -> tuple[IteratorSnapshot, Protoc
     """The loader's state in the wait; for a wait that was ended, before its end."""
     if run.job is not None and not wait.ended:
         return _followed(run, run.job, run.trace, wait)
-    cut = copy.copy(run.trace)
-    cut.__dict__.pop("order", None)
-    cut.events = run.events[(run.events["time"] <= wait.at_its_end) & (run.events["loader"] == wait.loader)]
+    cut = run.trace.cut((run.events["time"] <= wait.at_its_end) & (run.events["loader"] == wait.loader))
     job = Job()
     job.take(cut)
     return _followed(run, job, cut, wait)

@@ -70,8 +70,7 @@ class LastWait:
 
 _TIMED_OUT, _INTERRUPTED = "its timeout passed", "it was interrupted"
 
-_GETS: Final = (*ev.AWAITS)
-_OUTER: Final = (ev.NEXT[0], ev.CONSUMER[0], ev.SHUTDOWN[0], ev.WORKER_START[0], *_GETS)
+_OUTER: Final = (ev.NEXT[0], ev.CONSUMER[0], ev.SHUTDOWN[0], ev.WORKER_START[0], *ev.AWAITS)
 """The outermost spans of a loader's process: in the loader, or in the program's own code."""
 
 _NO_EVIDENCE: Final = "the call that blocks it: the trace has no evidence of it (record with MINIDL_HANG_AFTER=60)"
@@ -210,7 +209,7 @@ class RunContext:
         rows = mine[(mine["end"] < 0) & np.isin(mine["code"], _OUTER)]
         rows = rows[~np.isin(rows["loader"], list(self.left_alive))]
         returned = int(mine["end"][mine["code"] == ev.NEXT[0]].max(initial=0))  # an exception leaves its inner get open
-        rows = rows[~np.isin(rows["code"], _GETS) | (rows["begin"] > returned)]
+        rows = rows[~np.isin(rows["code"], ev.AWAITS) | (rows["begin"] > returned)]
         if not len(rows) or home in self.over:
             return None
         row = rows[rows["loader"] == rows["loader"][-1]][0]  # in order of their begins: the open one began last
