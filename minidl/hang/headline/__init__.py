@@ -22,6 +22,7 @@ from minidl.hang.snapshot import Job
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.reader import Trace
 
+
 def headline(trace: Trace, spans: Rows | None = None, job: Job | None = None) -> Finding:
     """What held the loader up in `trace`. spans: `trace.spans()`, if the caller has them already.
 
