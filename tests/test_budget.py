@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 AT_MOST = {
     "minidl/loader minidl/data minidl/wire": 3810,
     "minidl/resume minidl/arena minidl/device minidl/dataloader.py": 2410,
-    "minidl/tracefile minidl/record": 7360,
+    "minidl/tracefile minidl/record": 7300,
     "minidl/playback minidl/check": 3530,
     "minidl/hang": 5940,
     "minidl/speed": 2660,
