@@ -162,18 +162,21 @@ class RunFacts:
     def workers(self) -> dict[int, int]:
         """pid -> number of each worker process: by the trace, by its stack, or else by order of start."""
         found = [one for one in self.now.processes if self._is_worker(one)]
-        numbers = dict(self.told.numbers)
         by_stack = {one.pid: self.at(one.pid).place.worker for one in found}
-        numbers = {pid: number for pid, number in by_stack.items() if number >= 0} | numbers
+        numbers = {pid: number for pid, number in by_stack.items() if number >= 0} | self.told.numbers
         crews: dict[tuple[int, bool], list[int]] = {}
         for one in sorted(found, key=lambda one: (one.started, one.pid)):
             crews.setdefault((one.ppid, one.pid in self.told.others), []).append(one.pid)
         for crew in crews.values():
-            recorded = self.told.numbers.values() if any(pid in self.told.numbers for pid in crew) else ()
-            taken = {*recorded, *(numbers[pid] for pid in crew if pid in numbers)}
-            free = (number for number in itertools.count() if number not in taken)
-            numbers |= {pid: next(free) for pid in crew if pid not in numbers}
+            numbers |= self._by_order(crew, numbers)
         return {one.pid: numbers[one.pid] for one in found}
+
+    def _by_order(self, crew: list[int], numbers: dict[int, int]) -> dict[int, int]:
+        """Number those of a loader's workers that have no number yet. crew: pids in order of start."""
+        recorded = self.told.numbers if self.told.numbers.keys() & set(crew) else {}
+        taken = {*recorded.values(), *(numbers[pid] for pid in crew if pid in numbers)}
+        free = (number for number in itertools.count() if number not in taken)
+        return {pid: next(free) for pid in crew if pid not in numbers}
 
     def _is_worker(self, process: SeenProcess) -> bool:
         """Whether a process is a worker, and not a fork that a worker's code made: that has its name and stack."""
@@ -185,21 +188,15 @@ class RunFacts:
     def loops(self) -> list[ThreadFacts]:
         """The threads that iterate, those that wait in the loader first; else the main threads of workers' parents."""
         homes = {self.home_of(pid) for pid in self.workers} | set(self.told.ranks)
+        below = {one.pid for pid in self.workers for one in self.family(pid)}
         found: list[ThreadFacts] = []
         for process in self.now.processes:
-            if process.ended or self.is_server(process.pid) or process.pid in self._in_workers:
-                continue
-            mine = self.threads(process.pid)
-            instead = [one for one in mine if one.is_main and (one.pid in homes or one.pid == self.now.main)]
-            found += [one for one in mine if one.iterates] or instead
+            if not process.ended and not self.is_server(process.pid) and process.pid not in below:
+                instead = [self.at(process.pid)] if process.main and process.pid in homes | {self.now.main} else []
+                found += [one for one in self.threads(process.pid) if one.iterates] or instead
         if any(one.pid in homes for one in found):
             found = [one for one in found if one.pid in homes or one.iterates]
         return sorted(found, key=lambda one: (one.pid != self.told.pid, not one.iterates, one.pid))
-
-    @cached_property
-    def _in_workers(self) -> set[int]:
-        """The workers and their descendants."""
-        return {one.pid for pid in self.workers for one in self.family(pid)}
 
     def is_loop(self, pid: int) -> bool:
         return any(pid == loop.pid for loop in self.loops)
@@ -235,6 +232,11 @@ class RunFacts:
         late = [worker for worker in mine if worker not in told.numbers and worker not in told.others]
         known = [worker for worker in mine if worker in told.numbers]
         return known + [worker for worker in late if self.workers[worker] in told.unheard]
+
+    def helper_processes(self, pid: int) -> list[SeenProcess]:
+        """The living children of a process that are no workers: the program's own, and the fork server."""
+        children = (one for one in self.now.processes if one.ppid == pid and not one.ended)
+        return [one for one in children if one.pid not in self.workers]
 
     def home_of(self, worker: int) -> int:
         """The process that a worker belongs to: its parent, or the parent of its fork server."""

@@ -85,11 +85,13 @@ def _polls_for_results(link: ThreadFacts) -> bool:
     told, workers = link.case.told, list(link.case.workers_of(link.pid).values())
     if link.place.seen or link.in_worker or not workers:
         return False
-    if told.pid == link.pid:
-        return not told.own_code
+    return not told.own_code if told.pid == link.pid else _polls_a_pipe_of(link, workers)
+
+
+def _polls_a_pipe_of(link: ThreadFacts, workers: list[ThreadFacts]) -> bool:
     if link.call.name:
-        polled = link.kind is Blocked.PIPE_READ and link.wait.bounded
-        return polled and bool({worker.pid for worker in workers} & {holder.pid for holder in link.wait.holders})
+        holders = {holder.pid for holder in link.wait.holders}
+        return link.kind is Blocked.PIPE_READ and link.wait.bounded and any(one.pid in holders for one in workers)
     late = any(not worker.is_idle for worker in workers)
     return "poll" in link.seen.wchan or (not link.seen.wchan and 0 <= link.seen.idle <= POLLED and late)
 
@@ -168,14 +170,19 @@ def _has_memory(link: ThreadFacts) -> ThreadFacts | None:
     """The worker that has the memory which a loop fetches: the worker that can't answer, if there is one."""
     workers, handed_over = link.case.workers_of(link.pid), link.step is LoaderStep.HAND_OVER
     maker = workers.get(awaited(link))
-    slow = [worker for worker in workers.values() if _cannot_answer(worker)]
-    if not slow and maker is not None and maker.is_idle:  # it would answer: another worker has the memory
-        slow = [worker for worker in workers.values() if worker.kind in (Blocked.COMPUTES, Blocked.READY)]
     serving = [link.case.at(one.pid) for one in link.wait.holders if one.pid in link.case.workers]
-    if handed_over and len(serving) == 1:  # the kernel knows the peer
-        slow = serving
-    chosen = next(iter(slow), maker if handed_over else None)
+    if not handed_over or len(serving) != 1:  # else the kernel knows the peer
+        serving = _slow_to_answer(list(workers.values()), maker)
+    chosen = next(iter(serving), maker if handed_over else None)
     return replace(chosen, by="has the batch's memory, and hands it out") if chosen is not None else None
+
+
+def _slow_to_answer(workers: list[ThreadFacts], maker: ThreadFacts | None) -> list[ThreadFacts]:
+    """The workers that can't answer; if `maker` would answer and another worker has the memory, those that compute."""
+    slow = [worker for worker in workers if _cannot_answer(worker)]
+    if slow or maker is None or not maker.is_idle:
+        return slow
+    return [worker for worker in workers if worker.kind in (Blocked.COMPUTES, Blocked.READY)]
 
 
 def _cannot_answer(main: ThreadFacts) -> bool:
@@ -206,8 +213,8 @@ def _joined_thread(link: ThreadFacts) -> ThreadFacts | None:
     asks = [f for f in link.place.inside[:4] if f.file.endswith("threading.py") and f.name in joins]
     wanted = {address(frame.variables.get("self", "")) for frame in asks} - {""}
     for thread in link.case.threads(link.pid):
-        bottoms = (frame for frame in thread.stack if frame.name == "_bootstrap_inner")
-        if thread.tid != link.tid and any(address(f.variables.get("self", "")) in wanted for f in bottoms):
+        bottoms = {address(f.variables.get("self", "")) for f in thread.stack if f.name == "_bootstrap_inner"}
+        if thread.tid != link.tid and bottoms & wanted:
             named = f" {thread.seen.python_name}" if thread.seen.python_name else ""
             return replace(thread, by=f"is the thread{named} that it joins")
     return None
@@ -245,9 +252,8 @@ def pool_of(link: ThreadFacts) -> list[tuple[ThreadFacts, bool]]:
     if not waiting_in(link) or not asked:
         return []
     case, (_, of_threads, of_processes) = link.case, asked[0]
-    children = [p for p in case.now.processes if p.ppid == link.pid and p.pid not in case.workers and not p.ended]
     threads = [(one, of_threads) for one in case.threads(link.pid) if one.tid != link.tid]
-    threads += [(one, of_processes) for child in children for one in case.threads(child.pid)[:1]]
+    threads += [(case.at(child.pid), of_processes) for child in case.helper_processes(link.pid)]
     return [(one, _is_in_task(one, file)) for one, file in threads if _works_for_a_pool(one, file)]
 
 
@@ -277,11 +283,15 @@ def _inside_the_lock(link: ThreadFacts) -> ThreadFacts | None:
         return None
     pids = [holder.pid for holder in link.wait.holders] if shared else [link.pid]
     others = [one for pid in pids for one in case.threads(pid) if one.wait.target != link.wait.target]
-    found = [replace(one, by="holds the lock, by its stack") for one in others if _is_further(one, asks, shared)]
-    if not found and shared and link.step in (LoaderStep.WRITE, LoaderStep.READ, LoaderStep.IDLE):
-        stuck = [case.at(pid) for pid in pids if pid in case.processes and _cannot_answer(case.at(pid))]
-        found = [replace(one, by="shares the lock of the loader's queue, and can't run") for one in stuck]
-    return found[0] if len(found) == 1 else None
+    found, by = [one for one in others if _is_further(one, asks, shared)], "holds the lock, by its stack"
+    if not found and shared and link.step in LOADERS_LOCK:
+        found = [one for one in map(case.at, pids) if _cannot_answer(one)]
+        by = "shares the lock of the loader's queue, and can't run"
+    return replace(found[0], by=by) if len(found) == 1 else None
+
+
+LOADERS_LOCK: Final = (LoaderStep.WRITE, LoaderStep.READ, LoaderStep.IDLE)
+"""Steps in which a thread may wait for the lock of one of the loader's own queues."""
 
 
 def _is_further(thread: ThreadFacts, asks: Frame, shared: bool) -> bool:
@@ -316,10 +326,8 @@ def _fork_server(link: ThreadFacts) -> ThreadFacts | None:
     """For a thread that starts a process by a fork server: the server, unless it waits for requests."""
     if not any(frame.file.endswith("multiprocessing/forkserver.py") for frame in link.place.inside):
         return None
-    case = link.case
-    servers = [case.at(p.pid) for p in case.now.processes if p.ppid == link.pid and case.is_server(p.pid)]
-    busy = [one for one in servers if _cannot_answer(one) or one.place.users is not None]
-    busy = [one for one in busy if not one.process.ended]
+    servers = [one.pid for one in link.case.helper_processes(link.pid) if link.case.is_server(one.pid)]
+    busy = [one for one in map(link.case.at, servers) if _cannot_answer(one) or one.place.users is not None]
     return replace(busy[0], by="is the fork server, which has to start it") if len(busy) == 1 else None
 
 
@@ -340,15 +348,20 @@ def _joined_process(link: ThreadFacts) -> ThreadFacts | None:
     """The child that a thread waits for: by the process id, or by the pipe that closes with it."""
     if not joins(link):
         return None
-    there = [process for one in link.wait.holders if (process := link.case.processes.get(one.pid)) is not None]
-    there = [process for process in there if not process.ended]
-    children = [one.pid for one in there if one.ppid == link.pid] or [one.pid for one in there]
+    children = _children_waited_for(link)
     server = next((pid for pid in children if link.case.is_server(pid)), 0)
     if server and link.kind is not Blocked.CHILD:
         return _child_of_a_server(link, server)
     if link.step is LoaderStep.SHUTDOWN and not children:
         children = _living_workers(link)
     return _first_to_end(link.case, children)
+
+
+def _children_waited_for(link: ThreadFacts) -> list[int]:
+    """The processes whose end a thread waits for, as the kernel shows: its children, or else others."""
+    there = [one for holder in link.wait.holders if (one := link.case.processes.get(holder.pid)) is not None]
+    there = [process for process in there if not process.ended]
+    return [one.pid for one in there if one.ppid == link.pid] or [one.pid for one in there]
 
 
 def _living_workers(link: ThreadFacts) -> list[int]:
@@ -381,14 +394,15 @@ def _at_the_other_end(link: ThreadFacts) -> ThreadFacts | None:
 
     A descriptor belongs to a process; the stacks show which of its threads reads or writes there.
     """
-    case, why = link.case, {one.pid: one.why for one in link.wait.holders if one.pid in link.case.processes}
+    case, waited_at = link.case, _descriptor(link)
+    why = {one.pid: one.why for one in link.wait.holders if one.pid in case.processes}
     others = [pid for pid in why if pid != link.pid] or list(why)
     if len(others) != 1 or (case.is_server(others[0]) and joins(link)):  # the server's child is gone
         return None
-    pid, waited_at = others[0], _descriptor(link)
-    in_chain = any(pid == one.pid for one in (*link.waiters, link))
-    if in_chain and (waited_at.about == BACKLOG or link.pid in why or _keeps_other_end(link, waited_at)):
+    kept = waited_at.about == BACKLOG or link.pid in why or _keeps_other_end(link, waited_at)
+    if kept and any(others[0] == one.pid for one in (*link.waiters, link)):
         return None
+    (pid,) = others
     chosen = _uses_it(link, pid, waited_at) or _in_a_call(case, pid) or _only_thread(link, pid)
     return replace(chosen, by=why[pid]) if chosen is not None else None
 

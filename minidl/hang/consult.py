@@ -11,27 +11,29 @@ from minidl.hang.evidence.model import EvidenceError, RunEvidence
 from minidl.hang.finding import Finding, HangCause, RecordedWait, RunOutcome
 from minidl.hang.limits import LOOK, STILL
 from minidl.tracefile.reader import Trace
+from minidl.tracefile.watched import StallLook
 
 
 def recorded_looks(trace: Trace, told: RecordedWait) -> list[RunEvidence]:
     """A watchdog's evidence of a wait: its last look, and the look to compare it with. Damaged ones are left out."""
-    late = int(LOOK * 1e9)
+    late, death = int(LOOK * 1e9), trace.watched.death_of(told.pid)
     until = told.since + int(told.seconds * 1e9) + late
     found = [one for one in trace.watched.looks if told.since - late <= one.at <= until]
     found = [one for one in found if one.stall.pid == told.pid] or found
-    death = trace.watched.death_of(told.pid)
     if death is not None:  # a kill of the whole run ends processes one by one: no evidence of the wait
         found = [one for one in found if one.at < death.at - late] or found
-    out = []
-    for one in found:
-        try:
-            out.append(one.seen())
-        except EvidenceError:
-            continue
+    out = [evidence for one in found if (evidence := _readable(one)) is not None]
     if not out:
         return []
     earlier = [one for one in out if out[-1].moment - one.moment >= STILL * 1e9] or out[:-1]
     return [*earlier[-1:], out[-1]]
+
+
+def _readable(look: StallLook) -> RunEvidence | None:
+    try:
+        return look.seen()
+    except EvidenceError:
+        return None
 
 
 def diagnose_recorded(trace: Trace, told: RecordedWait) -> Finding | None:

@@ -79,21 +79,34 @@ def _until(told: RecordedWait | None, moment: int) -> RecordedWait | None:
 def of_trace(trace: Trace, *, py_spy: bool, seconds: float) -> Finding:
     """The finding of a trace, with its evidence; for a running job, with the present state of its processes."""
     found = headline(trace)
-    running = [p.pid for p in trace.processes if p.role != "worker" and _runs(trace, p.pid, p.start_ns)]
-    running = running or [pid for pid, begun in [_beginner(trace)] if pid and _runs(trace, pid, begun)]
-    ended = [line.get("monotonic_ns", 0) for line in trace.described("trace_end")]
-    if running and found.outcome not in (RunOutcome.DIED, RunOutcome.ERROR):
+    running = _running(trace) if found.outcome not in (RunOutcome.DIED, RunOutcome.ERROR) else []
+    if running:
+        ended = [line.get("monotonic_ns", 0) for line in trace.described("trace_end")]
         unknown = RecordedWait(pid=running[0], own_code=len(trace) > 0, since=max(ended, default=0))
         pid = found.wait.pid if found.wait is not None and found.wait.pid in running else running[0]
         others = [one for one in running if one != pid]
         now = look_at(
             pid, lambda: headline(read_trace(trace.path)).wait or unknown, py_spy=py_spy, seconds=seconds, others=others
         )
-        blocked = now.outcome is RunOutcome.HUNG
-        blocked |= now.outcome is RunOutcome.MAYBE_HUNG and now.cause is not HangCause.COMPUTING
-        if not ended or blocked:  # the trace has ended, and the program goes on: the finding is about the trace
+        if not ended or _is_blocked(now):  # else the program goes on after the trace: the finding is about the trace
             return now
     return replace(found, evidence=(*found.evidence, *_broken_rules(trace, found)))
+
+
+def _is_blocked(now: Finding) -> bool:
+    may_be = now.outcome is RunOutcome.MAYBE_HUNG and now.cause is not HangCause.COMPUTING
+    return may_be or now.outcome is RunOutcome.HUNG
+
+
+def _running(trace: Trace) -> list[int]:
+    """The trace's processes that run, without workers; else the one that began it, which may have recorded nothing."""
+    if not is_here(trace.manifest):
+        return []
+    found = [p.pid for p in trace.processes if p.role != "worker" and life(p.pid, p.start_ns).there]
+    pid, begun = trace.manifest.get("pid"), trace.manifest.get("monotonic_ns")
+    if found or not (isinstance(pid, int) and isinstance(begun, int)):
+        return found
+    return [pid] if life(pid, begun).there else []
 
 
 CHECKED: Final = 300_000
@@ -105,13 +118,3 @@ def _broken_rules(trace: Trace, found: Finding) -> list[EvidenceLine]:
     if not found.outcome.wrong or len(trace) > CHECKED:
         return []
     return [EvidenceLine(plain(one.message), f"check: {one.rule}") for one in check.examine(trace).violations[:3]]
-
-
-def _beginner(trace: Trace) -> tuple[int, int]:
-    """The process that began a trace, and when; 0 = unknown. It may have recorded nothing yet."""
-    pid, begun = trace.manifest.get("pid"), trace.manifest.get("monotonic_ns")
-    return (pid, begun) if isinstance(pid, int) and isinstance(begun, int) else (0, 0)
-
-
-def _runs(trace: Trace, pid: int, start_ns: int) -> bool:
-    return is_here(trace.manifest) and life(pid, start_ns).there

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -246,27 +246,26 @@ class Job:
 
 def _state(trace: Trace, loaders: list[IteratorSnapshot], lives: Mapping[int, ProcessLife]) -> tuple[str, bool]:
     """Return the state of the run in words, and whether it is over."""
-    mains = [lives.get(p.pid, ProcessLife.UNKNOWN) for p in trace.processes if p.role != "worker"]
-    workers = [p.pid for p in trace.processes if p.role == "worker" and p.pid in lives and lives[p.pid].there]
-    left = f"; its worker processes still exist: pid {', '.join(map(str, workers))}" if workers else ""
+    programs = [process for process in trace.processes if process.role != "worker"]
+    mains = [lives.get(process.pid, ProcessLife.UNKNOWN) for process in programs]
     if not mains:
         over = lives.get(int(trace.manifest.get("pid") or 0)) is ProcessLife.GONE
         return "the process has ended without recording anything" if over else "nothing has been recorded yet", over
-    if trace.described("trace_end"):
-        shown = "" if all(loader.over for loader in loaders) else ", shown as of its last event"
-        return f"the trace has ended{shown}", True
-    full = any(p.whole_until for p in trace.processes if p.role != "worker")
-    if any(life.there for life in mains):
-        stopped = ProcessLife.STOPPED in mains
-        cut = ", but its recording has stopped (see below): shown as of its last event" if full else ""
-        return ("stopped by a signal" if stopped else "running") + cut, False
-    if ProcessLife.UNKNOWN in mains:
-        return "recorded on another machine or before a restart, shown as of its last event", True
-    if all(loader.over for loader in loaders):
-        return f"the run has ended{left}", not workers
-    if full:
-        return f"the process has ended after its recording, shown as of its last event{left}", not workers
-    return f"the process has ended without a shutdown (killed?), shown as of its last event{left}", not workers
+    workers = [p.pid for p in trace.processes if p.role == "worker" and p.pid in lives and lives[p.pid].there]
+    left = f"; its worker processes still exist: pid {', '.join(map(str, workers))}" if workers else ""
+    full, all_over = any(process.whole_until for process in programs), all(loader.over for loader in loaders)
+    cut = ", but its recording has stopped (see below): shown as of its last event" if full else ""
+    as_of = "shown as of its last event"
+    rows = (
+        (trace.described("trace_end"), "the trace has ended" + ("" if all_over else f", {as_of}"), True),
+        (any(life.there for life in mains),
+         ("stopped by a signal" if ProcessLife.STOPPED in mains else "running") + cut, False),
+        (ProcessLife.UNKNOWN in mains, f"recorded on another machine or before a restart, {as_of}", True),
+        (all_over, f"the run has ended{left}", not workers),
+        (full, f"the process has ended after its recording, {as_of}{left}", not workers),
+        (True, f"the process has ended without a shutdown (killed?), {as_of}{left}", not workers),
+    )  # fmt: skip
+    return next((words, over) for applies, words, over in rows if applies)
 
 
 _FOR_RATES = (ev.RESULT_REBUILD[0], ev.RESULT_REBUILD[1], ev.YIELD, ev.NEXT[0], ev.NEXT[1])
@@ -414,26 +413,36 @@ class _Iterator:
 
     def _why_not_here(self, wanted: WorkerSnapshot) -> str:
         """Return why the next task, of the worker `wanted`, has not arrived; "" if that is unknown."""
-        state, number = self.state, self.state.waiting_for
-        task, worker = f"task {number}", wanted.worker
-        behind = len(state.reorder_buffer)
-        others = f"; later batches that wait behind it: {behind}" if behind else ""
-        in_pipe = [m for m in state.result_queue if m.task == number and m.kind is Message.RESULT]
+        state, number, worker = self.state, self.state.waiting_for, wanted.worker
+        task, where = f"task {number}", f"waiting for {wanted.where()}"
+        left = f"{task} has left worker {worker}"
         followed = next((w for w in state.workers if w.worker == worker), WorkerNow(worker))
-        if state.pin is not None and state.pin.task == number:
-            return f"{task} has left worker {worker}: the pin thread has it{others}"
-        if any(message.task == number for message in state.ready_queue):
-            return f"{task} has left worker {worker}: it is in the ready queue{others}"
-        if followed.held == number or wanted.life is ProcessLife.GONE:
-            return f"waiting for {wanted.where()}{others}"
-        if any(message.task == number for message in followed.index_queue):
-            return f"waiting for {wanted.where()}; {task} is still in its index queue{others}"
-        if in_pipe:
-            feeding = wanted.feeder if in_pipe[0].stage not in _AFTER_THE_FEEDER else None
-            where = _WHERE.get(in_pipe[0].stage, "").format(sender=wanted.sender)
-            step = f"{wanted.sender} is {feeding.words}" if feeding else where
-            return f"worker {worker} has put {task} into the result queue; {step}{others}"
-        return f"waiting for {wanted.where()}{others}" if not wanted.idle else ""
+        in_pipe = [m for m in state.result_queue if m.task == number and m.kind is Message.RESULT]
+        has_it = followed.held == number or wanted.life is ProcessLife.GONE
+        rows = (
+            (state.pin is not None and state.pin.task == number, f"{left}: the pin thread has it"),
+            (_holds(state.ready_queue, number), f"{left}: it is in the ready queue"),
+            (has_it, where),
+            (_holds(followed.index_queue, number), f"{where}; {task} is still in its index queue"),
+            (in_pipe, f"worker {worker} has put {task} into the result queue; {_on_its_way(wanted, in_pipe)}"),
+            (not wanted.idle, where),
+        )
+        reason = next((words for applies, words in rows if applies), "")
+        behind = len(state.reorder_buffer)
+        return reason + (f"; later batches that wait behind it: {behind}" if behind and reason else "")
+
+
+def _holds(queue: Iterable[Queued], task: int | None) -> bool:
+    return any(message.task == task for message in queue)
+
+
+def _on_its_way(wanted: WorkerSnapshot, in_pipe: list[Queued]) -> str:
+    """How far a worker's result has come."""
+    if not in_pipe:
+        return ""
+    if wanted.feeder is not None and in_pipe[0].stage not in _AFTER_THE_FEEDER:
+        return f"{wanted.sender} is {wanted.feeder.words}"
+    return _WHERE.get(in_pipe[0].stage, "").format(sender=wanted.sender)
 
 
 def _nexts(rows: Rows) -> tuple[Rows, Positions]:

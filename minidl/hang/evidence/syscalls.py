@@ -71,31 +71,30 @@ def decoded(line: str, memory: Memory | None, machine: str) -> Syscall:
         return Syscall("none", "blocked outside of a system call, as in a page fault")
     args = tuple(int(word, 16) for word in words[1:7])
     name = NAMES.get(machine, {}).get(int(words[0]), f"syscall {words[0]}")
-    read = memory or (lambda address, size: b"")
-    if name in ("poll", "ppoll"):
-        return _poll(name, args, read)
-    if name in ("select", "pselect6"):
-        return _select(name, args, read)
-    if name in ("futex", "nanosleep", "clock_nanosleep"):
-        return _futex(args, read) if name == "futex" else _sleep(name, args, read)
-    if name in ("wait4", "waitid"):
-        return _wait(name, args)
-    if name in ("open", "openat"):
-        path = _text(read, args[0] if name == "open" else args[1])
-        return Syscall(name, f"opens {path}" if path else "", args)
+    return _DECODERS.get(name, _other)(name, args, memory or (lambda address, size: b""))
+
+
+def _other(name: str, args: tuple[int, ...], read: Memory) -> Syscall:
+    """A call on a descriptor, or one of which only the name is known."""
     if name not in _ON_A_DESCRIPTOR:
         return Syscall(name, args=args)
-    said = {"flock": _FLOCK.get(args[1] & ~4, ""), "fcntl": _FCNTL.get(args[1], "")}.get(name, "")
-    timeout = -2.0
-    if name in ("epoll_wait", "epoll_pwait"):
-        timeout = _milliseconds(args[3])
-    elif name in ("flock", "fcntl"):
-        timeout = FOR_EVER
-    return Syscall(name, said or _size(name, args), args, (args[0] & 0x7FFFFFFF,), timeout=timeout)
+    words = f"{args[2]} bytes" if name in ("read", "write", "pread64", "pwrite64") else ""
+    timeout = _milliseconds(args[3]) if name in ("epoll_wait", "epoll_pwait") else -2.0
+    return Syscall(name, words, args, _descriptor(args), timeout=timeout)
 
 
-def _size(name: str, args: tuple[int, ...]) -> str:
-    return f"{args[2]} bytes" if name in ("read", "write", "pread64", "pwrite64") else ""
+def _lock(name: str, args: tuple[int, ...], read: Memory) -> Syscall:
+    words = _FLOCK.get(args[1] & ~4, "") if name == "flock" else _FCNTL.get(args[1], "")
+    return Syscall(name, words, args, _descriptor(args), timeout=FOR_EVER)
+
+
+def _descriptor(args: tuple[int, ...]) -> tuple[int, ...]:
+    return (args[0] & 0x7FFFFFFF,)
+
+
+def _open(name: str, args: tuple[int, ...], read: Memory) -> Syscall:
+    path = _text(read, args[0] if name == "open" else args[1])
+    return Syscall(name, f"opens {path}" if path else "", args)
 
 
 def _poll(name: str, args: tuple[int, ...], read: Memory) -> Syscall:
@@ -114,10 +113,10 @@ def _select(name: str, args: tuple[int, ...], read: Memory) -> Syscall:
     return Syscall(name, counted(len(fds), "descriptor"), args, fds, timeout=_timespec(read, args[4], unit))
 
 
-def _futex(args: tuple[int, ...], read: Memory) -> Syscall:
+def _futex(name: str, args: tuple[int, ...], read: Memory) -> Syscall:
     op = args[1] & 0x7F
     words = "waits for a mutex" if _of_mutex(args) else _WAIT_OPS.get(op, f"operation {op}")
-    return Syscall("futex", words, args, address=args[0], timeout=_timespec(read, args[3]))
+    return Syscall(name, words, args, address=args[0], timeout=_timespec(read, args[3]))
 
 
 def waits_for_mutex(call: Syscall) -> bool:
@@ -138,7 +137,7 @@ def _sleep(name: str, args: tuple[int, ...], read: Memory) -> Syscall:
     return Syscall(name, f"{seconds:g} s" if seconds >= 0 else "", args, timeout=seconds)
 
 
-def _wait(name: str, args: tuple[int, ...]) -> Syscall:
+def _wait(name: str, args: tuple[int, ...], read: Memory) -> Syscall:
     raw = args[0] if name == "wait4" else args[1]
     pid = raw - (1 << 64) if raw >> 63 else raw
     pid = pid - (1 << 32) if 0 < pid and pid >> 31 else pid
@@ -146,6 +145,18 @@ def _wait(name: str, args: tuple[int, ...]) -> Syscall:
         pid = 0
     target = pid if pid > 0 else 0
     return Syscall(name, f"for process {target}" if target else "for any child", args, target=target, timeout=FOR_EVER)
+
+
+_DECODERS: Final[dict[str, Callable[[str, tuple[int, ...], Memory], Syscall]]] = {
+    "futex": _futex,
+    **dict.fromkeys(("poll", "ppoll"), _poll),
+    **dict.fromkeys(("select", "pselect6"), _select),
+    **dict.fromkeys(("nanosleep", "clock_nanosleep"), _sleep),
+    **dict.fromkeys(("wait4", "waitid"), _wait),
+    **dict.fromkeys(("open", "openat"), _open),
+    **dict.fromkeys(("flock", "fcntl"), _lock),
+}
+"""The calls with arguments of their own."""
 
 
 def _milliseconds(raw: int) -> float:

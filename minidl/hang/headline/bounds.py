@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Sequence
 from pathlib import PurePath
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from minidl.hang.finding import Finding, Focus, FocusScope, RunOutcome
 from minidl.hang.headline.run_context import RunContext
-from minidl.speed.verdict import summed, verdict
+from minidl.speed.verdict import Verdict, summed, verdict
 from minidl.speed.wall_clock import Bound
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Rows
 from minidl.tracefile.events import Outcome
 from minidl.tracefile.loaders import NamedLoader, dataloaders
 from minidl.tracefile.reader import Trace
@@ -21,17 +23,67 @@ from minidl.tracefile.spans import durations, total
 MOST_SUMMED: Final = 20
 """The number of iterators of one DataLoader that are judged together: those with the longest waits."""
 
-
 MANY: Final = 4
 """The number of steps of one kind from which one of them may be compared with the others."""
-
 
 NOTABLE: Final = 0.2
 """The share of all waiting from which one wait deserves the focus."""
 
 
-def _of_rank(one: NamedLoader) -> str:
-    return f"rank {one.rank}: {one.name}" if one.rank >= 0 else one.name
+_ENDED_WELL: Final = (Bound.NOT_INPUT, Bound.TOO_FEW, Bound.UNSEEN)
+_UNNAMED: Final = (Bound.TOO_FEW, Bound.UNSEEN)
+
+
+class _Judged(NamedTuple):
+    """Iterators that are judged together, the one that the loop waited for longest first.
+
+    loader: the DataLoader that made them; None = it is unknown, and this is a single iterator.
+    """
+
+    loader: NamedLoader | None
+    iterators: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        if self.loader is None:
+            return f"iterator {self.iterators[0]}"
+        return f"rank {self.loader.rank}: {self.loader.name}" if self.loader.rank >= 0 else self.loader.name
+
+
+def what_bounds(run: RunContext) -> Finding:
+    """What bounds the DataLoader that the loop waited for longest; its iterators, one an epoch, are judged together."""
+    waits = run.spans_of(ev.NEXT[:1])
+    waits = waits[waits["end"] >= 0]
+    numbers = [int(number) for number in np.unique(run.events["loader"]) if number]
+    waited = {number: total(waits[waits["loader"] == number]) for number in numbers}
+    if not waited:
+        return run.finding(RunOutcome.FINE, "no iterator of a DataLoader has recorded anything")
+    every = _groups(run, waited)
+    group = max(every, key=lambda one: (sum(waited[number] for number in one.iterators), -min(one.iterators)))
+    together = summed(run.trace, group.iterators[:MOST_SUMMED], run.spans) if len(group.iterators) > 1 else None
+    found = together or verdict(run.trace, group.iterators[0], run.spans)
+    said, evidence = found.brief, (*([found.apart] if found.apart else []), *found.evidence)
+    if len(every) > 1:
+        kind = "DataLoaders" if group.loader is not None else "iterators"
+        evidence = (f"the loop waited longest for this one of {len(every)} {kind}: {group.name}", *evidence)
+        who = _who(run, group, every)
+        said = f"{who} is {said}" if who and found.kind not in _UNNAMED else said
+    if found.kind in _ENDED_WELL:
+        return run.finding(RunOutcome.FINE, said, evidence, found.next_step)
+    focus = _focus(run, group, found, waits)
+    return run.finding(RunOutcome.SLOW, said, evidence, found.next_step, focus)
+
+
+def _groups(run: RunContext, waited: dict[int, int]) -> list[_Judged]:
+    """The DataLoaders that the trace names, and each other iterator by itself. waited: for each iterator, ns."""
+
+    def ranked(numbers: Iterable[int]) -> tuple[int, ...]:
+        return tuple(sorted((n for n in numbers if n in waited), key=lambda number: (-waited[number], number)))
+
+    known = [one for one in dataloaders(run.trace) if _is_known(run.trace, one)]
+    groups = [_Judged(one, ranked(one.iterators)) for one in known]
+    single = waited.keys() - {number for group in groups for number in group.iterators}
+    return groups + [_Judged(None, (number,)) for number in sorted(single)]
 
 
 def _is_known(trace: Trace, one: NamedLoader) -> bool:
@@ -40,55 +92,39 @@ def _is_known(trace: Trace, one: NamedLoader) -> bool:
     return bool(there and trace.loaders[one.iterators[0]].get("dataloader"))
 
 
-def what_bounds(run: RunContext) -> Finding:
-    """What bounds the DataLoader that the loop waited for longest; its iterators, one an epoch, are judged together."""
-    waits = run.spans[(run.spans["code"] == ev.NEXT[0]) & (run.spans["end"] >= 0)]
-    numbers = [int(number) for number in np.unique(run.events["loader"]) if number]
-    if not numbers:
-        return run.finding(RunOutcome.FINE, "no iterator of a DataLoader has recorded anything")
-    waited = {number: total(waits[waits["loader"] == number]) for number in numbers}
-    named = dataloaders(run.trace)
-    known = [one for one in named if _is_known(run.trace, one)]
-    groups = {_of_rank(one): [n for n in one.iterators if n in waited] for one in known}
-    single = set(numbers) - {number for group in groups.values() for number in group}
-    groups |= {f"iterator {number}": [number] for number in sorted(single)}
-    name, group = max(groups.items(), key=lambda item: (sum(waited[number] for number in item[1]), -min(item[1])))
-    group.sort(key=lambda number: (-waited[number], number))
-    number = group[0]
-    together = summed(run.trace, group[:MOST_SUMMED], run.spans) if len(group) > 1 else None
-    found = together or verdict(run.trace, number, run.spans)
-    said, evidence = found.brief, (*([found.apart] if found.apart else []), *found.evidence)
-    if len(groups) > 1:
-        kind = "iterators" if name == f"iterator {number}" else "DataLoaders"
-        evidence = (f"the loop waited longest for this one of {len(groups)} {kind}: {name}", *evidence)
-        mine = next((one for one in known if number in one.iterators), None)
-        rank = mine.rank if mine is not None and len({one.rank for one in known}) > 1 else -1
-        made_at = run.trace.loaders.get(number, {}).get("made_at") if len({one.name for one in known}) > 1 else ""
-        who = [*([f"rank {rank}"] if rank >= 0 else []), *([PurePath(made_at).name] if made_at else [])]
-        said = f"{' '.join(who)} is {said}" if who and found.kind not in (Bound.TOO_FEW, Bound.UNSEEN) else said
-    if found.kind in (Bound.NOT_INPUT, Bound.TOO_FEW, Bound.UNSEEN):
-        return run.finding(RunOutcome.FINE, said, evidence, found.next_step)
+def _who(run: RunContext, group: _Judged, every: list[_Judged]) -> str:
+    """What tells a DataLoader from the others: its rank, and the line that made it."""
+    known = [one.loader for one in every if one.loader is not None]
+    ranks, names = {one.rank for one in known}, {one.name for one in known}
+    rank = f"rank {group.loader.rank}" if group.loader is not None and group.loader.rank >= 0 and len(ranks) > 1 else ""
+    made_at = run.trace.loaders.get(group.iterators[0], {}).get("made_at") or ""
+    return " ".join(filter(None, (rank, PurePath(made_at).name if len(names) > 1 else "")))
+
+
+def _focus(run: RunContext, group: _Judged, found: Verdict, waits: Rows) -> Focus | None:
+    """The step that the longest wait was for, or the longest step of a start."""
+    number = group.iterators[0]
     mine = waits[(waits["loader"] == number) & (waits["ey"] == Outcome.DATA)]
-    later = mine[mine["bx"] > 0]  # an epoch's first batch waits for the workers' start
     named = mine[mine["task"] == found.task]
+    later = mine[mine["bx"] > 0]  # an epoch's first batch waits for the workers' start
     if len(named):
         mine = named
     elif found.kind is not Bound.START_UP and len(mine) > 1:
         mine = later if 3 * total(later) >= total(mine) else mine[1:]
-    longest = mine[np.argmax(durations(mine))] if len(mine) else None
     if found.kind is Bound.START_UP:
         focus = _start(run, number)
     else:
-        focus = None if longest is None else _waited_for(run, longest)
+        focus = _waited_for(run, mine[np.argmax(durations(mine))]) if len(mine) else None
     alone = found.kind is Bound.HEAD_OF_LINE
-    if focus is not None and not alone and _is_one_of_many(run, focus, group, total(mine)):
-        focus = dataclasses.replace(focus, frame=FocusScope.ALIKE)
-    return run.finding(RunOutcome.SLOW, said, evidence, found.next_step, focus)
+    if focus is not None and not alone and _is_one_of_many(run, focus, group.iterators, total(mine)):
+        return dataclasses.replace(focus, frame=FocusScope.ALIKE)
+    return focus
 
 
-def _is_one_of_many(run: RunContext, focus: Focus, group: list[int], waited: int) -> bool:
+def _is_one_of_many(run: RunContext, focus: Focus, group: Sequence[int], waited: int) -> bool:
     """Whether the step in focus is hardly slower than others of its kind, or its wait a small part of all waiting."""
-    rows = run.spans[np.isin(run.spans["loader"], group) & (run.spans["code"] == focus.code)]
+    rows = run.spans_of([focus.code])
+    rows = rows[np.isin(rows["loader"], group)]
     rows = rows[rows["end"] >= 0]
     step = rows[(rows["process"] == focus.process) & (rows["begin"] == focus.span)]
     if len(rows) < MANY or not len(step):
@@ -99,8 +135,7 @@ def _is_one_of_many(run: RunContext, focus: Focus, group: list[int], waited: int
 
 def _start(run: RunContext, number: int) -> Focus | None:
     """The longest step of an iterator's workers before their first batch or at their end."""
-    kinds = [ev.WORKER_INIT[0], ev.MAKE_FETCHER[0], ev.WORKER_START[0], ev.JOIN[0]]
-    rows = run.spans[(run.spans["loader"] == number) & np.isin(run.spans["code"], kinds)]
+    rows = run.spans_of((ev.WORKER_INIT[0], ev.MAKE_FETCHER[0], ev.WORKER_START[0], ev.JOIN[0]), loader=number)
     rows = rows[rows["end"] >= 0]
     if not len(rows):
         return None

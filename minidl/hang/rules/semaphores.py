@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from minidl.hang.case import ThreadFacts
-from minidl.hang.chain import Chain
+from minidl.hang.chain import LOADERS_LOCK, Chain
 from minidl.hang.evidence.waits import Blocked, semaphore_at
 from minidl.hang.finding import EvidenceLine, HangCause, Sure
-from minidl.hang.places import USERS, LoaderStep
+from minidl.hang.places import USERS
 from minidl.hang.rules.activity import any_at_work, at_work, ended_children, in_users_code, same_place
 from minidl.hang.rules.judgement import Judgement, named, place_in_words
 
@@ -59,7 +59,7 @@ def full_queue(chain: Chain) -> Judgement | None:
 def loaders_queue(chain: Chain) -> Judgement | None:
     """The semaphore is the lock of one of the loader's own queues, which a process holds for one message at a time."""
     shared = _shared(chain.end)
-    if shared is None or chain.end.step not in (LoaderStep.WRITE, LoaderStep.IDLE, LoaderStep.READ):
+    if shared is None or chain.end.step not in LOADERS_LOCK:
         return None
     what, also = "waits for the lock of the loader's own queue", ("a stopped process holds it",)
     return Judgement(HangCause.DEAD_LOCK_HOLDER, what, Sure.LIKELY, shared.facts, also)
