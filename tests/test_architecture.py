@@ -69,7 +69,7 @@ ORDER = (
         "replay_page replay_terminal",
     ),
     ("", "merge __init__ run demo"),
-    ("hang.watch", "waits vitals dumps folding watcher"),
+    ("hang.watch", "waits vitals dumps folding looks watcher"),
     ("startup", "sitecustomize"),
     (
         "explore",

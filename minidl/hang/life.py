@@ -1,6 +1,6 @@
 """Whether a process is there, and how it ended: by its id and a moment, since ids are used again.
 
-Interface: `life(pid, moment)`, `started(pid)`, `exit_code(pid)` of a zombie; `is_here(manifest)` tells whether the
+Interface: `life(pid, moment)`, `exit_code(pid)` of a zombie; `is_here(manifest)` tells whether the
 process ids of a trace are this machine's.
 """
 
@@ -29,14 +29,6 @@ def life(pid: int, moment: int) -> ProcessLife:
     except OSError:
         return ProcessLife.UNKNOWN
     return _STATES.get(fields[0], ProcessLife.ALIVE) if was_there(fields, moment) else ProcessLife.GONE
-
-
-def started(pid: int) -> int:
-    """The start of a process in the kernel's ticks, which with its id identifies it; 0 = it is gone."""
-    try:
-        return int(stat_fields(pid)[19])
-    except OSError:
-        return 0
 
 
 def exit_code(pid: int) -> int | None:

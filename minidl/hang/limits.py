@@ -35,6 +35,12 @@ POLLED: Final = 5.3
 JOINED: Final = 5.0
 """The time for which the shutdown of both loaders waits for a worker, and again after each signal that it sends."""
 
+EARLY: Final = 10.0
+"""A wait of this length is looked at silently: then a run that is killed before the alarm has evidence."""
+
+LONGER: Final = 3
+"""An early look also needs a wait this many times as long as the longest one before: slow work is no hang."""
+
 LOOK: Final = 1.0
 """The duration of a look of the watchdog, and its largest delay: the watchdog reads events once a second."""
 

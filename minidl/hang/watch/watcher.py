@@ -16,7 +16,6 @@ possible, it comes without a finding. While a look that was given up can't be ki
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import select
@@ -31,8 +30,9 @@ from typing import Any, Final
 import numpy as np
 
 import minidl
-from minidl.hang.evidence.model import RunEvidence
-from minidl.hang.life import exit_code, life, started
+from minidl.hang.life import exit_code, life
+from minidl.hang.limits import EARLY, LONGER
+from minidl.hang.watch import looks
 from minidl.hang.watch.folding import ended_workers, fold_gently, runs
 from minidl.hang.watch.vitals import sample
 from minidl.hang.watch.waits import OpenWait, Waits
@@ -42,15 +42,9 @@ from minidl.tracefile.attachments import SUFFIX
 from minidl.tracefile.folded import KEPT, due
 from minidl.tracefile.format import STACKS_SUFFIX, header_problem, parts_of, records
 from minidl.tracefile.tail import tail
-from minidl.tracefile.watched import NEXT, OWN, SHUTDOWN, START, Ended, Stall
+from minidl.tracefile.watched import NEXT, OWN, SHUTDOWN, Ended, Stall
 
 TICK: Final = 1.0
-EARLY_SECONDS: Final = 10.0
-"""A wait of this length is looked at silently: then a run that is killed before the alarm has evidence."""
-
-LONGER: Final = 3
-"""An early look also needs a wait this many times as long as the longest one before: slow work is no hang."""
-
 SAMPLE_SECONDS: Final = 10.0
 """The longest pause between two samples; it begins at one second, and grows to a hundredth of the run."""
 
@@ -67,12 +61,10 @@ KILL_SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 45.0
 """How long a look may take: py-spy alone has 30 s for all processes, and the machine may be busy."""
 
-_SINCE: Final = {NEXT: "has waited for a batch", START: "has been starting", SHUTDOWN: "has been shutting down"}
-
 
 def first_look(hang_after: float, longest: float) -> float:
     """Return after how many seconds a wait is looked at first. longest: of the waits before."""
-    return min(hang_after, max(min(EARLY_SECONDS, hang_after / 4), LONGER * longest))
+    return min(hang_after, max(min(EARLY, hang_after / 4), LONGER * longest))
 
 
 def next_look(hang_after: float, waited: float, looks: int) -> float:
@@ -255,7 +247,7 @@ class Watcher:
 
     def _attend_to(self, known: _StallRecord) -> None:
         """Take a look at a stall if one is due. Give the alarm in time, with a look's words if there are any."""
-        waited = (time.monotonic_ns() - known.stall.since) / 1e9
+        waited = looks.waited(known.stall)
         if known.look is not None and time.monotonic() >= known.look.until:
             self._give_up(known)
         if known.look is None and waited >= known.due and self._may_look(known):
@@ -275,7 +267,7 @@ class Watcher:
     def _begin_look(self, known: _StallRecord, alarm: bool) -> None:
         pids = list(self.processes)
         words, tell = os.pipe()
-        child = self._forked(lambda: _HangSnapshot(self, known, pids).take(tell if alarm else -1))
+        child = self._forked(lambda: self._take_look(known, pids, tell if alarm else -1))
         os.close(tell)
         if not child:
             os.close(words)
@@ -284,6 +276,16 @@ class Watcher:
         known.looks += 1
         self.looks += 1
         self.own_looks += known.stall.what == OWN
+
+    def _take_look(self, known: _StallRecord, pids: list[int], tell: int) -> None:
+        """Write evidence, in a child. tell: a pipe for the words of an alarm, -1 = there is to be none."""
+        stall = known.stall
+        found = looks.look_at(stall, self.directory, self.main_pid, pids, stacks=self.stacks)
+        kept: dict[str, Any] = json.loads(found.to_json())
+        self.write(watched.look(stall, known.looks + 1, time.monotonic_ns(), kept))
+        if tell >= 0:
+            words = looks.alarm(stall, self.directory, found)
+            os.write(tell, words.encode("utf-8", "backslashreplace")[:MOST_TEXT])
 
     def _forked(self, act: Callable[[], object]) -> int:
         """Run `act` in a child, which may hang; return its id, 0 = no child could be made."""
@@ -326,9 +328,7 @@ class Watcher:
         """Report a stall as a hang, and act as configured. text: the words of a look, "" = none."""
         stall, known.said = known.stall, True
         if not text and stall.what != OWN:
-            who = f"iterator {stall.loader} of pid {stall.pid}"
-            waited = (time.monotonic_ns() - stall.since) / 1e9
-            text = f"{who} {_SINCE[stall.what]} for {waited:.0f} s; the state of its processes could not be read"
+            text = f"{looks.in_words(stall)}; the state of its processes could not be read"
         if text:
             self._say(f"{text}; next: minidl doctor {self.directory}")
         if stall.what != OWN:  # the program's own code may take as long as it likes
@@ -378,12 +378,11 @@ class _Watched:
     """A process that is watched. since: ns, CLOCK_MONOTONIC: it was there then, so one that began later is another."""
 
     def __init__(self, pid: int, since: int) -> None:
-        self.pid = pid
+        self.pid, self.since = pid, since
         self.readers: list[_WaitReader] = []  # of its files: it has more than one if it has recorded twice
         self.held: HeldProcess | None = None
         with contextlib.suppress(OSError):  # it is gone, or the kernel has no such: then it can't be signalled
             self.held = HeldProcess(pid)
-        self.started = started(pid) if life(pid, since).there else 0
 
     @property
     def fd(self) -> int:
@@ -392,9 +391,7 @@ class _Watched:
 
     def is_there(self) -> bool:
         """Whether it has not ended; a zombie has."""
-        if self.held is not None and not self.held.is_there():
-            return False
-        return bool(self.started) and started(self.pid) == self.started and exit_code(self.pid) is None
+        return (self.held is None or self.held.is_there()) and life(self.pid, self.since).there
 
 
 class _WaitReader:
@@ -464,63 +461,6 @@ class _StallRecord:
         self.looks = 0
         self.said = False
         self.look: _Look | None = None
-
-
-class _HangSnapshot:
-    """One look at a stall, in a process of its own."""
-
-    def __init__(self, watcher: Watcher, known: _StallRecord, pids: list[int]) -> None:
-        self.watcher, self.stall, self.number = watcher, known.stall, known.looks + 1
-        self.pids = pids
-
-    def take(self, tell: int) -> None:
-        """Write evidence. tell: a pipe for the words of an alarm, -1 = there is to be none."""
-        found = self._evidence()
-        kept: dict[str, Any] = json.loads(found.to_json())
-        self.watcher.write(watched.look(self.stall, self.number, time.monotonic_ns(), kept))
-        if tell >= 0:
-            os.write(tell, self._sentence(found).encode("utf-8", "backslashreplace")[:MOST_TEXT])
-
-    def _evidence(self) -> RunEvidence:
-        from minidl.hang.evidence.collect import collect, with_stacks
-        from minidl.hang.watch.dumps import Asked
-
-        found = collect(self.watcher.main_pid, self.pids)
-        if self.stall.what == OWN or not self.watcher.stacks:  # its own code is not disturbed
-            return found
-        there = [one for one in found.processes if not one.ended and one.state in "RS"]  # others can't answer
-        unseen = [one.pid for one in there if all(thread.stack is None for thread in one.threads)]
-        return with_stacks(found, Asked(self.watcher.directory).stacks(unseen)) if unseen else found
-
-    def _sentence(self, found: RunEvidence) -> str:
-        """The alarm's sentence; "" if the wait may only be a long step of the program's own code."""
-        waited = (time.monotonic_ns() - self.stall.since) / 1e9
-        cause = ""
-        with contextlib.suppress(Exception):  # an error in a rule must not hide the hang
-            cause = _cause(self.watcher.directory, self.stall, waited, found)
-        if cause or self.stall.what == OWN:
-            return cause
-        who = f"iterator {self.stall.loader} of pid {self.stall.pid}"
-        return f"{who} {_SINCE[self.stall.what]} for {waited:.0f} s; the trace has the state of its processes"
-
-
-def _cause(directory: Path, stall: Stall, waited: float, evidence: RunEvidence) -> str:
-    """Say what holds the run up, in a sentence; "" if that is unknown."""
-    from minidl.hang.consult import opinion
-    from minidl.hang.finding import RecordedWait, RunOutcome
-    from minidl.hang.headline import headline
-    from minidl.hang.live import LiveTrace
-
-    found, own = headline(LiveTrace(directory).read()[0]), stall.what == OWN
-    told = (
-        found.wait
-        if found.wait is not None and not own
-        else RecordedWait(since=stall.since, pid=stall.pid, own_code=own)
-    )
-    seen = opinion([evidence], dataclasses.replace(told, hung=True, seconds=waited))
-    if own:
-        return seen.title if seen is not None and seen.outcome is RunOutcome.HUNG else ""
-    return (seen or found).title
 
 
 def main(directory: str, main_pid: int, channel: int, **settings: Any) -> None:
