@@ -81,31 +81,14 @@ class LiveTrace:
         Events later than the call's begin are left for the next call: else a receiver that is read last could have a
         message whose sender was read before it was sent.
         """
-        begun = time.monotonic_ns()
-        try:
-            files = Files(part=True)
-            names = [name for name, _ in members_in(self.directory, files.problems)]
-            if MANIFEST not in names:
-                raise TraceError(no_trace_in(self.directory, sorted(os.listdir(self.directory))))
-            files.manifest = manifest = (self.directory / MANIFEST).read_bytes()
-        except OSError as error:
-            raise TraceError(f"{self.directory}: {error.strerror}: give the directory of a trace") from error
-        for name in names:
-            if name.endswith(SIDE_SUFFIX):
-                with contextlib.suppress(OSError):  # the directory is being deleted: the next call raises
-                    files.side[name.removesuffix(SIDE_SUFFIX)] = (self.directory / name).read_bytes()
-        until = begun if is_here(_said(manifest)) else None
+        begun, files = time.monotonic_ns(), self._files()
+        until = begun if is_here(_said(files.manifest or b"")) else None
         lives = {stem: life(*parts_of(stem)) for stem in files.side}
         for stem in tuple(files.side):
             files.events[stem] = self._new_events(stem, lives[stem], until)
             if not files.events[stem] and not (self.directory / (stem + SIDE_SUFFIX)).exists():
-                del (
-                    files.side[stem],
-                    files.events[stem],
-                    lives[stem],
-                )  # the process has ended, and its file was just folded
-                continue
-            if self._was_truncated(stem):
+                del files.side[stem], files.events[stem], lives[stem]  # it has ended, and its file was just folded
+            elif self._was_truncated(stem):
                 files.problems.append(f"{stem}{EVENTS_SUFFIX} was truncated while it was read: new events are lost")
         trace = Trace(self.directory, files)
         by_pid = self._by_pid(trace, lives)
@@ -115,6 +98,21 @@ class LiveTrace:
         for process in trace.processes:
             process.life = by_pid.get(process.pid, ProcessLife.UNKNOWN)
         return trace, by_pid
+
+    def _files(self) -> Files:
+        """The trace's files, without events."""
+        files = Files(part=True)
+        try:
+            names = [name for name, _ in members_in(self.directory, files.problems)]
+            if MANIFEST not in names:
+                raise TraceError(no_trace_in(self.directory, sorted(os.listdir(self.directory))))
+            files.manifest = (self.directory / MANIFEST).read_bytes()
+        except OSError as error:
+            raise TraceError(f"{self.directory}: {error.strerror}: give the directory of a trace") from error
+        for stem in (name.removesuffix(SIDE_SUFFIX) for name in names if name.endswith(SIDE_SUFFIX)):
+            with contextlib.suppress(OSError):  # the directory is being deleted: the next call raises
+                files.side[stem] = (self.directory / (stem + SIDE_SUFFIX)).read_bytes()
+        return files
 
     def _first(self, trace: Trace) -> int:
         """Time 0, ns: the first event in a file that still has its beginning, or else the first event that was read."""

@@ -96,6 +96,7 @@ _DATA: Final = r"torch/utils/data/"
 _SPAWN: Final = r"multiprocessing/popen_(spawn_posix|forkserver)\.py$"
 _MINE: Final = r"(^|/)minidl/(data/|loader/|transport/|wire/)?"
 """Where a module of ours is; also in traces that were recorded before the loader had folders of its own."""
+_WORKER_FILE: Final = re.compile(_DATA + r"_utils/worker\.py$|" + _MINE + r"worker\.py$")
 _HOME: Final = _DATA + r"dataloader\.py$|" + _MINE + r"iterators\.py$"
 
 _STEPS: Final = tuple(
@@ -183,20 +184,16 @@ def place_of(thread: SeenThread) -> ThreadPlace:
     stack = thread.stack
     if not stack:
         return ThreadPlace(LoaderStep.OTHER, seen=False)
-    found = [
-        (i, step)
-        for i, frame in enumerate(stack)
-        if (step := step_of(frame)) is not None and not _users_queue(stack, i)
-    ]
+    steps = [None if _users_queue(stack, i) else step_of(frame) for i, frame in enumerate(stack)]
+    found = [(i, step) for i, step in enumerate(steps) if step is not None]
     interrupted = _interruption(stack)
-    if interrupted and (not found or interrupted <= found[0][0]):
-        steps = tuple(step for _, step in found)
-        step = steps[0] if steps else LoaderStep.OTHER
-        return ThreadPlace(step, stack[:interrupted], steps[1:], True, worker=_worker(stack))
-    if not found:
+    if not found and not interrupted:
         at_exit = thread.python_name == "MainThread" and stack[-1].function not in ("<module>", "_run_module_as_main")
         return ThreadPlace(LoaderStep.EXIT if at_exit else LoaderStep.OTHER, stack)
-    at, step = found[0]
+    at, step = found[0] if found else (len(stack), LoaderStep.OTHER)
+    if interrupted and interrupted <= at:
+        outer = tuple(one for _, one in found[1:])
+        return ThreadPlace(step, stack[:interrupted], outer, True, worker=_worker(stack))
     outer = tuple(dict.fromkeys(one for _, one in found[1:] if one is not step))
     sample = _sample(stack[: at + 2]) if step is LoaderStep.SAMPLE else -1
     fetched = step in (LoaderStep.SAMPLE, LoaderStep.ITERATE, LoaderStep.COLLATE)
@@ -267,11 +264,8 @@ def is_worker(process: SeenProcess) -> bool:
     main = process.main
     if main is None or not main.stack:
         return False
-    if "multiprocessing.forkserver" in " ".join(process.command) and "_serve_one" not in {
-        f.function for f in main.stack
-    }:
+    serves = "multiprocessing.forkserver" in " ".join(process.command)
+    if serves and not any(frame.function == "_serve_one" for frame in main.stack):
         return False  # the server itself, which imports modules before it makes the first process
-    steps = {step_of(frame) for frame in main.stack}
-    return bool(
-        steps & (IN_WORKER - {LoaderStep.SAMPLE, LoaderStep.ITERATE, LoaderStep.COLLATE, LoaderStep.OPEN})
-    ) or any(re.search(_DATA + r"_utils/worker\.py$|" + _MINE + r"worker\.py$", frame.file) for frame in main.stack)
+    own = IN_WORKER - {LoaderStep.SAMPLE, LoaderStep.ITERATE, LoaderStep.COLLATE, LoaderStep.OPEN}
+    return any(step_of(frame) in own or _WORKER_FILE.search(frame.file) for frame in main.stack)

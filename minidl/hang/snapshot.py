@@ -374,23 +374,24 @@ class _Iterator:
     ) -> Iterator[WorkerSnapshot]:
         processes = {p.worker: p for p in trace.processes if p.role == "worker" and p.loader == self.number}
         followed = {worker.worker: worker for worker in self.state.workers if worker.worker >= 0}
+        sender = "it" if self.facts.get("transport") == "arena" else "its feeder"
         for number in sorted(processes.keys() | followed.keys()):
             worker, process = followed.get(number, WorkerNow(number)), processes.get(number)
             pid = worker.pid if process is None else process.pid
             if not pid:
                 continue  # it could not be started
-            words, since = worker.doing, worker.since
-            if process is None:
-                words, since = "starting (nothing recorded yet)", since or self.begun
-            elif process.whole_until and not cut:
-                words, since = "no longer recorded", job.cut(process)
-            elif worker.activity == STARTING:
-                since = process.start_ns
-            life = lives.get(pid, ProcessLife.UNKNOWN)
+            words, since = self._does(job, worker, process, cut)
+            life, queued = lives.get(pid, ProcessLife.UNKNOWN), _tasks(worker.index_queue, Message.TASK)
             shown = Doing(words, max(0, now - since) / 1e9)
-            queued = _tasks(worker.index_queue, Message.TASK)
-            sender = "it" if self.facts.get("transport") == "arena" else "its feeder"
             yield WorkerSnapshot(number, pid, life, worker.idle, shown, self._feeder(number, now), queued, sender)
+
+    def _does(self, job: Job, worker: WorkerNow, process: Process | None, cut: bool) -> tuple[str, int]:
+        """What a worker does, in words, and since when. cut: the loader's recording has stopped."""
+        if process is None:
+            return "starting (nothing recorded yet)", worker.since or self.begun
+        if process.whole_until and not cut:
+            return "no longer recorded", job.cut(process)
+        return worker.doing, process.start_ns if worker.activity == STARTING else worker.since
 
     def _feeder(self, worker: int, now: int) -> Doing | None:
         for message in self.state.result_queue:

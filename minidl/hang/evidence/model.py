@@ -289,29 +289,30 @@ def _fields(cls: type) -> dict[str, Any]:
 
 def _value(kind: Any, data: Any, where: str) -> Any:
     """Return `data` as the type that a field declares."""
-    if dataclasses.is_dataclass(kind):
-        if not isinstance(data, dict):
-            raise EvidenceError(f"{where}: expected an object, got {type(data).__name__}")
-        hints = _fields(typing.cast(type, kind))
-        needed = {one.name for one in dataclasses.fields(kind) if _default(one) is dataclasses.MISSING}
-        if missing := sorted(needed - data.keys()):
-            raise EvidenceError(f"{where}: {', '.join(missing)} is missing")
-        values = {name: _value(hints[name], one, f"{where}.{name}") for name, one in data.items() if name in hints}
-        return typing.cast(type, kind)(**values)
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return None if data is None else _value(args[0], data, where)
     if origin is tuple:
         return _tuple(args, data, where)
+    if (origin is dict or dataclasses.is_dataclass(kind)) and not isinstance(data, dict):
+        raise EvidenceError(f"{where}: expected an object, got {type(data).__name__}")
     if origin is dict:
-        if not isinstance(data, dict):
-            raise EvidenceError(f"{where}: expected an object, got {type(data).__name__}")
         return {name: _value(args[1], one, f"{where}.{name}") for name, one in data.items()}
+    if dataclasses.is_dataclass(kind):
+        return _object(typing.cast(type, kind), data, where)
     if kind is float and type(data) is int:
         return float(data)
     if type(data) is not kind:
         raise EvidenceError(f"{where}: expected {kind.__name__}, got {type(data).__name__}")
     return data
+
+
+def _object(kind: type, data: dict[str, Any], where: str) -> Any:
+    hints = _fields(kind)
+    needed = {one.name for one in dataclasses.fields(kind) if _default(one) is dataclasses.MISSING}
+    if missing := sorted(needed - data.keys()):
+        raise EvidenceError(f"{where}: {', '.join(missing)} is missing")
+    return kind(**{name: _value(hints[name], one, f"{where}.{name}") for name, one in data.items() if name in hints})
 
 
 def _tuple(args: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...]:

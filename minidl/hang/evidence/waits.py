@@ -290,14 +290,14 @@ def _lock_holders(at: _Waiting, file: Descriptor) -> Iterator[Holder]:
     """The holders of a file's lock. A flock lock belongs to an open file that forks share: its taker may have ended."""
     held, own = _locks_of(at, file), at.process.pid
     keepers = [pid for pid in at.ends.keepers[file.device, file.inode] if pid != own] if held else []
+    takers = [one.pid for one in held if one.kind != "POSIX" and one.pid > 0]
     for pid in keepers:
-        taker = next((one.pid for one in held if one.kind != "POSIX" and one.pid > 0), pid)
-        passed = f", which process {taker} took and passed on" if taker != pid else ""
+        passed = f", which process {takers[0]} took and passed on" if takers and takers[0] != pid else ""
         yield Holder(pid, why=f"has the open file that holds it ({held[0].kind} {held[0].mode}){passed}")
-    seen = {one.pid for one in at.evidence.processes if one.descriptors}
+    passed_on = {one.pid for one in at.evidence.processes if one.descriptors} | (set(takers) if keepers else set())
     for one in held:
-        passed_on = one.kind != "POSIX" and (keepers or one.pid in seen)
-        if one.pid > 0 and one.pid not in (*keepers, own) and not passed_on:
+        has_it = one.kind == "POSIX" or one.pid not in passed_on
+        if has_it and one.pid > 0 and one.pid not in (*keepers, own):
             yield Holder(one.pid, why=f"holds it ({one.kind} {one.mode} in /proc/locks)")
 
 

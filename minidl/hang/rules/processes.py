@@ -151,10 +151,11 @@ def keeps_the_gil(chain: Chain) -> Judgement | None:
     """Threads of the process wait for the GIL while another one sleeps, or computes in C."""
     end, starved = chain.end, gil_starved(chain.end.case, chain.end.pid)
     have_it = [one for one in end.case.threads(end.pid) if one.seen.gil and one.tid not in starved]
-    if not starved:  # a thread that sleeps with the GIL blocks all the others
-        have_it = [one for one in have_it if one.seen.slept]
-    holder = next(iter(have_it), end)
-    if holder.tid in starved or not (starved or have_it):
+    asleep = [one for one in have_it if one.seen.slept]  # a thread that sleeps with the GIL blocks all the others
+    if not starved and not asleep:
+        return None
+    holder = next(iter(have_it if starved else asleep), end)
+    if holder.tid in starved:
         return None
     facts = [EvidenceLine(f"thread {tid} asks in vain for the GIL", f"/proc/{end.pid}/task/{tid}") for tid in starved]
     facts += [EvidenceLine(f"thread {holder.tid} holds the GIL", "py-spy")] if holder.seen.gil else []

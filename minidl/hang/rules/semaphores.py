@@ -39,8 +39,9 @@ def _shared(end: ThreadFacts) -> _Shared | None:
         return None
     case, semaphore = end.case, semaphore_at(end.process, end.call.address)
     pids = tuple(holder.pid for holder in end.wait.holders)
+    waiting = {pid for pid in pids for one in case.threads(pid) if one.wait.target == end.wait.target}
     users = [pid for pid in pids if in_users_code(case, pid)]
-    same = tuple(pid for pid in users if any(one.wait.target == end.wait.target for one in case.threads(pid)))
+    same = tuple(pid for pid in users if pid in waiting)
     value = f", value {semaphore.value}" if semaphore is not None and semaphore.value >= 0 else ""
     facts = [EvidenceLine(f"{end.name} waits for {end.wait.target}{value}", f"futex of {end.tid}, maps")]
     facts += [EvidenceLine(f"{case.name(pid)} waits for the same one", "futex") for pid in same]
