@@ -89,6 +89,16 @@ BY_STEP: Final = {
 """How to learn more about a step that does not end."""
 
 
+def print_stack(pid: int) -> str:
+    """How to see what a process does."""
+    return f"print its stack: py-spy dump --pid {pid}"
+
+
+def check_stopped(pid: int, otherwise: str) -> str:
+    """What to do with a process that gives no sign of life. otherwise: another reason than a signal."""
+    return f"check whether it is stopped (T), or {otherwise}: ps -o stat,wchan -p {pid}"
+
+
 def in_step(step: LoaderStep | None, sample: int = -1) -> str:
     """How to learn more about a step; "" = unknown. sample: the sample that it is in, -1 = none."""
     if sample >= 0:

@@ -114,8 +114,8 @@ def _missing_batch(
     what, number = shot.waits or shot.doing.words, _maker(state)
     if state.pin is not None and state.pin.task == task >= 0:
         step = remedies.in_step(LoaderStep.PIN)
-        dump = f"while it hangs, py-spy dump --pid {run.processes[wait.home].pid}"
-        return what, f"{step}; {dump}", run.focus_in(wait, wait.home, task, number)
+        dump = remedies.print_stack(run.processes[wait.home].pid)
+        return what, f"{step}; while it hangs, {dump}", run.focus_in(wait, wait.home, task, number)
     process = run.process_of(wait.loader, number) if number >= 0 else wait.home
     who, focus = run.processes[process], run.focus_in(wait, process, task, number)
     rebuilt = any(m.task == task and m.stage is MessageStage.REBUILDING for m in state.result_queue)
@@ -123,7 +123,7 @@ def _missing_batch(
     silent = asked and run.quiet(wait, process) > wait.took // 2
     if silent and rebuilt:
         what = f"{who.name} does not react (stopped?); it has to hand over the memory of task {task}"
-        step = f"check whether it is stopped (T), or keeps the GIL: ps -o stat,wchan -p {who.pid}"
+        step = remedies.check_stopped(who.pid, "keeps the GIL")
         return what, step, still(run, wait, focus, "stopped?", task)
     step = _remedy(run, focus, state, silent)
     if who.life is ProcessLife.STOPPED:
@@ -143,9 +143,9 @@ def _maker(state: ProtocolState) -> int:
 def _remedy(run: RunContext, focus: Focus, state: ProtocolState, silent: bool) -> str:
     """The remedy for a wait. silent: the process has recorded nothing for most of the wait."""
     pid = run.processes[focus.process].pid
-    look = f"print its stack: py-spy dump --pid {pid}"
+    look = remedies.print_stack(pid)
     if silent:
-        return f"check whether it is stopped (T) or swapped out: ps -o stat,wchan -p {pid}"
+        return remedies.check_stopped(pid, "swapped out")
     if any(one.activity == STARTING and one.worker == focus.worker for one in state.workers):
         return f"check the start of the worker's process: its imports, the unpickling of the dataset; {look}"
     step = STEPS.get(focus.code)
@@ -168,8 +168,6 @@ def _own_code(run: RunContext, wait: LastWait, state: ProtocolState, how_long: s
     ready = len(state.reorder_buffer) + len(state.ready_queue) + len(state.result_queue)
     stock = f"{counted(ready, 'batch is', 'batches are')} ready"
     what = f"the training loop's own code{after} has not called next(){how_long}; {stock}"
-    step = (
-        f"print the loop's stack: py-spy dump --pid {run.processes[wait.home].pid}; with several ranks it may "
-        "wait for another rank: see that rank's trace"
-    )
+    look = remedies.print_stack(run.processes[wait.home].pid)
+    step = f"{look}; with several ranks it may wait for another rank: see that rank's trace"
     return what, step, run.focus(wait.row, wait.begin, wait.until)
