@@ -21,7 +21,7 @@ AT_MOST = {
     "minidl/resume minidl/arena minidl/device minidl/dataloader.py": 2410,
     "minidl/tracefile minidl/record": 7300,
     "minidl/playback minidl/check": 3530,
-    "minidl/hang": 5940,
+    "minidl/hang": 5950,
     "minidl/speed": 2660,
     "minidl/views": 4200,
     "minidl/explore": 2495,
