@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from minidl import terminal
+from minidl.guides import PAGE_OF, more
 
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
@@ -376,6 +377,12 @@ command(
 )(elsewhere("top", "hang.top"))  # fmt: skip
 
 
+def _say_more(outcome: str) -> None:
+    """Print which page explains the outcome of a run, if one does."""
+    if outcome in PAGE_OF:
+        print(f"  {more(outcome)}")
+
+
 @command(
     "record", "say why a job hangs: a running one (recorded or not), or an ended one", "doctor 4711",
     _arg("target", metavar="TRACE|DIR|PID", help="a trace, or the id of a process that runs a DataLoader"),
@@ -392,8 +399,10 @@ def doctor(arguments: Namespace) -> int:
     with terminal.busy(f"looking at {arguments.target}"):
         found = examine(arguments.target, py_spy=not arguments.no_py_spy, seconds=arguments.seconds)
     print(found.to_json() if arguments.json else found.text())
-    if found.outcome.wrong and not arguments.json:
-        print("more about this: minidl help hang")
+    if not arguments.json:
+        _say_more(found.outcome.value)
+        if found.not_seen:
+            print(f"  of what was not seen, {more('not seen')}")
     return FOUND if found.outcome.wrong else OK
 
 
@@ -404,12 +413,15 @@ def doctor(arguments: Namespace) -> int:
     _DATALOADER,
 )  # fmt: skip
 def summary(arguments: Namespace) -> int:
+    from minidl.hang.headline import headline
     from minidl.speed.summary import summary
 
     trace = _read(arguments.trace, arguments.dataloader)
     with terminal.busy("summing up"):
         text = summary(trace).text()
+        outcome = headline(trace).outcome.value
     print(text)
+    _say_more(outcome)
     return OK
 
 

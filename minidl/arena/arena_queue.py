@@ -41,6 +41,7 @@ from minidl.arena.arena import (
 )
 from minidl.arena.packets import LATER, Readable, let_children_leave, socket_pair
 from minidl.data import collate
+from minidl.guides import more
 from minidl.live_repr import LiveRepr, counted
 from minidl.wire.atomic import Step, at_once
 from minidl.wire.errors import ExceptionWrapper
@@ -427,7 +428,7 @@ class ArenaQueue(LiveRepr):
         self._untold.append(
             f"A batch needs {_in_units(needed)}. Worker {worker_id} keeps at most {limit} for use again, and "
             f"{_in_units(in_use)} in {counted(slabs, 'slab')} are in use. This batch, and each further one that does "
-            f"not fit, gets memory of its own, which is as slow as the other transport. {remedy}"
+            f"not fit, gets memory of its own, which is as slow as the other transport. {remedy} ({more('slabs')})"
         )
         self._told = True
 

@@ -34,6 +34,7 @@ from typing_extensions import Self
 from minidl.dataloader import DataLoader, LoaderWithoutState
 from minidl.device import sim
 from minidl.device.streams import AcceleratorDevice, Device, Mark, is_reached
+from minidl.guides import more
 from minidl.live_repr import LiveRepr, counted, short
 from minidl.loader import ports
 from minidl.loader.driver import MP_STATUS_CHECK_INTERVAL
@@ -262,7 +263,7 @@ class _DeviceIter(LiveRepr):
                 raise RuntimeError(
                     f"DeviceLoader timed out after {self._timeout:g} seconds: {self._device.name} has not finished its "
                     f"work with the last {len(self._in_use)} batches: a kernel or a copy hangs, or takes longer than "
-                    "the timeout"
+                    f"the timeout ({more('device')})"
                 )
             self._in_use.popleft()
 

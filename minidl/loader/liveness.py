@@ -6,6 +6,7 @@ Article 4 §shutdown; upstream: `_try_get_data`.
 
 from __future__ import annotations
 
+from minidl.guides import more
 from minidl.loader.crew import Crew
 from minidl.loader.driver import PIN, Evidence, Failure, NoteDeath, Raise
 from minidl.loader.ports import FoundAlive, FoundDead, Ports, TimedOut
@@ -58,7 +59,7 @@ def error_of(crew: Crew, effect: Raise, timeout: float, waited: float, ports: Po
 def _worker_died(crew: Crew, workers: tuple[int, ...]) -> RuntimeError:
     pids = ", ".join(str(crew.workers[worker].pid) for worker in workers)
     last = "; ".join(f"worker {i}: exit code {crew.workers[i].exitcode}, last {crew.doing(i)}" for i in workers)
-    return RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly ({last})")
+    return RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly ({last}) ({more('died')})")
 
 
 def _timed_out(crew: Crew, workers: tuple[int, ...], timeout: float, waited: float, ports: Ports) -> RuntimeError:
@@ -76,7 +77,7 @@ def _timed_out(crew: Crew, workers: tuple[int, ...], timeout: float, waited: flo
             f"(pid {worker.pid}, {alive}), which is {crew.doing(number)}, "
             f"for {crew.board.read(number).seconds:.1f} s"
         )
-    return RuntimeError(message)
+    return RuntimeError(f"{message} ({more('hung')})")
 
 
 def not_handed_over(crew: Crew, result: Result, timeout: float, ports: Ports) -> RuntimeError:

@@ -16,6 +16,7 @@ import torch.utils.data
 from torch.utils.data.dataloader import DataLoader as _TorchLoader
 
 from minidl.dataloader import LoaderWithoutState, checked_transport
+from minidl.guides import more
 from minidl.loader.dataloader import _LiveIterators, users_line
 from minidl.loader.iterators import _BaseDataLoaderIter
 from minidl.record.harmless import say_once
@@ -55,7 +56,7 @@ class StandIn(LoaderWithoutState[T_co]):
 
     def _leave(self, reason: str) -> None:
         self._left_to_torch = reason
-        say_once(f"{reason}: torch's own loader is used in place of minidl's, and observed")
+        say_once(f"{reason}: torch's own loader is used in place of minidl's, and observed ({more('left to torch')})")
 
     def _is_torchs(self) -> bool:
         """Whether torch's iterator is to load, from now on."""

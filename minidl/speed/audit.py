@@ -26,6 +26,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from minidl import terminal
+from minidl.guides import more
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Ints, Rows
 from minidl.tracefile.batches import latest
@@ -205,7 +206,8 @@ class Audit:
             lines += [f"  {line}" for finding in subject.findings for line in finding.lines()]
         found = counted(self.mistakes, "mistake") if self.mistakes else "no mistake"
         asked = f", and {counted(self.questions, 'question')} for you" if self.questions else ""
-        return "\n".join([*map(plain, lines), "", f"{found} found{asked}"])
+        help = [f"  {more('ranks')}"] if self.mistakes or self.questions else []
+        return "\n".join([*map(plain, lines), "", f"{found} found{asked}", *help])
 
     def to_json(self) -> dict[str, Any]:
         """Return the audit as plain values."""

@@ -15,15 +15,23 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
+from minidl.guides import more
+
 _LARGEST_PICKLE = 1 << 20  # bytes; an exception that refers to a dataset is sent as text only
 
 
 class LoaderHangError(RuntimeError):
     """No batch came for too long. The watchdog of a trace has it raised in the main thread (`--on-hang=raise`)."""
 
+    def __str__(self) -> str:
+        return f"{super().__str__()} ({more('hung')})"
+
 
 class StateMismatchError(ValueError, AssertionError):
     """A state is to be resumed with a loader that it does not fit. torchdata raises an AssertionError for this."""
+
+    def __str__(self) -> str:
+        return f"{super().__str__()} ({more('state')})"
 
 
 _SPARE_DESCRIPTORS = 10

@@ -409,7 +409,8 @@ def test_more_batches_than_slabs_are_right_and_said_once(line: Line, monkeypatch
         return line.get().data
 
     batches = [kept(idx) for idx in range(SLABS + 1)]
-    with pytest.warns(RuntimeWarning, match=r"keeps at most 256 slabs .* Let the program hold fewer batches\.$"):
+    words = r"keeps at most 256 slabs .* Let the program hold fewer batches\. \(more: minidl help arena\)$"
+    with pytest.warns(RuntimeWarning, match=words):
         batches.append(kept(SLABS + 1))
     batches += [kept(idx) for idx in range(SLABS + 2, SLABS + 5)]
     assert [int(batch[-1]) for batch in batches] == [idx % 256 for idx in range(SLABS + 5)]

@@ -134,7 +134,7 @@ def test_a_death_is_noted_with_pid_and_exit_code() -> None:
 def test_words_about_workers(effect: Raise, missing: int, words: str, noted: list[Note]) -> None:
     crew, notes = crew_of(Worker(100), Worker(101, -9), missing=missing), Notes()
     error = liveness.error_of(crew, effect, 5, 6.21, notes)  # type: ignore[arg-type]
-    assert (type(error), str(error), notes) == (RuntimeError, words, noted)
+    assert (type(error), str(error), notes) == (RuntimeError, f"{words} (more: minidl help hang)", noted)
 
 
 @pytest.mark.parametrize(("failure", "words"), [(None, ""), (ValueError("no"), ": ValueError: no")])

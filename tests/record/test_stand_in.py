@@ -106,6 +106,7 @@ def test_a_loader_that_minidls_refuses_is_torchs(monkeypatch: pytest.MonkeyPatch
     assert caught.value.__context__ is None
     said = capfd.readouterr().err
     assert said.count("minidl's refuses it (TypeError: a defect of minidl's): torch's own loader is used") == 1
+    assert "(more: minidl help record)" in said
 
 
 @pytest.mark.live

@@ -442,7 +442,7 @@ def test_a_dead_worker_is_named_and_the_others_batches_still_come(
     (tmp_path / "die").touch()
     words = (
         f"DataLoader worker (pid(s) {iterator._workers[0].pid}) exited unexpectedly "
-        f"(worker 0: exit code {code}, last in task 12, sample index 25 (place 2 of 2))"
+        f"(worker 0: exit code {code}, last in task 12, sample index 25 (place 2 of 2)) (more: minidl help hang)"
     )
     with pytest.raises(RuntimeError, match=f"^{re.escape(words)}$"):
         next(iterator)
