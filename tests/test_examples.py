@@ -1,9 +1,11 @@
-"""The guides' examples in Python run as they stand, one after the other, in a program that has what they name."""
+"""The pages' examples: the Python of the guides runs as it stands; the tutorials' commands print what is shown."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import console
 import numpy as np
 import pytest
 import torch
@@ -16,6 +18,7 @@ from course import many_workers
 ROOT = Path(__file__).parents[1]
 FILES = (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "notebooks" / "README.md")
 PAGES = sorted(page for page in FILES if "```python" in page.read_text())
+TUTORIALS = [page for page in PAGES if page.parent.name == "tutorials"]
 
 
 def test_pages_with_examples_are_found() -> None:
@@ -24,7 +27,7 @@ def test_pages_with_examples_are_found() -> None:
 
 @pytest.mark.live
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+@pytest.mark.parametrize("page", sorted({*PAGES} - {*TUTORIALS}), ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_examples_run(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     document = Sybil(parsers=[PythonCodeBlockParser()], path=str(ROOT)).parse(page)
@@ -35,3 +38,17 @@ def test_the_examples_run(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path:
         example.evaluate()
     rest = document.namespace.get("rest", [])  # of the guide to torchdata
     assert [batch[0].item() for batch in rest] == list(range(11 * 32, 640, 32))[: len(rest)]
+
+
+@pytest.mark.live
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_the_commands_print_what_is_shown(page: Path, tmp_path: Path) -> None:
+    """The first words of each output, without the numbers, which differ from run to run."""
+
+    def begins(text: str) -> list[tuple[str, list[str]]]:
+        outputs = console.commands_and_outputs(text)
+        return [(command, re.sub(r"[\d.]+", "0", output).split()[:4]) for command, output in outputs]
+
+    shown = page.read_text()
+    assert begins(console.remade(shown, tmp_path)) == begins(shown) != []
