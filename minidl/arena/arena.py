@@ -328,7 +328,7 @@ class Arena:
     locked: whether the loader page-locks these.
     """
 
-    def __init__(self, states: memoryview, budget: int = BUDGET, locked: bool = False) -> None:
+    def __init__(self, states: memoryview, budget: int, locked: bool) -> None:
         _parties[id(self)] = self
         _let_queues_copy()
         self._states = states
@@ -592,7 +592,7 @@ class Mappings:
     locks: what page-locks those that are used again.
     """
 
-    def __init__(self, states: memoryview, worker_id: int = 0, locks: PageLocks | None = None) -> None:
+    def __init__(self, states: memoryview, worker_id: int, locks: PageLocks | None = None) -> None:
         self._states = states
         self.worker_id = worker_id
         self._locks = locks

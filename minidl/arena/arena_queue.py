@@ -27,7 +27,6 @@ import torch._utils
 
 from minidl.arena.arena import (
     ALONE,
-    BUDGET,
     BUDGET_VARIABLE,
     FETCHED,
     SLABS,
@@ -86,8 +85,8 @@ class ArenaWriter(LiveRepr):
         sender: socket.socket,
         board: torch.Tensor,
         done_event: Any,
-        budget: int = BUDGET,
-        locked: bool = False,
+        budget: int,
+        locked: bool,
     ) -> None:
         self.worker_id = worker_id
         self._budget, self._locked = budget, locked

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import fcntl
 import gc
 import io
 import itertools
+import mmap
 import os
 import pickle
 import resource
@@ -59,7 +62,7 @@ class Pair:
         self.states = memoryview(bytearray(slabs))
         self.arena = Arena(self.states, budget, host is not None)
         self.told: list[str] = []
-        self.mappings = Mappings(self.states, locks=None if host is None else PageLocks(host, self.told.append))
+        self.mappings = Mappings(self.states, 0, None if host is None else PageLocks(host, self.told.append))
 
     def pickled(self, batch: Any) -> Message:
         with filling(self.arena):
@@ -115,6 +118,65 @@ def test_a_tensor_that_collate_makes_is_not_copied(pair: Pair) -> None:
     tensor[0] = 9  # the same memory
     assert batch[0][0] == 9
     assert batch[0].tolist()[1:] == [7] * (BIG - 1)
+
+
+def test_what_lies_in_a_slab_is_found_there(pair: Pair) -> None:
+    tensors = [pair.made(9000, 1), pair.made(9000, 2), torch.zeros(9000, dtype=torch.uint8), torch.zeros(9000).byte()]
+    (opened,) = pair.arena._open
+    places = [pair.arena._placed(tensor.data_ptr(), 9000) for tensor in tensors]
+    assert places == [(0, number * 9024) for number in range(4)]
+    assert (opened.filled, opened.copied) == (4 * 9000, 2 * 9000)
+    assert pair.arena._home(opened.address + opened.slab.size) == -1
+    pair.states[0] = FREE
+
+
+def test_a_storage_keeps_the_root_also_when_its_bytes_move() -> None:
+    memory = mmap.mmap(-1, 1 << 16)
+    root = module._root(memory, 1 << 16)
+    storage, kept = module._storage(root, 64, 128), weakref.ref(root)
+    assert storage.data_ptr() == ctypes.addressof(root) + 64
+    del root
+    storage.share_memory_()
+    assert kept() is not None
+    del storage
+    assert kept() is None
+
+
+def test_a_slab_that_gets_no_memory_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, size: int) -> None:
+        raise OSError("no space")
+
+    monkeypatch.setattr(module.os, "ftruncate", full)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="no space"):
+        Slab(0, 1 << 16)
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_small_storages_travel_in_the_message_up_to_a_bound(pair: Pair) -> None:
+    message = pair.pickled([torch.full((INLINE,), number, dtype=torch.uint8) for number in range(5)])
+    assert (len(message[1]), len(message[2])) == (1, module.SMALL)
+    assert [batch.unique().tolist() for batch in pair.rebuilt(message)] == [[number] for number in range(5)]
+
+
+def test_a_slab_is_lent_until_the_loader_has_opened_it(pair: Pair) -> None:
+    one, other = Slab(ALONE[0], 1 << 16), Slab(ALONE[1], 1 << 16)
+    pair.arena.lend([one])
+    pair.arena.seal()
+    assert (one.announced, pair.arena._lent) == (True, [one])
+    fcntl.fcntl(one.fd, fcntl.F_ADD_SEALS, module.FETCHED)
+    pair.arena.seal()
+    pair.arena.lend([other])
+    assert pair.arena._lent == [other]
+
+
+def test_memory_of_a_batch_that_the_worker_keeps_is_not_given_back(pair: Pair) -> None:
+    kept = pair.made(BIG, 7)
+    batches = [pair.sent(kept), *(pair.sent(pair.made(BIG, number)) for number in range(4))]
+    del batches
+    for number in range(3):
+        pair.sent(pair.made(BIG, number))
+    assert kept.eq(7).all()
 
 
 def test_a_slab_is_used_again_once_both_sides_have_dropped_the_batch(pair: Pair) -> None:
@@ -284,6 +346,7 @@ def test_a_slab_for_one_batch_is_not_locked() -> None:
     pair = Pair(slabs=1, host=host)
     batches = [pair.sent(pair.made(BIG, number)) for number in range(3)]
     assert len(host.ever) == 1
+    assert list(pair.mappings._memory) == [0], "and not kept"
     del batches
 
 
@@ -526,7 +589,7 @@ def test_new_slabs_get_smaller_again_after_an_unusual_batch() -> None:
 def test_an_unusual_batch_leaves_room_for_slabs_of_the_usual_ones(unusual: dict[int, int]) -> None:
     """Of 400 batches of 1 MiB, of which the loader holds five, some have more MiB."""
     states = memoryview(bytearray(SLABS))
-    arena, held, alone = Arena(states, 20 << 20), list[int](), list[bool]()
+    arena, held, alone = Arena(states, 20 << 20, False), list[int](), list[bool]()
     for place in range(400):
         arena._room(unusual.get(place, 1) << 20)
         (slab,), _ = arena.seal()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import errno
+import fcntl
 import gc
 import os
 import pickle
@@ -116,6 +117,35 @@ def test_a_batch_is_collated_into_a_slab_and_comes_out_of_it(line: Line) -> None
     assert "closed" in repr(line.queue)
     with pytest.raises(ValueError, match="closed"):
         line.queue.get()
+
+
+def test_descriptors_that_come_are_not_for_programs_that_are_executed(line: Line) -> None:
+    line.put(0, torch.ones(BIG))
+    assert line.queue._readable.wait(wl.BOUND)
+    line.queue._recv_bytes()
+    came = line.queue._descriptors()
+    assert [os.get_inheritable(fd) for fd in came] == [False]
+    assert line.get().data.eq(1).all()
+
+
+def test_a_lent_slab_is_opened_once_and_sealed(line: Line) -> None:
+    fd = os.memfd_create("slab", os.MFD_ALLOW_SEALING)
+    own, again = (line.queue._fetch(os.getpid(), fd) for _ in range(2))
+    assert own == again
+    assert fcntl.fcntl(fd, fcntl.F_GET_SEALS) & arena.FETCHED
+    line.queue._fetched.clear()
+    os.close(own)
+    os.close(fd)
+
+
+def test_shared_memory_of_another_device_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = classmethod(lambda cls, size, *, device: (size, device))
+    monkeypatch.setattr(torch.UntypedStorage, "_new_shared", made)
+    monkeypatch.setattr(collate, "shared_from", 0)
+    queue: Any = ArenaQueue(1)
+    queue.writer(0).enter_worker()
+    assert torch.UntypedStorage._new_shared(8, device="meta") == (8, "meta")
+    queue.close()
 
 
 def test_reprs_say_what_is_open_and_in_use(line: Line) -> None:
@@ -424,11 +454,11 @@ def test_a_batch_beyond_the_budget_is_right_and_the_number_to_set_is_said_once(
     line.put(0, torch.zeros(1 << 19, dtype=torch.uint8))
     kept = line.get().data
     for idx in range(1, 4):
-        line.put(idx, torch.full((3 << 18,), idx, dtype=torch.uint8))
+        line.put(idx, torch.full((1 << 20,), idx, dtype=torch.uint8))
         said = contextlib.nullcontext() if idx != 2 else pytest.warns(
             RuntimeWarning,
-            match=r"^A batch needs 768K\. Worker 0 keeps at most slabs of 1M in all for use again, and 512K in 1 slab "
-            r"are in use\. .*Let MINIDL_ARENA_BYTES=8M be in the environment",
+            match=r"^A batch needs 1M\. Worker 0 keeps at most slabs of 1M in all for use again, and 512K in 1 slab "
+            r"are in use\. .*Let MINIDL_ARENA_BYTES=16M be in the environment",
         )  # fmt: skip
         with said:
             assert line.get().data.eq(idx).all()

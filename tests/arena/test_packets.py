@@ -6,10 +6,12 @@ import errno
 import multiprocessing
 import os
 import queue
+import select
 import socket
 import threading
 import weakref
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -216,17 +218,44 @@ def test_a_closed_queue_takes_nothing_and_a_dead_worker_everything(tasks: Any) -
         tasks.put("too late")
 
 
-def test_a_thread_that_waits_for_room_ends_with_the_queue() -> None:
+def test_a_thread_that_has_ended_before_the_queue_is_a_failure(tasks: Any) -> None:
+    go = threading.Event()
+    for target in (go.wait, go.set):
+        assert tasks.failure == ""
+        tasks._thread = threading.Thread(target=target)
+        tasks._thread.start()
+    tasks._thread.join(wl.BOUND)
+    assert tasks.failure == "the thread that writes it has ended"
+    tasks.close()
+    assert tasks.failure == ""
+
+
+def test_a_thread_that_waits_for_room_ends_with_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits, limits, poll = threading.Event(), list[Any](), select.poll
+
+    def watched() -> Any:
+        room = poll()
+
+        def wait(limit: Any) -> Any:
+            limits.append(limit)
+            waits.set()
+            return room.poll(limit)
+
+        return SimpleNamespace(register=room.register, poll=wait)
+
     made: Any = TaskQueue()
     made._sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    monkeypatch.setattr(select, "poll", watched)
     for _ in range(9):
         made.put("x" * 2000)
     thread = made._thread
-    assert thread.is_alive()
     assert thread.daemon, "it keeps no program that ends without closing the queue"
-    made.close()
-    thread.join(wl.BOUND)
+    assert waits.wait(wl.BOUND)
+    with made._receiver.dup():  # as a worker has it
+        made.close()
+        thread.join(wl.BOUND)
     assert not thread.is_alive()
+    assert None not in limits
 
 
 def test_a_queue_that_was_never_made_can_be_closed() -> None:
