@@ -33,7 +33,7 @@ from typing_extensions import Self
 
 from minidl.dataloader import DataLoader, LoaderWithoutState
 from minidl.device import sim
-from minidl.device.streams import AcceleratorDevice, Device, Mark, is_reached
+from minidl.device.streams import AcceleratorDevice, AcceleratorMark, is_reached
 from minidl.guides import more
 from minidl.live_repr import LiveRepr, counted, short
 from minidl.loader import ports
@@ -45,7 +45,7 @@ from minidl.resume.stateful import Record
 from minidl.wire.atomic import at_once
 
 
-def open_device(device: str | int | torch.device) -> Device:
+def open_device(device: str | int | torch.device) -> AcceleratorDevice:
     """Return the named device; "sim" is the simulated one, also if the environment does not ask for it.
 
     RuntimeError if there is no accelerator, ValueError if it is of another type.
@@ -164,7 +164,7 @@ class _Flight:
     """
 
     copied: Any
-    ready: Mark
+    ready: AcceleratorMark
     source: Any
     count: int
 
@@ -177,7 +177,7 @@ class _FailedBatch:
     count: int
 
 
-_unread: dict[Mark, Any] = {}
+_unread: dict[AcceleratorMark, Any] = {}
 """What a device that hangs had not read when an iteration ended, by the mark after it."""
 
 
@@ -188,7 +188,7 @@ def _let_go() -> None:
             _unread.pop(mark, None)
 
 
-def _may_read(mark: Mark) -> bool:
+def _may_read(mark: AcceleratorMark) -> bool:
     try:
         return not mark.done()
     except RuntimeError:  # the device has failed
@@ -209,9 +209,9 @@ class _DeviceIter(LiveRepr):
         self._exhausted = False
         self._taken: list[Any] = []  # the batch that the loader has given, until it is in flight
         self._in_flight: deque[_Flight | _FailedBatch] = deque()
-        self._in_use: deque[tuple[tuple[Mark, ...], Any]] = deque()
-        self._yielded: tuple[Mark, Any] | None = None  # of the last batch, until the program asks for the next
-        self._latest: Mark | None = None  # in the side stream, after all copies
+        self._in_use: deque[tuple[tuple[AcceleratorMark, ...], Any]] = deque()
+        self._yielded: tuple[AcceleratorMark, Any] | None = None  # of the last batch, until the next is asked for
+        self._latest: AcceleratorMark | None = None  # in the side stream, after all copies
         self._prefetch, self._transform, self._device = owner.prefetch, owner.transform, owner._device
         self._timeout = owner.timeout
         self._inner: Iterator[Any] | None = _iterator(owner.loader, self._device)
@@ -374,7 +374,7 @@ class _DeviceIter(LiveRepr):
         raise NotImplementedError(f"{type(self).__name__} cannot be pickled: pickle its DeviceLoader's loader instead")
 
 
-def _iterator(loader: Iterable[Any], device: Device) -> Iterator[Any]:
+def _iterator(loader: Iterable[Any], device: AcceleratorDevice) -> Iterator[Any]:
     """An iterator; of a minidl loader, one that may page-lock the memory of its batches for the device."""
     return loader.iterate_for(device) if isinstance(loader, LoaderWithoutState) and device.locks else iter(loader)
 

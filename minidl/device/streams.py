@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -27,77 +27,7 @@ _PORTABLE = 1
 """cudaHostRegisterPortable: page-locked for all devices of the process."""
 
 
-class Mark(Protocol):
-    """A position in a stream."""
-
-    def done(self) -> bool:
-        """Whether the stream has reached it."""
-
-    def wait(self) -> None:
-        """Block this thread until the stream has reached it."""
-
-    def since(self, earlier: Any) -> int:
-        """Return the ns from an earlier mark to this one on the device's clock; both must be timed and done."""
-
-
-class Stream(Protocol):
-    """The side stream of one iteration. `number` identifies it."""
-
-    number: int
-
-    def copy(self, batch: Any) -> Any:
-        """Enqueue the copies of all of the batch's tensors."""
-
-    def transform(self, function: Callable[[Any], Any], copied: Any) -> Any:
-        """Let `function` enqueue its work on the copied batch."""
-
-    def mark(self, timed: bool = False) -> Mark:
-        """Return a mark after all work that is enqueued so far."""
-
-    def hand_over(self, copied: Any, ready: Any) -> Any:
-        """Return the batch for the consumer's current stream, which waits for `ready` first."""
-
-    def wait(self, mark: Mark, seconds: float) -> bool:
-        """Block this thread until a mark in the consumer's stream is reached, and return True.
-
-        seconds: return False after so long; 0 = no limit.
-        """
-
-    def close(self) -> None:
-        """Accept no more work."""
-
-
-class Device(Protocol):
-    """A device, real or simulated."""
-
-    name: str
-    device: torch.device
-    simulated: bool
-
-    def stream(self) -> Stream:
-        """Return a side stream for one iteration."""
-
-    def mark(self, timed: bool = False) -> Mark:
-        """Return a mark in the consumer's current stream."""
-
-    def current(self) -> int:
-        """Return the number of the consumer's current stream."""
-
-    def idle_mark(self) -> Mark:
-        """Return a timed mark in a stream without other work."""
-
-    @property
-    def locks(self) -> bool:
-        """Whether `lock` may succeed."""
-
-    def lock(self, address: int, size: int) -> None:
-        """Page-lock host memory, so that copies from it do not block the host. OSError says why that can't be done."""
-
-    def unlock(self, address: int) -> None:
-        """Undo it; copies from there have ended."""
-
-
-def is_reached(mark: Mark, seconds: float) -> bool:
+def is_reached(mark: AcceleratorMark, seconds: float) -> bool:
     """Poll a mark for at most `seconds`; return whether it is reached. The wait ends even if the device hangs."""
     deadline = time.monotonic() + seconds
     while not (done := mark.done()) and time.monotonic() < deadline:
@@ -107,18 +37,21 @@ def is_reached(mark: Mark, seconds: float) -> bool:
 
 # --- An accelerator ---------------------------------------------------------------------------------------------------
 class AcceleratorMark:
-    """An event of torch's device module."""
+    """A position in a stream: an event of torch's device module."""
 
     def __init__(self, event: Any) -> None:
         self.event = event
 
     def done(self) -> bool:
+        """Whether the stream has reached it."""
         return bool(self.event.query())
 
     def wait(self) -> None:
+        """Block this thread until the stream has reached it."""
         self.event.synchronize()
 
     def since(self, earlier: AcceleratorMark) -> int:
+        """Return the ns from an earlier mark to this one on the device's clock; both must be timed and done."""
         return int(earlier.event.elapsed_time(self.event) * 1e6)
 
 
@@ -142,26 +75,32 @@ class AcceleratorDevice:
         self._idle: Any = None
 
     def stream(self) -> AcceleratorStream:
+        """Return a side stream for one iteration."""
         return AcceleratorStream(self)
 
     def mark(self, timed: bool = False) -> AcceleratorMark:
+        """Return a mark in the consumer's current stream."""
         # A thread that waits for an untimed mark is far ahead of the device: it may sleep and free its core.
         sleeps = {"blocking": True} if self.device.type == "cuda" and not timed else {}
         return self.record(self.module.current_stream(self.device), timed, **sleeps)
 
     def current(self) -> int:
+        """Return the number of the consumer's current stream."""
         return int(self.module.current_stream(self.device).stream_id)
 
     def idle_mark(self) -> AcceleratorMark:
+        """Return a timed mark in a stream without other work."""
         if self._idle is None:
             self._idle = self.module.Stream(device=self.device)
         return self.record(self._idle, True)
 
     @property
     def locks(self) -> bool:
+        """Whether `lock` may succeed."""
         return hasattr(self.module, "cudart")
 
     def lock(self, address: int, size: int) -> None:
+        """Page-lock host memory, so that copies from it do not block the host. OSError says why that can't be done."""
         cudart = self.module.cudart()
         with self.module.stream(self.side):  # on this device: CUDA opens a context on the current one
             status = cudart.cudaHostRegister(address, size, _PORTABLE)
@@ -170,6 +109,7 @@ class AcceleratorDevice:
             raise OSError(f"cudaHostRegister of {size} bytes: {cudart.cudaGetErrorString(status)}")
 
     def unlock(self, address: int) -> None:
+        """Undo it; copies from there have ended."""
         with contextlib.suppress(RuntimeError), self.module.stream(self.side):  # of a device that has failed
             if int(self.module.cudart().cudaHostUnregister(address)):
                 self._forget_error()
@@ -187,7 +127,7 @@ class AcceleratorDevice:
 
 
 class AcceleratorStream:
-    """The accelerator's side stream, during one iteration."""
+    """The accelerator's side stream, during one iteration. `number` identifies it."""
 
     def __init__(self, device: AcceleratorDevice) -> None:
         self.on = device
@@ -196,6 +136,7 @@ class AcceleratorStream:
         device.side.wait_stream(device.module.current_stream(device.device))
 
     def copy(self, batch: Any) -> Any:
+        """Enqueue the copies of all of the batch's tensors."""
         self._follow(batch)
         with self.on.module.stream(self.on.side):
             return map_nested(batch, self._moved)
@@ -219,13 +160,16 @@ class AcceleratorStream:
             tensor.record_stream(self.on.side)
 
     def transform(self, function: Callable[[Any], Any], copied: Any) -> Any:
+        """Let `function` enqueue its work on the copied batch."""
         with self.on.module.stream(self.on.side):
             return function(copied)
 
     def mark(self, timed: bool = False) -> AcceleratorMark:
+        """Return a mark after all work that is enqueued so far."""
         return self.on.record(self.on.side, timed)
 
     def hand_over(self, copied: Any, ready: AcceleratorMark) -> Any:
+        """Return the batch for the consumer's current stream, which waits for `ready` first."""
         consumer = self.on.module.current_stream(self.on.device)
         consumer.wait_event(ready.event)
         for tensor in tensors_in(copied):
@@ -233,11 +177,15 @@ class AcceleratorStream:
                 tensor.record_stream(consumer)  # keeps its memory until the consumer's stream has used it
         return copied
 
-    def wait(self, mark: Mark, seconds: float) -> bool:
+    def wait(self, mark: AcceleratorMark, seconds: float) -> bool:
+        """Block this thread until a mark in the consumer's stream is reached, and return True.
+
+        seconds: return False after so long; 0 = no limit.
+        """
         if seconds:
             return is_reached(mark, seconds)
         mark.wait()
         return True
 
     def close(self) -> None:
-        pass  # running work ends by itself; the allocators know which streams still use the memory
+        """Accept no more work. What runs ends by itself; the allocators know which streams still use the memory."""

@@ -247,7 +247,7 @@ class Ports:
 
     # --- in the device stage
     def device_stream(self, device: Any, prefetch: int, loader: Any) -> Any:
-        """The side stream, of a `device.streams.Device`, that an iteration over `loader` copies on."""
+        """The side stream, of a `device.streams.AcceleratorDevice`, that an iteration over `loader` copies on."""
         return device.stream()
 
 

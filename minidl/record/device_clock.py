@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from minidl.device.streams import Device, Mark
+from minidl.device.streams import AcceleratorDevice, AcceleratorMark
 from minidl.record.bracketing import bracketed
 from minidl.record.recorder import active
 from minidl.tracefile import events as ev
@@ -48,12 +48,12 @@ CONSUMER: Final = "compute"
 class Calibration:
     """A mark at `reference` +- `error` ns on the host's clock. rate: host ns in a device's ns."""
 
-    mark: Mark
+    mark: AcceleratorMark
     reference: int
     error: int
     rate: float = 1.0
 
-    def host_time(self, mark: Mark) -> int:
+    def host_time(self, mark: AcceleratorMark) -> int:
         """Return the time at which a later mark was reached, CLOCK_MONOTONIC ns."""
         return self.reference + round(mark.since(self.mark) * self.rate)
 
@@ -62,7 +62,7 @@ class DeviceClock:
     """A device's clock, in one trace."""
 
     def __init__(
-        self, device: Device, recorder: Any, loader: int = 0, now: Callable[[], int] = time.monotonic_ns
+        self, device: AcceleratorDevice, recorder: Any, loader: int = 0, now: Callable[[], int] = time.monotonic_ns
     ) -> None:
         self.device = device
         self.recorder = recorder
@@ -82,7 +82,7 @@ class DeviceClock:
         mark, ours = bracketed(self._reached, LOOKS, self._now)
         self._keep(mark, ours.middle, ours.error + RESOLUTION)
 
-    def _reached(self) -> Mark:
+    def _reached(self) -> AcceleratorMark:
         """A mark that an idle stream has reached. TimeoutError if the device hangs: the run must not wait for that."""
         since, mark = self._now(), self.device.idle_mark()
         while not mark.done():
@@ -91,7 +91,7 @@ class DeviceClock:
             time.sleep(0)  # lets the device's driver run
         return mark
 
-    def _keep(self, mark: Mark, reference: int, error: int) -> None:
+    def _keep(self, mark: AcceleratorMark, reference: int, error: int) -> None:
         """Emit a calibration and its drift since the last one; keep it, with the rate since the first one."""
         drift, rate, first = 0, 1.0, self._first
         if first is not None:
@@ -152,11 +152,11 @@ class StreamTrack:
         self.clock = clock
         self.tid = tid
         self.what = what
-        self._waiting: deque[tuple[Mark, Calibration, tuple[int, ...]]] = deque()
+        self._waiting: deque[tuple[AcceleratorMark, Calibration, tuple[int, ...]]] = deque()
         self._last = 0
         self._polling = threading.Lock()
 
-    def note(self, mark: Mark, *event: int) -> None:
+    def note(self, mark: AcceleratorMark, *event: int) -> None:
         """Keep a mark that was just placed, with its event: code, loader, task, ..."""
         self._waiting.append((mark, self.clock.calibration, event))
 
@@ -184,7 +184,7 @@ _tids = itertools.count()
 _clocks: dict[str, DeviceClock] = {}
 
 
-def clock_of(device: Device, loader: int) -> DeviceClock | None:
+def clock_of(device: AcceleratorDevice, loader: int) -> DeviceClock | None:
     """Return the clock of `device` in this process's trace; None without a trace, or if the device gives no times.
 
     Its next calibrations are emitted as events of `loader`. Why there is no clock is said on stderr: tracing must not

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minidl.device.nest import tensors_in
-from minidl.device.streams import Device, Mark, Stream
+from minidl.device.streams import AcceleratorDevice, AcceleratorMark, AcceleratorStream
 from minidl.record.device_clock import DeviceClock
 from minidl.record.shared import Shared
 from minidl.record.spans import batch_in_use
@@ -40,7 +40,9 @@ class TracedStream:
     A batch has its task's number, or a running number if the loader is not minidl's.
     """
 
-    def __init__(self, shared: Shared, inner: Stream, device: Device, prefetch: int, clock: DeviceClock) -> None:
+    def __init__(
+        self, shared: Shared, inner: AcceleratorStream, device: AcceleratorDevice, prefetch: int, clock: DeviceClock
+    ) -> None:
         self.number = inner.number
         self._shared, self._inner, self._device, self._clock = shared, inner, device, clock
         self._simulated = int(device.simulated)
@@ -110,7 +112,7 @@ class TracedStream:
             run = self._enqueued(task, lambda: self._inner.transform(function, tagged.copied))
             return _Tagged(run, task, turn)
 
-    def mark(self, timed: bool = False) -> Mark:
+    def mark(self, timed: bool = False) -> AcceleratorMark:
         return self._inner.mark(timed)
 
     def hand_over(self, tagged: _Tagged, ready: Any) -> Any:
@@ -132,7 +134,7 @@ class TracedStream:
         batch_in_use.loader, batch_in_use.task = self._shared.loader, tagged.task
         return batch
 
-    def wait(self, mark: Mark, seconds: float) -> bool:
+    def wait(self, mark: AcceleratorMark, seconds: float) -> bool:
         if mark.done():
             return True
         self._emit(ev.HOST_WAIT[0], -1, self._simulated)

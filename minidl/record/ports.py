@@ -22,7 +22,7 @@ from minidl.arena.arena import budget
 from minidl.data.fetch import Progress
 from minidl.device import sim
 from minidl.device.nest import tensors_in
-from minidl.device.streams import Device, Stream
+from minidl.device.streams import AcceleratorDevice, AcceleratorStream
 from minidl.loader import ports
 from minidl.loader.progress import ProgressBoard, WorkerProgress
 from minidl.record import device_clock, functions, recorder, watchdog
@@ -141,9 +141,9 @@ class TracedPorts(Shared, ports.Ports):
         return pin
 
     # --- in the device stage
-    def device_stream(self, device: Device, prefetch: int, loader: Any) -> Stream:
+    def device_stream(self, device: AcceleratorDevice, prefetch: int, loader: Any) -> AcceleratorStream | TracedStream:
         clock = device_clock.clock_of(device, self.loader)
-        stream: Stream = super().device_stream(device, prefetch, loader)
+        stream: AcceleratorStream = super().device_stream(device, prefetch, loader)
         if clock is None:
             return stream
         if self.next_task < 0:  # not minidl's loader: it is not described yet

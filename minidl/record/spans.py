@@ -16,7 +16,7 @@ import torch
 from typing_extensions import Self
 
 from minidl.device.loader import open_device
-from minidl.device.streams import Device
+from minidl.device.streams import AcceleratorDevice
 from minidl.record.device_clock import DeviceClock, StreamTrack, clock_of
 from minidl.record.recorder import Recorder, active
 from minidl.tracefile import events as ev
@@ -97,7 +97,7 @@ def _consumer_track(device: str | int | torch.device) -> tuple[DeviceClock, Stre
 
 
 @functools.cache
-def _port(device: str | int | torch.device) -> Device | None:
+def _port(device: str | int | torch.device) -> AcceleratorDevice | None:
     """Return the device, None if there is none: tracing must not break the program."""
     try:
         return open_device(device)
