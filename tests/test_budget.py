@@ -18,9 +18,9 @@ ROOT = Path(__file__).parent.parent
 
 AT_MOST = {
     "minidl/loader minidl/data minidl/wire": 3820,
-    "minidl/resume minidl/arena minidl/device minidl/dataloader.py": 2410,
+    "minidl/resume minidl/arena minidl/device minidl/dataloader.py": 2380,
     "minidl/tracefile minidl/record": 7300,
-    "minidl/playback minidl/check": 3530,
+    "minidl/playback minidl/check": 3490,
     "minidl/hang": 5950,
     "minidl/speed": 2660,
     "minidl/views": 4200,
