@@ -55,7 +55,6 @@ from minidl.views.scene import (
     Fate,
     Scene,
     is_named,
-    number_column,
     numbered,
     scene_of,
     simulated_column,
@@ -380,11 +379,11 @@ class Export:
                 if code == ev.EPOCH[0]:
                     yield int(len(rows) + ended.sum()), self._epochs(rows)
                     continue
-                names = _numbered(name, code, rows)
+                names = _numbered(name, code, self.bars[mine])
                 yield 2 * int(ended.sum()), self._drawn(names, event, rows, until, ended, end)
                 for kind, words in FATES.items():
                     left = fate == kind
-                    names = _numbered(name, code, rows, f" ({words})")
+                    names = _numbered(name, code, self.bars[mine], f" ({words})")
                     yield int((left & (until >= 0)).sum()), self._drawn(names, event, rows, until, left & (until >= 0))
                     yield int((left & (until < 0)).sum()), self._drawn(names, event, rows, None, left & (until < 0))
 
@@ -538,9 +537,9 @@ class Export:
         for row in rows:
             words: dict[str, object] = {f.name: int(row[c]) for f, c in zip(event.fields, _BEGIN, strict=False)}
             for field, column in zip(end.fields, _END, strict=False):
-                words[field.name] = value_of(field, int(row[column])) if row["end"] >= 0 else "did not end"
-            words["epoch"] = number = int(row["bx"]) + self.scene.first_epochs.get(int(row["loader"]), 0)
-            args.append((number, {**words, **_about(event)}))
+                if row["end"] >= 0 or field.name not in words:
+                    words[field.name] = value_of(field, int(row[column])) if row["end"] >= 0 else "did not end"
+            args.append((int(row["bx"]), {**words, **_about(event)}))
         until = np.where(rows["end"] < 0, NEVER, rows["end"])
         return self._async("epoch", "epoch", rows, rows["begin"], until, args)
 
@@ -710,15 +709,10 @@ def _names(event: Event, rows: Rows, mine: Bools, prefix: str) -> Iterator[tuple
     yield f"{name} (simulated)", mine & simulated
 
 
-def _numbered(name: str, code: int, rows: Rows, words: str = "") -> npt.NDArray[Any]:
-    """Return the title of each span as JSON: name, number and words, as in captions. A wait has the task that came."""
-    column = number_column(code)
-    if not column:
-        return np.full(len(rows), compact(name + words), object)
-    numbers, before = rows[column], numbered(code)[0]
-    if column == "end_task":
-        numbers = np.where(numbers >= 0, numbers, rows["task"])
-    texts = np.array([f"{before} {n}" if n >= 0 else "" for n in numbers.tolist()], object)
+def _numbered(name: str, code: int, bars: Rows, words: str = "") -> npt.NDArray[Any]:
+    """Return the title of each bar as JSON: name, number and words, as in captions."""
+    before = numbered(code)[1]
+    texts = np.array([f"{before} {n}" if n >= 0 else "" for n in bars["number"].tolist()], object)
     return compact(name)[:-1] + texts + compact(words)[1:]
 
 

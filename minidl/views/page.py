@@ -22,7 +22,6 @@ import numpy as np
 import numpy.typing as npt
 
 from minidl.references import source_line
-from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Ints, Rows, distinct, starts
 from minidl.tracefile.events import EVENTS, Event, Phase
 from minidl.tracefile.loaders import dataloaders, name_of
@@ -36,7 +35,6 @@ from minidl.views.scene import (
     alarm,
     is_named,
     legend_of,
-    number_column,
     numbered,
     scene_of,
     title_of,
@@ -139,7 +137,7 @@ def describe(scene: Scene, title: str) -> dict[str, Any]:
         "alarms": {int(at): alarm(scene, scene.marks[at])[:80] for at in np.flatnonzero(scene.marks["alarm"])},
         "counters": [{"name": c.name, "unit": c.unit, "slot": c.slot} for c in scene.counters],
         "processes": [process.name for process in trace.processes],
-        "ownEpochs": [n for n in trace.loaders if n not in scene.first_epochs] if len(trace.loaders) > 1 else [],
+        "ownEpochs": scene.own_epochs,
         "texts": list(_texts(scene)),
     }  # fmt: skip
 
@@ -191,9 +189,8 @@ def _kind(code: int) -> dict[str, Any]:
         "colour": look.colour if look else event.colour,
         "soft": bool(look and look.soft),
         "waits": bool(look and look.waits),
-        "number": number_column(code) if span else "",
-        "before": numbered(code)[0] if span else "",
-        "letter": numbered(code)[1] if span else "",
+        "before": numbered(code)[1] if span else "",
+        "letter": numbered(code)[2] if span else "",
         "stage": event.stage,
         "meaning": event.meaning,
         "ours": ", ".join(source_line(name, "minidl") for name in event.ours.split(", ")),
@@ -241,8 +238,7 @@ def columns(scene: Scene) -> Columns:
     return {
         **_bar_columns(scene),
         **_mark_columns(scene),
-        "batch.epoch": scene.batches["epoch"] + _first_epochs(scene, scene.batches),
-        **{f"batch.{name}": scene.batches[name] for name in ("task", "put", "yielded")},
+        **{f"batch.{name}": scene.batches[name] for name in ("epoch", "task", "put", "yielded")},
         **{f"stop.{name}": scene.stops[name] for name in ("batch", "lane", "row", "code", "begin", "end")},
         **{f"counter.{n}.time": _steps(c.times) for n, c in enumerate(scene.counters)},
         **{f"counter.{n}.value": c.values for n, c in enumerate(scene.counters)},
@@ -253,13 +249,11 @@ def _bar_columns(scene: Scene) -> Columns:
     bars, spans = scene.bars, scene.spans[scene.bars["span"]]
     out: Columns = {"bar.begin": _steps(bars["begin"]), "bar.took": bars["end"] - bars["begin"]}
     out["bar.known"] = np.where(bars["fate"] == Fate.ENDED, 0, bars["known"] - bars["begin"])
-    for name in ("code", "fate", "simulated", "task", "worker", "batch"):
+    for name in ("code", "fate", "simulated", "task", "worker", "number", "batch"):
         out[f"bar.{name}"] = bars[name]
     out["bar.wanted"] = spans["task"]  # of a wait: the task that was needed, not the one that came
     for name in ("loader", "process", "tid", "cpu", "cpu_wait", *_OWN):
         out[f"bar.{name}"] = spans[name].copy()
-    epochs = bars["code"] == ev.EPOCH[0]
-    out["bar.bx"][epochs] += _first_epochs(scene, spans[epochs])
     for code, column in _CPU_FIELDS:
         out[f"bar.{column}"][bars["code"] == code] = 0  # they are in columns of their own
     texts, strings = _texts(scene), scene.trace.strings
@@ -268,14 +262,6 @@ def _bar_columns(scene: Scene) -> Columns:
         for name in ("bx", "ex"):
             out[f"bar.{name}"][mine & (spans[name] == number)] = texts[strings.get((process, number), "")]
     return out
-
-
-def _first_epochs(scene: Scene, rows: Rows) -> Ints:
-    """Return for each row how many epochs its DataLoader had before its iterator."""
-    first = np.zeros(1 + int(rows["loader"].max(initial=0)), np.int64)
-    for number, epoch in scene.first_epochs.items():
-        first[number : number + 1] = epoch
-    return first[rows["loader"].astype(np.int64)]
 
 
 def _mark_columns(scene: Scene) -> Columns:

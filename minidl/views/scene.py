@@ -124,6 +124,7 @@ BAR = np.dtype(
     [
         ("lane", "<i4"), ("row", "<i4"), ("code", "<u2"), ("fate", "u1"), ("simulated", "?"),
         ("begin", "<i8"), ("end", "<i8"), ("task", "<i8"), ("worker", "<i8"),
+        ("number", "<i8"),  # in its caption: of its task, sample, worker or epoch; -1 = none
         ("known", "<i8"),  # up to when it is known to have lasted: an open bar is drawn further, so that one sees it
         ("batch", "<i8"),  # index in Scene.batches; -1 = of no batch
         ("span", "<i8"),  # index in Scene.spans
@@ -198,29 +199,20 @@ def simulated_column(code: int) -> str:
 
 
 @cache
-def number_column(code: int) -> str:
-    """Return the column of SPAN that identifies a span of this kind: its sample, epoch, task or worker; "" if none."""
+def numbered(code: int) -> tuple[str, str, str]:
+    """Return which number a kind of span has in its caption: its column of SPAN, words before it, its letter in short.
+
+    ("bx", "", "s") for "sample 9" and "s9", ("worker", " worker", "w") for "start worker 1"; "" if it has none.
+    """
     event = EVENTS[code]
     if code == ev.INDEX_GET[0]:
-        return ""
-    for column, field in zip(("bx", "by", "bz"), event.fields, strict=False):
+        return "", "", ""
+    for column, field in event.columns.items():
         if field.name in ("index", "epoch"):
-            return column
+            return f"b{column}", "", field.name[0].replace("i", "s")
     if event.has_task:
-        return "end_task" if _COMES_LATE[code] else "task"
-    return "worker" if event.has_worker else ""
-
-
-@cache
-def numbered(code: int) -> tuple[str, str]:
-    """Return what a caption of this kind of span says of its number: words before it, and the letter for it in short.
-
-    ("", "t") for "fetch 9" and "t9", since steps have their task's number; (" worker", "w") for "start worker 1".
-    """
-    column = number_column(code)
-    if column.endswith("task"):
-        return (" for task", "t") if code in ev.AWAITS else ("", "t")
-    return {"": ("", ""), "worker": (" worker", "w"), "by": ("", "s"), "bx": ("", "e")}[column]
+        return "task", " for task" if code in ev.AWAITS else "", "t"
+    return ("worker", " worker", "w") if event.has_worker else ("", "", "")
 
 
 _NUMBERS: Final = {"t": "task", "s": "sample", "w": "worker", "e": "epoch"}
@@ -228,24 +220,17 @@ _NUMBERS: Final = {"t": "task", "s": "sample", "w": "worker", "e": "epoch"}
 
 def letters(codes: Iterable[int]) -> str:
     """Return what the letters in the short captions of these kinds of span mean: "t task, s sample"; "" if none."""
-    there = {numbered(code)[1] for code in codes}
+    there = {numbered(code)[2] for code in codes}
     return ", ".join(f"{letter} {what}" for letter, what in _NUMBERS.items() if letter in there)
 
 
 def caption(scene: Scene, bar: np.void) -> tuple[str, str]:
     """Return a bar's caption in full and in short: ("sample 65", "s65"), ("wait for task 9", "t9")."""
-    code, span = int(bar["code"]), scene.spans[bar["span"]]
-    label, column = span_name(scene.trace, span) or paint(code).label, number_column(code)
-    in_vain = scene.lanes[bar["lane"]].kind is LaneKind.LOADER and span["end_task"] < 0
-    if column == "end_task" and (bar["fate"] != Fate.ENDED or in_vain):
-        column = "task"
-    number = int(span[column]) if column else -1
-    if code == ev.EPOCH[0]:
-        first = scene.first_epochs.get(int(span["loader"]))
-        number += first or 0
-        if first is None and len(scene.trace.loaders) > 1:
-            label = f"iterator {span['loader']} epoch"
-    before, letter = numbered(code)
+    code, span, number = int(bar["code"]), scene.spans[bar["span"]], int(bar["number"])
+    label = span_name(scene.trace, span) or paint(code).label
+    if code == ev.EPOCH[0] and int(span["loader"]) in scene.own_epochs:
+        label = f"iterator {span['loader']} epoch"
+    _, before, letter = numbered(code)
     return (f"{label}{before} {number}", f"{letter}{number}") if number >= 0 else (label, "")
 
 
@@ -321,7 +306,7 @@ class Scene:
     """Everything that can be drawn of a trace in a window.
 
     Arrays: bars of BAR by lane, row and begin; marks of MARK by lane and time; batches of BATCH by put; stops of STOP
-    by batch and time. begin, end: the window, ns. spans: all of the trace, array of SPAN.
+    by batch and time. begin, end: the window, ns. spans: all of the trace, array of SPAN. Epochs are the DataLoader's.
     """
 
     trace: Trace
@@ -344,9 +329,10 @@ class Scene:
         return headline(self.trace, self.spans)
 
     @cached_property
-    def first_epochs(self) -> dict[int, int]:
-        """See `loaders.first_epochs`."""
-        return first_epochs(self.trace)
+    def own_epochs(self) -> list[int]:
+        """Numbers of the iterators whose epochs are their own, since their DataLoader is not known; if it matters."""
+        loaders = self.trace.loaders
+        return [n for n in loaders if n not in first_epochs(self.trace)] if len(loaders) > 1 else []
 
     @cached_property
     def culprit(self) -> int:
@@ -610,6 +596,9 @@ class _Maker:
         self.events: Rows = trace.events
         self.start = trace.start
         self.spans = trace.spans()
+        epochs = self.spans["code"] == ev.EPOCH[0]
+        for column in ("bx", "ex"):
+            self.spans[column][epochs] += self._first_epochs(self.spans[epochs])
         self.layout = Layout(trace, self.spans)
         self.crew = self.layout.crew
         self.begin, is_open = self.spans["begin"] - self.start, self.spans["end"] < 0
@@ -637,6 +626,11 @@ class _Maker:
         self.row, self.lanes = self.layout.stack(self.begin, self.until, self.drawn)
         self.iterator = self.crew.iterator[self.crew.of(self.events)]
         self.sent = Batches(self.events, self.iterator)
+
+    def _first_epochs(self, rows: Rows) -> Ints:
+        """Return for each row how many epochs its DataLoader had before its iterator."""
+        first = first_epochs(self.trace)
+        return np.array([first.get(loader, 0) for loader in rows["loader"].tolist()], np.int64)
 
     @property
     def _sliver(self) -> int:
@@ -698,10 +692,15 @@ class _Maker:
         came = _COMES_LATE[codes] & (spans["end"] >= 0)
         for name in ("task", "worker"):
             out[name] = np.where(came, spans["end_" + name], spans[name])
+        out["number"] = -1
         for code in np.unique(codes).tolist():
+            mine = codes == code
             if column := simulated_column(code):
-                mine = codes == code
                 out["simulated"][mine] = spans["b" + column][mine] != 0
+            if column := numbered(code)[0]:
+                out["number"][mine] = spans[column][mine]
+        out["number"] = np.where(_COMES_LATE[codes] & (spans["end_task"] >= 0), spans["end_task"], out["number"])
+        out["number"][codes == ev.INDEX_GET[0]] = -1
         iterator = self.crew.iterator[self.crew.of(spans)]
         times = np.where(came, spans["end"], spans["begin"])
         out["batch"] = self.sent.find(iterator, out["task"], times, _COMES_EARLY[codes])
@@ -724,6 +723,7 @@ class _Maker:
     def batches(self) -> Rows:
         """Return the array of SENT, with times since the trace's first event."""
         out = self.sent.table.copy()
+        out["epoch"] += self._first_epochs(out)
         out["put"] -= self.start
         out["yielded"] -= np.where(out["yielded"] >= 0, self.start, 0)
         out["end"] -= np.where(out["end"] < NEVER, self.start, 0)

@@ -289,8 +289,7 @@ def _path(drawn: Scene, task: int) -> Iterator[str]:
     """Yield a line for each arrow of the batches with the task's number: from which lane and time to which."""
     for batch in np.flatnonzero(drawn.batches["task"] == task).tolist():
         about = drawn.batches[batch]
-        epoch = about["epoch"] + drawn.first_epochs.get(int(about["loader"]), 0)
-        yield f"\nbatch {task} of iterator {about['loader']}, epoch {epoch}:"
+        yield f"\nbatch {task} of iterator {about['loader']}, epoch {about['epoch']}:"
         for arrow in drawn.arrows(np.array([batch])):
             left, reached = (f"{arrow[end] / 1e9:.9f} s" for end in ("left", "reached"))
             ends = [drawn.lanes[arrow[end]].title for end in ("from_lane", "to_lane")]
@@ -314,8 +313,6 @@ def _facts(drawn: Scene, row: np.void) -> str:
     facts += [f"worker {row['worker']}"] if row["worker"] >= 0 and event.track is Track.LOADER else []
     for field, column in zip(event.fields, ("bx", "by", "bz"), strict=False):
         value, unit = (row[column] / 1e9, "s") if field.unit == "ns" else (row[column], field.unit)
-        if row["code"] == ev.EPOCH[0] and field.name == "epoch":
-            value += drawn.first_epochs.get(int(row["loader"]), 0)
         if field.enum is None and not field.is_cpu and has_field(drawn.trace, row, field.name):
             facts.append(f"{field.name} {value:g} {unit}".rstrip())
     return f" ({', '.join(facts)})" if facts else ""

@@ -74,14 +74,9 @@ const laneOf = what => lanes[runOf(what).lane];
 const same = (a, b) => a === b || (a && b && a.type === b.type && a.at === b.at);
 
 function caption(i) {
-  const kind = kindOf(i);
-  let label = kind.label, n = -1;
+  const kind = kindOf(i), n = num("bar.number", i);
+  let label = kind.label;
   if (kind.begin[0]?.unit === "string") label = words.texts[num("bar.bx", i)] || label;
   if (kind.name === "epoch" && words.ownEpochs.includes(num("bar.loader", i))) label = `iterator ${col["bar.loader"][i]} epoch`;
-  if (kind.number === "task") n = num("bar.task", i);
-  else if (kind.number === "end_task") {
-    n = num("bar.task", i);
-    if (col["bar.fate"][i] || (n < 0 && laneOf(bar(i)).kind === "loader")) n = num("bar.wanted", i);
-  } else if (kind.number) n = num(`bar.${kind.number}`, i);
   return n >= 0 ? [`${label}${kind.before} ${n}`, `${kind.letter}${n}`] : [label, ""];
 }

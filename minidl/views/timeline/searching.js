@@ -24,7 +24,7 @@ function search(text) {
       && ["task", "worker", "loader"].every(name => wanted[name] === undefined || num(`${prefix}.${name}`, i) === wanted[name]);
     if (!wanted.alarm) for (let i = 0; i < begin.length; i++) {
       if (fits("bar", i) && (!wanted.open || faded(i))
-        && (wanted.sample === undefined || (kindOf(i).name === "sample" && num(`bar.${kindOf(i).number}`, i) === wanted.sample))) out.push(bar(i));
+        && (wanted.sample === undefined || (kindOf(i).name === "sample" && num("bar.number", i) === wanted.sample))) out.push(bar(i));
     }
     if (wanted.sample === undefined && !wanted.open) for (let i = 0; i < marks.length; i++)
       if (fits("mark", i) && (!wanted.alarm || col["mark.alarm"][i])) out.push(mark(i));
