@@ -65,7 +65,7 @@ ORDER = (
     ("hang", "examine"),
     (
         "views",
-        "colours frame layout scene template attached chrome perfetto text page picture queries live_page viewer "
+        "colours frame layout scene drawn attached export chrome perfetto text page picture queries live_page viewer "
         "replay_page replay_terminal",
     ),
     ("", "merge __init__ run demo"),

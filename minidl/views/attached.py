@@ -1,6 +1,6 @@
-"""The records of other recorders (`Trace.attachments`), on tracks of their own in the Chrome document.
+"""The records of other recorders (`Trace.attachments`), on tracks of their own in an export.
 
-Interface: `Attached(trace, pids, start)`: `processes` and `threads` that its tracks belong to, `sheets()` with slices,
+Interface: `Attached(trace, pids, start)`: `processes` and `threads` that its tracks belong to, `things()` with slices,
 arrows and instants, `problems` in words. A track of a process that the trace knows is drawn in that process.
 """
 
@@ -15,7 +15,8 @@ import numpy as np
 from minidl.tracefile.arrays import Ints
 from minidl.tracefile.attachments import Attachment, Name, Slices, SliceTrack, places
 from minidl.tracefile.spans import stack
-from minidl.views.template import ANY, AT, INT, US, Sheet, compact, us
+from minidl.views.drawn import Flows, Instants
+from minidl.views.drawn import Slices as DrawnSlices
 
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
@@ -63,10 +64,10 @@ class Attached:
         self.problems = [problem for one in trace.attachments for problem in one.problems]
         self._drawn = [self._draw(kind, slices, homes[kind]) for kind, slices in joined.items()]
 
-    def sheets(self) -> Iterator[Sheet]:
+    def things(self) -> Iterator[DrawnSlices | Flows | Instants]:
         """Yield the slices, their arrows, and an instant at the end of an incomplete attachment."""
         for drawn in self._drawn:
-            yield from self._slices(drawn)
+            yield self._slices(drawn)
             yield from self._arrows(drawn)
         yield from self._ends()
 
@@ -104,22 +105,22 @@ class Attached:
         what = "" if track.group else f"{_WORDS.get(kind, (kind, ''))[0]}: "
         return f"{what}{known or track.title}{f' ({row + 1})' if row else ''}"
 
-    def _slices(self, drawn: _Drawn) -> Iterator[Sheet]:
+    def _slices(self, drawn: _Drawn) -> DrawnSlices:
         about = _WORDS.get(drawn.kind, ("", "about"))[1]
         slices = drawn.slices
-        names = [compact(name.name) for name in slices.names]
-        same = [compact({about: name.about} if name.about else {}) for name in slices.names]
+        same = [{about: name.about} if name.about else {} for name in slices.names]
         which = slices.rows["name"][drawn.rows].tolist()
-        args = [
-            compact({about: slices.names[name].about} | slices.args[row]) if row in slices.args else same[name]
+        own = [
+            {about: slices.names[name].about} | slices.args[row] if row in slices.args else same[name]
             for row, name in zip(drawn.rows.tolist(), which, strict=True)
         ]
-        columns = [[names[n] for n in which], drawn.pids.tolist(), drawn.tids.tolist()]
-        times = [*us(drawn.begin), *us(drawn.end - drawn.begin)]
-        event = {"ph": "X", "name": ANY, "cat": drawn.kind, **AT, "dur": US, "args": ANY}
-        yield Sheet(event, [*columns, *times, args])
+        names = [slices.names[n].name for n in which]
+        return DrawnSlices(
+            category=drawn.kind, names=names, own=own, pids=drawn.pids, tids=drawn.tids, begin=drawn.begin,
+            end=drawn.end,
+        )  # fmt: skip
 
-    def _arrows(self, drawn: _Drawn) -> Iterator[Sheet]:
+    def _arrows(self, drawn: _Drawn) -> Iterator[Flows]:
         """Yield arrows from a request to what it requested, as from a launch to its kernel."""
         place = {row: n for n, row in enumerate(drawn.rows.tolist())} if drawn.slices.arrows else {}
         known = [
@@ -127,15 +128,12 @@ class Attached:
             for number, (one, other) in enumerate(drawn.slices.arrows)
             if one in place and other in place
         ]
-        if not known:
-            return
-        numbers = np.array(known, np.int64)
-        rows, ids = numbers[:, 1:].reshape(-1), ATTACHED_IDS + np.repeat(numbers[:, 0], 2)
-        event = {"ph": ANY, "bp": "e", "cat": drawn.kind, "name": "launch", "id": INT, **AT}
-        at = [column[rows].tolist() for column in (drawn.pids, drawn.tids)]
-        yield Sheet(event, [['"s"', '"f"'] * len(known), ids.tolist(), *at, *us(drawn.begin[rows])])
+        if known:
+            numbers = np.array(known, np.int64)
+            rows, ids = numbers[:, 1:].reshape(-1), ATTACHED_IDS + np.repeat(numbers[:, 0], 2)
+            yield Flows(drawn.kind, "launch", ids, drawn.pids[rows], drawn.tids[rows], drawn.begin[rows])
 
-    def _ends(self) -> Iterator[Sheet]:
+    def _ends(self) -> Iterator[Instants]:
         """Yield an instant after the last slice of each incomplete attachment."""
         for one in self.trace.attachments:
             rows = one.slices.rows
@@ -145,9 +143,10 @@ class Attached:
             track = one.slices.tracks[int(rows["track"][last])]
             tid = self._tids.get((one.kind, track, 0))
             if tid is not None:
-                at = {"pid": self._pid(one.kind, track), "tid": tid, "ts": US, "args": {"lacks": one.problems}}
-                event = {"ph": "i", "s": "t", "name": f"{one.kind} lost", "cat": one.kind, **at}
-                yield Sheet(event, us(rows["end"][[last]] - self.start))
+                yield Instants(
+                    category=one.kind, names=[f"{one.kind} lost"], pids=np.array([self._pid(one.kind, track)]),
+                    tids=np.array([tid]), begin=rows["end"][[last]] - self.start, same={"lacks": one.problems},
+                )  # fmt: skip
 
 
 def _joined(parts: list[Attachment]) -> Slices:

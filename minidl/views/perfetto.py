@@ -1,4 +1,4 @@
-"""A trace in Perfetto's own format: the content of `chrome`, on explicitly ordered tracks.
+"""A trace in Perfetto's own format: what `export` draws, on explicitly ordered tracks.
 
 Interface: `write_perfetto(trace, path)` writes the file; `GROUPS` are the tracks to unfold at first.
 
@@ -17,24 +17,24 @@ torch and NumPy alone; the tests of `viewer` let Perfetto's own trace processor 
 from __future__ import annotations
 
 import heapq
-import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, groupby, repeat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from minidl.hang.finding import RunOutcome
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Ints
-from minidl.tracefile.events import EVENTS, Phase
+from minidl.tracefile.batches import NEVER
+from minidl.tracefile.events import Phase
 from minidl.tracefile.packs import whole
-from minidl.views.chrome import CAUSE, COUNTERS, DEATH, NOTE, SAMPLED, DrawnLane, Export, LaneRole, Progress
 from minidl.views.colours import BATCHES, RED, THEMES, paint, perfettos_name
+from minidl.views.drawn import CAUSE, DEATH, NOTE, Counts, Flows, Instants, Overlapping, Slices, Things, encoded
+from minidl.views.export import COUNTERS, SAMPLED, Drawn, DrawnLane, Export, LaneRole, Progress
 from minidl.views.scene import ALARMS
-from minidl.views.template import ANY, INT, US, Sheet
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -58,8 +58,6 @@ _SEQUENCE: Final = 1
 
 _EARLIER, _BEGINS, _AT, _ENDS = range(4)
 """Order of what happens at one time on one track: slices that end, that begin, what lies in them, empty ones' ends."""
-
-_FOREVER: Final = 1 << 62
 
 CHUNK: Final = 20_000
 """Packets that are joined before they are written."""
@@ -117,7 +115,7 @@ def _varints(numbers: Ints) -> list[bytes]:
 
 # --- The file ---------------------------------------------------------------------------------------------------------
 class _File:
-    """The packets of one trace: those of `Export.groups`, one by one, then all in the order of their times."""
+    """The packets of one trace: those of `Export.things`, one by one, then all in the order of their times."""
 
     def __init__(self, export: Export) -> None:
         self.export = export
@@ -126,19 +124,13 @@ class _File:
         self._texts: dict[str, int] = {}  # that all events of a kind share
         self._events: list[bytes] = []  # without their times
         self._keys: list[tuple[Ints, Ints, Ints]] = []  # of the events: time, order at that time, how long it lasts
-        self._slices: list[tuple[Ints, Ints, Ints, int]] = []  # track, begin, end; the event of the first one's begin
+        self._slices: list[tuple[Ints, ...]] = []  # track, begin, end; of begin and end their event (-1 = none)
         self._points: list[tuple[str, Ints, Ints, Ints]] = []  # of flows: what they say; number, track, time
-        self._titles: dict[str, tuple[int, str]] = {}  # of an async slice: its process, and its track's title
 
     def add_all(self, progress: Progress | None) -> None:
-        done = 0
         self._headline()
-        for drawn, sheets in self.export.groups():
-            for sheet in sheets:
-                self._add(sheet)
-            done += drawn
-            if progress is not None and drawn:
-                progress(done, len(self.export.events))
+        for thing in self.export.things(progress):
+            self._add(thing)
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the file: the texts, the tracks, and the events in the order of their times."""
@@ -168,13 +160,15 @@ class _File:
         self._keys.append((time, np.broadcast_to(np.int64(order), time.shape), lasts))
         return first
 
-    def _put_slices(self, begin: Ints, lasts: Ints, lanes: Ints, events: Iterable[bytes]) -> None:
-        """Keep slices. lasts: ns, _FOREVER = they do not end. events: their begins."""
-        self._slices.append((lanes, begin, begin + lasts, self._put(begin, _BEGINS, lasts, events)))
-        if len(lasts) and lasts[0] < _FOREVER:
-            ends = {lane: number_field(9, END) + number_field(11, lane) for lane in np.unique(lanes).tolist()}
-            order = np.where(lasts > 0, _EARLIER, _ENDS)
-            self._put(begin + lasts, order, lasts, map(ends.__getitem__, lanes.tolist()))
+    def _put_slices(self, begin: Ints, end: Ints, lanes: Ints, events: Iterable[bytes]) -> None:
+        """Keep slices. end: NEVER = they do not end. events: their begins."""
+        ended = end < NEVER
+        lasts = np.where(ended, end - begin, NEVER)
+        begins = self._put(begin, _BEGINS, lasts, events) + np.arange(len(begin))
+        tracks = {lane: number_field(9, END) + number_field(11, lane) for lane in np.unique(lanes).tolist()}
+        order = np.where(lasts > 0, _EARLIER, _ENDS)[ended]
+        first = self._put(end[ended], order, lasts[ended], map(tracks.__getitem__, lanes[ended].tolist()))
+        self._slices.append((lanes, begin, end, begins, np.where(ended, first + np.cumsum(ended) - 1, -1)))
 
     def _bind_flows(self) -> None:
         """Name the flows in the events of the slices that their points lie in.
@@ -184,8 +178,7 @@ class _File:
         """
         if not self._points or not self._slices:
             return
-        lane, begin, end = (np.concatenate([part[n] for part in self._slices]) for n in range(3))
-        begins = np.concatenate([first + np.arange(len(lanes)) for lanes, _, _, first in self._slices])
+        lane, begin, end, begins, ends = (np.concatenate(column) for column in zip(*self._slices, strict=True))
         order = np.lexsort((-end, begin, lane))
         bound: dict[tuple[str, int], list[int]] = defaultdict(list)
         points = [
@@ -203,61 +196,43 @@ class _File:
             flow = b"\xf9\x02" + np.uint64(ident).tobytes()  # flow_ids, fixed64
             last = -1
             for place in slices if len(slices) > 1 else ():
-                late = begin[place] < last and end[place] < _FOREVER
-                at = int(begins[place]) + (self._ends_after(int(begins[place])) if late else 0)
+                late = begin[place] < last and ends[place] >= 0
                 last = int(end[place] if late else begin[place])
-                self._events[at] += flow
-
-    def _ends_after(self, begin: int) -> int:
-        """Return how many events after that of a slice's begin its end is."""
-        return next(len(lanes) for lanes, _, _, first in self._slices if first <= begin < first + len(lanes))
+                self._events[ends[place] if late else begins[place]] += flow
 
     # --- Events
-    def _add(self, sheet: Sheet) -> None:
-        rows = _Filled(sheet)
-        if not rows.count:
-            return
-        time = rows.ns("ts")
-        match sheet.event["ph"]:
-            case "X" | "B" as phase:
-                lasts = rows.ns("dur") if phase == "X" else np.full(rows.count, _FOREVER)
-                lanes = self._lanes(rows)
-                self._put_slices(time, lasts, lanes, self._bodies(BEGIN, rows, lanes))
-            case "i":
-                self._put(time, _AT, time * 0, self._bodies(INSTANT, rows, self._lanes(rows)))
-            case "C":
-                self._counts(rows, time)
-            case "n":
-                tracks = zip(rows["pid"], map(json.loads, rows["name"]), strict=True)
-                self._titles.update(zip(rows["id2.local"], tracks, strict=True))
-            case "b":
-                self._begun = rows, time
-            case "e":
-                self._async_slices(*self._begun, time)
-            case _:
-                self._points.append((rows["cat"][0], np.array(rows["id"], np.int64), self._lanes(rows), time))
+    def _add(self, thing: Drawn) -> None:
+        match thing:
+            case Overlapping():
+                lanes = self._rows_of(thing)
+                self._put_slices(thing.begin, thing.end, lanes, self._bodies(BEGIN, thing, lanes))
+            case Slices():
+                lanes = self._lanes(thing.pids, thing.tids)
+                self._put_slices(thing.begin, thing.end, lanes, self._bodies(BEGIN, thing, lanes))
+            case Instants():
+                lanes = self._lanes(thing.pids, thing.tids)
+                self._put(thing.begin, _AT, thing.begin * 0, self._bodies(INSTANT, thing, lanes))
+            case Counts() if len(thing.times):
+                head = number_field(9, COUNT) + number_field(11, self.tracks.counter(thing.pid, thing.name, thing.unit))
+                counts = [head + number_field(30, value) for value in thing.values.tolist()]
+                self._put(thing.times, _AT, thing.times * 0, counts)
+            case Flows() if len(thing.times):
+                lanes = self._lanes(thing.pids, thing.tids)
+                self._points.append((thing.category, thing.numbers, lanes, thing.times))
 
-    def _async_slices(self, rows: _Filled, begin: Ints, end: Ints) -> None:
-        """Keep slices that overlap: each on the first row of its track that is free."""
-        lasts = np.maximum(end - begin, 0)
+    def _rows_of(self, thing: Overlapping) -> Ints:
+        """Return the row of each slice: the first one of its track that is free."""
         free: dict[tuple[int, str], list[int]] = defaultdict(list)
         busy: dict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)  # until when, and number, of each row
-        lanes = np.zeros(rows.count, np.int64)
-        keys = rows["id2.local"]
-        for at in np.argsort(begin, kind="stable").tolist():
-            pid, title = track = self._titles[keys[at]]
-            while busy[track] and busy[track][0][0] <= begin[at]:
+        lanes = np.zeros(len(thing), np.int64)
+        for at in np.argsort(thing.begin, kind="stable").tolist():
+            track = pid, title = int(thing.pids[at]), thing.tracks[at]
+            while busy[track] and busy[track][0][0] <= thing.begin[at]:
                 heapq.heappush(free[track], heapq.heappop(busy[track])[1])
             number = heapq.heappop(free[track]) if free[track] else len(busy[track])
-            heapq.heappush(busy[track], (int(begin[at] + lasts[at]), number))
+            heapq.heappush(busy[track], (max(int(thing.end[at]), int(thing.begin[at])), number))
             lanes[at] = self.tracks.row(pid, title, number)
-        self._put_slices(begin, lasts, lanes, self._bodies(BEGIN, rows, lanes))
-
-    def _counts(self, rows: _Filled, time: Ints) -> None:
-        (unit,) = (key.removeprefix("args.") for key in rows.keys if key.startswith("args."))
-        track = self.tracks.counter(rows["pid"][0], rows["name"][0], unit)
-        head = number_field(9, COUNT) + number_field(11, track)
-        self._put(time, _AT, time * 0, [head + number_field(30, value) for value in rows[f"args.{unit}"]])
+        return lanes
 
     def _headline(self) -> None:
         """Keep the headline: a slice as long as the trace, which says what the trace is and what it lacks."""
@@ -274,46 +249,35 @@ class _File:
         body += b"".join(self._annotation(key, value) for key, value in about.items())
         self._put_slices(lane * 0, lane * 0 + export.scene.last, lane, [body])
 
-    def _lanes(self, rows: _Filled) -> Ints:
-        keys = list(zip(rows["pid"], rows["tid"], strict=True))
-        tracks = {key: self.tracks.lane(*key) for key in dict.fromkeys(keys)}
-        return np.array([tracks[key] for key in keys], np.int64)
+    def _lanes(self, pids: Ints, tids: Ints) -> Ints:
+        keys = zip(pids.tolist(), tids.tolist(), strict=True)
+        return np.array(encoded(keys, lambda key: self.tracks.lane(*key)), np.int64)
 
-    def _bodies(self, kind: int, rows: _Filled, lanes: Ints) -> Iterable[bytes]:
+    def _bodies(self, kind: int, thing: Things, lanes: Ints) -> Iterable[bytes]:
         """Return the track events of a kind: type, track, category, name and annotations."""
-        head = number_field(9, kind) + bytes_field(22, str(rows.constants.get("cat", ""))) + self._coloured(rows)
-        tail = b""
-        tracks = {lane: number_field(11, lane) for lane in np.unique(lanes).tolist()}
-        columns: list[Iterable[bytes]] = [map(tracks.__getitem__, lanes.tolist())]
-        if "name" in rows.constants:
-            head += bytes_field(23, str(rows.constants["name"]))
-        else:
-            columns.append(_encoded(rows["name"], lambda text: bytes_field(23, json.loads(text))))
-        for key in rows.keys:
-            name = key.removeprefix("args.")
-            if key == "args":
-                columns.append(_encoded(rows[key], self._annotations))
-            elif name == key:
-                continue
-            elif key in rows.constants:
-                tail += self._shared(name, str(rows.constants[key]))
-            else:
-                columns.append(_encoded(rows[key], self._reader(name)))
+        head = number_field(9, kind) + bytes_field(22, thing.category) + self._coloured(thing)
+        columns = [encoded(lanes.tolist(), lambda lane: number_field(11, lane))]
+        columns.append(encoded(thing.names, lambda name: bytes_field(23, name)))
+        columns += [encoded(values, self._reader(name)) for name, values in thing.columns.items()]
+        if thing.own:
+            known = {id(one): self._annotations(one) for one in thing.own}
+            columns.append([known[id(one)] for one in thing.own])
+        tail = b"".join(self._shared(name, value) for name, value in thing.same.items())
         return map(b"".join, zip(repeat(head), *columns, repeat(tail)))
 
-    def _coloured(self, rows: _Filled) -> bytes:
+    def _coloured(self, thing: Things) -> bytes:
         """Return the correlation id of a kind of event, of which the UI makes its colour: that of the other views."""
-        category = rows.constants.get("cat")
-        if category in (NOTE, DEATH):
-            return _colour(RED if category == DEATH else self._mood)
-        event = BY_WORD.get(str(rows.constants.get("args.event", "")))
-        if event is None:
-            kind = str(rows["id2.local"][0]).strip('"').rstrip("0123456789") if "id2.local" in rows.keys else ""
-            return _colour(_ASYNC[kind], lightest=True) if kind in _ASYNC else b""
-        if rows.constants["ph"] == "i":
-            return _colour(RED if event.code in ALARMS else THEMES["light"]["faint"])
-        look = paint(event.code) if event.phase is Phase.BEGIN else None
-        return b"" if look is None else _colour(look.colour, lightest=look.waits)
+        match thing:
+            case Overlapping():
+                return _colour(_OVERLAPPING[thing.kind], lightest=True)
+            case Instants() if thing.category in (NOTE, DEATH):
+                return _colour(RED if thing.category == DEATH else self._mood)
+            case Instants() if thing.event is not None:
+                return _colour(RED if thing.event.code in ALARMS else THEMES["light"]["faint"])
+            case Slices() if thing.event is not None and thing.event.phase is not Phase.INSTANT:
+                look = paint(thing.event.code)
+                return _colour(look.colour, lightest=look.waits)
+        return b""
 
     @property
     def _mood(self) -> str:
@@ -321,17 +285,19 @@ class _File:
         kind = self.export.scene.headline.outcome
         return RED if kind.wrong else _MOODS.get(kind, THEMES["light"]["faint"])
 
-    def _reader(self, name: str) -> Callable[[str], bytes]:
-        return lambda text: b"" if text == "null" else self._annotation(name, json.loads(text))
+    def _reader(self, name: str) -> Callable[[object], bytes]:
+        return lambda value: b"" if value is None else self._annotation(name, value)
 
-    def _annotations(self, text: str) -> bytes:
-        return b"".join(self._annotation(key, value) for key, value in json.loads(text).items())
+    def _annotations(self, values: Mapping[str, object]) -> bytes:
+        return b"".join(self._annotation(key, value) for key, value in values.items())
 
     def _annotation(self, name: str, value: object) -> bytes:
         return bytes_field(4, self._name(name) + self._value(value))
 
-    def _shared(self, name: str, text: str) -> bytes:
-        number = self._texts.setdefault(text, len(self._texts) + 1)
+    def _shared(self, name: str, value: object) -> bytes:
+        if not isinstance(value, str):
+            return self._annotation(name, value)
+        number = self._texts.setdefault(value, len(self._texts) + 1)
         return bytes_field(4, self._name(name) + number_field(17, number))
 
     def _name(self, name: str) -> bytes:
@@ -359,10 +325,7 @@ def _colour(colour: str, lightest: bool = False) -> bytes:
     return bytes_field(53, perfettos_name(colour, lightest))
 
 
-BY_WORD: Final = {f"{event.name}": event for event in EVENTS.values() if event.phase is not Phase.END}
-"""The event of a kind of slice or instant."""
-
-_ASYNC: Final = {"epoch": paint(ev.EPOCH[0]).colour, "batch": BATCHES[0]}
+_OVERLAPPING: Final = {"epoch": paint(ev.EPOCH[0]).colour, "batch": BATCHES[0]}
 """Colours of the slices that overlap, by kind."""
 
 _MOODS: Final = dict.fromkeys(
@@ -371,12 +334,6 @@ _MOODS: Final = dict.fromkeys(
 """Colours of the headlines of runs that nothing is wrong with; grey if it says that all is well."""
 
 _END_OF_PACKET: Final = number_field(10, _SEQUENCE) + number_field(13, 2)
-
-
-def _encoded(texts: Sequence[str], encode: Callable[[str], bytes]) -> list[bytes]:
-    """Return each text as `encode` does, which is asked once for each different text."""
-    known = {text: encode(text) for text in dict.fromkeys(texts)}
-    return [known[text] for text in texts]
 
 
 def _innermost(
@@ -399,41 +356,6 @@ def _innermost(
             around = [one for one in around if ends[one] > at or begins[one] == at]
             out[number] = tuple(around)
     return out
-
-
-class _Filled:
-    """The columns of a sheet by the keys of its event: "args.task" for one of its args. constants: the other values."""
-
-    def __init__(self, sheet: Sheet) -> None:
-        rest = iter(sheet.columns)
-        self.count = len(sheet.columns[0])
-        self.constants: dict[str, object] = {}
-        self._columns: dict[str, list[Any]] = {}
-        self._parts: dict[str, tuple[list[int], list[int]]] = {}
-        for key, value in chain.from_iterable(_flat(key, value) for key, value in sheet.event.items()):
-            if value == US:
-                self._parts[key] = next(rest), next(rest)
-            elif value in (INT, ANY):
-                self._columns[key] = next(rest)
-            else:
-                self.constants[key] = value
-        self.keys = [*self.constants, *self._columns]
-
-    def __getitem__(self, key: str) -> list[Any]:
-        return self._columns[key] if key in self._columns else [self.constants[key]] * self.count
-
-    def ns(self, key: str) -> Ints:
-        """Return a column of times, ns."""
-        whole_us, rest = self._parts[key]
-        return np.array(whole_us, np.int64) * 1000 + np.array(rest, np.int64)
-
-
-def _flat(key: str, value: object) -> Iterator[tuple[str, object]]:
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield f"{key}.{name}", inner
-    else:
-        yield key, value
 
 
 # --- Tracks -----------------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ from minidl.hang.headline import headline
 from minidl.hang.live import find_trace
 from minidl.tracefile import events as ev
 from minidl.tracefile.format import MANIFEST
-from minidl.views.chrome import Progress
+from minidl.views.export import Progress
 from minidl.views.live_page import REQUEST, LivePage
 from minidl.views.page import html
 from minidl.views.perfetto import GROUPS, write_perfetto

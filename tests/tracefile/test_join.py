@@ -23,7 +23,8 @@ from minidl.tracefile.format import MANIFEST, SIDE_SUFFIX, TraceError
 from minidl.tracefile.join import FIRST_NEW_PID, Clock, join
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.views import page
-from minidl.views.chrome import Export, to_chrome
+from minidl.views.chrome import to_chrome
+from minidl.views.export import Export
 from minidl.views.scene import scene_of
 from minidl.views.text import render
 

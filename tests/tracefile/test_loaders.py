@@ -18,7 +18,8 @@ from minidl.tracefile import events as ev
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.loaders import dataloaders, first_epochs, only
 from minidl.tracefile.reader import Trace, read_trace
-from minidl.views.chrome import Export, to_chrome
+from minidl.views.chrome import to_chrome
+from minidl.views.export import Export
 from minidl.views.layout import Emitters
 from minidl.views.page import html
 from minidl.views.scene import caption, scene_of

@@ -26,17 +26,9 @@ from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.spans import SPAN, nest
 from minidl.tracefile.watched import Sample, Vitals
 from minidl.views.attached import ATTACHED_IDS
-from minidl.views.chrome import (
-    ANCHOR_NS,
-    COUNTERS,
-    PSEUDO_TID,
-    SAMPLED,
-    Export,
-    LaneRole,
-    to_chrome,
-    write_chrome,
-)
+from minidl.views.chrome import to_chrome, write_chrome
 from minidl.views.colours import paint
+from minidl.views.export import ANCHOR_NS, COUNTERS, PSEUDO_TID, SAMPLED, Export, LaneRole
 
 Json = dict[str, Any]
 WAY = ["index_put", "write", "fetch", "pickle", "write", "rebuild", "yield"]

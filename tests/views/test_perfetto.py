@@ -18,7 +18,8 @@ from minidl.hang.headline import headline
 from minidl.tracefile import events as ev
 from minidl.tracefile.attachments import SLICE, Name, SliceTrack, chunk, closing, description
 from minidl.tracefile.reader import Trace, read_trace
-from minidl.views.chrome import COUNTERS, to_chrome
+from minidl.views.chrome import to_chrome
+from minidl.views.export import COUNTERS
 from minidl.views.perfetto import number_field, varint, write_perfetto
 
 

@@ -26,8 +26,9 @@ import minidl
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS, Phase
 from minidl.tracefile.reader import Trace, read_trace
-from minidl.views.chrome import Export, LaneRole, to_chrome
+from minidl.views.chrome import to_chrome
 from minidl.views.colours import WAITING, paint
+from minidl.views.export import Export, LaneRole
 from minidl.views.layout import LaneKind
 from minidl.views.page import html
 from minidl.views.picture import timeline
