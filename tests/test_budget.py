@@ -23,7 +23,7 @@ AT_MOST = {
     "minidl/playback minidl/check": 3490,
     "minidl/hang": 5950,
     "minidl/speed": 2660,
-    "minidl/views": 4200,
+    "minidl/views": 4150,
     "minidl/explore": 2495,
     "minidl/prove": 5420,
     "minidl": 42080,
