@@ -15,8 +15,7 @@ import numpy as np
 from minidl.tracefile.arrays import Ints
 from minidl.tracefile.attachments import Attachment, Name, Slices, SliceTrack, places
 from minidl.tracefile.spans import stack
-from minidl.views.drawn import Flows, Instants
-from minidl.views.drawn import Slices as DrawnSlices
+from minidl.views.drawn import DrawnSlices, Flows, Instants
 
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace

@@ -21,7 +21,7 @@ import numpy as np
 from minidl.tracefile.arrays import Bools, Ints, starts
 from minidl.tracefile.batches import NEVER
 from minidl.tracefile.packs import whole
-from minidl.views.drawn import Counts, Flows, Instants, Overlapping, Slices, Things, encoded
+from minidl.views.drawn import Counts, DrawnSlices, Flows, Instants, Overlapping, Things, encoded
 from minidl.views.export import Drawn, Export, Progress, rank_of
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _lines(thing: Drawn) -> Iterator[str]:
     match thing:
         case Overlapping():
             yield from _async(thing)
-        case Slices():
+        case DrawnSlices():
             ends = thing.end < NEVER
             lasts = _us(np.where(ends, thing.end - thing.begin, 0))
             yield from _objects({"ph": "X", **_head(thing), "dur": lasts, **_rest(thing)}, len(thing), ends)

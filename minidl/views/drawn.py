@@ -54,7 +54,7 @@ class Instants(Things):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slices(Things):
+class DrawnSlices(Things):
     """Things with a length. Those of one place nest. end: NEVER = it has none."""
 
     end: Ints
@@ -65,7 +65,7 @@ class Slices(Things):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Overlapping(Slices):
+class Overlapping(DrawnSlices):
     """Slices that overlap, on tracks of their own. kind: "epoch" or "batch"; tracks: the title of each one's track."""
 
     kind: str

@@ -44,10 +44,10 @@ from minidl.views.drawn import (
     DEATH,
     NOTE,
     Counts,
+    DrawnSlices,
     Flows,
     Instants,
     Overlapping,
-    Slices,
     Things,
     encoded,
 )
@@ -260,7 +260,7 @@ class Export:
         for thing in self._things():
             yield thing
             if progress is not None and isinstance(thing, Things):
-                done = min(total, done + len(thing) * (2 if isinstance(thing, Slices) else 1))
+                done = min(total, done + len(thing) * (2 if isinstance(thing, DrawnSlices) else 1))
                 progress(done, total)
         if progress is not None:
             progress(total, total)
@@ -306,7 +306,7 @@ class Export:
             same=_about(event), event=event, **more,
         )  # fmt: skip
 
-    def _slices(self) -> Iterator[Slices]:
+    def _slices(self) -> Iterator[DrawnSlices]:
         """Yield every span: without an end if it is open at the trace's end. An open one's name says so."""
         until, has_ended = self._drawn_ends(), self.spans["end"] >= 0
         for code in np.unique(self.spans["code"]).tolist():
@@ -315,7 +315,7 @@ class Export:
                 if code != ev.EPOCH[0] and mine.any():
                     event, spans, bars = EVENTS[code], self.spans[mine], self.bars[mine]
                     names, columns = self._titles(event, spans, bars), self._of_span(event, spans, ended)
-                    yield self._of(Slices, event, spans, names, bars["begin"], columns, end=until[mine])
+                    yield self._of(DrawnSlices, event, spans, names, bars["begin"], columns, end=until[mine])
 
     def _drawn_ends(self) -> Ints:
         """Return where each span is drawn to end, so that spans nest on their track; NEVER = it has no end."""
@@ -340,7 +340,7 @@ class Export:
             for label, simulated, number, fate in parts
         ]
 
-    def _instants(self) -> Iterator[Instants | Slices]:
+    def _instants(self) -> Iterator[Instants | DrawnSlices]:
         """Yield every instant; those that a batch's arrows start from or end at as short slices."""
         length = _room(self.events)
         for code in np.unique(self.events["code"]).tolist():
@@ -352,7 +352,7 @@ class Export:
             names = [f"{event.name} (simulated)" if one else event.name for one in is_simulated]
             begin, columns = rows["time"] - self.start, self._fields(rows, event, "xyz")
             if code in (ev.INDEX_PUT, ev.YIELD):
-                yield self._of(Slices, event, rows, names, begin, columns, end=begin + length[mine])
+                yield self._of(DrawnSlices, event, rows, names, begin, columns, end=begin + length[mine])
             else:
                 yield self._of(Instants, event, rows, names, begin, columns)
 
@@ -373,7 +373,7 @@ class Export:
         pids, tids = self._where(row)
         return Instants(category=category, names=[name], pids=pids, tids=tids, begin=np.array([at]), same=args)
 
-    def _arrivals(self) -> Iterator[Slices]:
+    def _arrivals(self) -> Iterator[DrawnSlices]:
         """Yield the last moments of the waits that bring a pinned batch: slices for the batch's arrow to point at.
 
         The wait itself begins before its batch is pinned, and the UI lets no arrow point backwards in time.
@@ -383,7 +383,7 @@ class Export:
         event = EVENTS[ev.READY_GET[1]]
         begin = np.maximum(self.bars["begin"][mine], end - ANCHOR_NS)
         yield self._of(
-            Slices, event, spans, ["arrived"] * len(spans), begin, self._of_span(event, spans, True), end=end
+            DrawnSlices, event, spans, ["arrived"] * len(spans), begin, self._of_span(event, spans, True), end=end
         )
 
     def _where(self, rows: Rows) -> tuple[Ints, Ints]:

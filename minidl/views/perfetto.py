@@ -32,7 +32,7 @@ from minidl.tracefile.batches import NEVER
 from minidl.tracefile.events import Phase
 from minidl.tracefile.packs import whole
 from minidl.views.colours import BATCHES, RED, THEMES, paint, perfettos_name
-from minidl.views.drawn import CAUSE, DEATH, NOTE, Counts, Flows, Instants, Overlapping, Slices, Things, encoded
+from minidl.views.drawn import CAUSE, DEATH, NOTE, Counts, DrawnSlices, Flows, Instants, Overlapping, Things, encoded
 from minidl.views.export import COUNTERS, SAMPLED, Drawn, DrawnLane, Export, LaneRole, Progress
 from minidl.views.scene import ALARMS
 
@@ -206,7 +206,7 @@ class _File:
             case Overlapping():
                 lanes = self._rows_of(thing)
                 self._put_slices(thing.begin, thing.end, lanes, self._bodies(BEGIN, thing, lanes))
-            case Slices():
+            case DrawnSlices():
                 lanes = self._lanes(thing.pids, thing.tids)
                 self._put_slices(thing.begin, thing.end, lanes, self._bodies(BEGIN, thing, lanes))
             case Instants():
@@ -274,7 +274,7 @@ class _File:
                 return _colour(RED if thing.category == DEATH else self._mood)
             case Instants() if thing.event is not None:
                 return _colour(RED if thing.event.code in ALARMS else THEMES["light"]["faint"])
-            case Slices() if thing.event is not None and thing.event.phase is not Phase.INSTANT:
+            case DrawnSlices() if thing.event is not None and thing.event.phase is not Phase.INSTANT:
                 look = paint(thing.event.code)
                 return _colour(look.colour, lightest=look.waits)
         return b""
