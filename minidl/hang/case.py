@@ -108,7 +108,7 @@ class ThreadFacts:
 
     @property
     def place_before(self) -> ThreadPlace | None:
-        """Where it was at the first look; None without a first look or a stack."""
+        """Its place at the first look; None without a first look or a stack."""
         then = self.before
         return place_of(then) if then is not None and then.stack else None
 
@@ -316,7 +316,7 @@ def address(text: str) -> str:
 
 
 def spot(place: ThreadPlace) -> str:
-    """Where in the user's code: "D.hook at data.py:6"; "" = unknown."""
+    """The place in the user's code: "D.hook at data.py:6"; "" = unknown."""
     frame = place.users or (place.inside[0] if place.inside else None)
     return f"{frame.function} at {frame.base}:{frame.line}" if frame is not None else ""
 

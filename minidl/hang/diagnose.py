@@ -95,7 +95,7 @@ def _next_step(chain: Chain, outcome: RunOutcome) -> str:
 
 
 def _not_seen(case: RunFacts) -> tuple[str, ...]:
-    """What could not be read, with the processes concerned."""
+    """The evidence that could not be read, with the processes concerned."""
     found: dict[str, list[str]] = {text: [] for text in case.now.not_seen}
     for process in case.now.processes:
         for text in process.not_seen:

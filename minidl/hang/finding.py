@@ -60,7 +60,7 @@ class RunOutcome(enum.Enum):
 
 
 class Sure(enum.Enum):
-    """How certain the cause is."""
+    """The certainty of the cause."""
 
     CERTAIN = "certain"
     LIKELY = "likely"
@@ -128,7 +128,7 @@ def from_trace(*texts: str) -> tuple[EvidenceLine, ...]:
 
 
 class FocusScope(enum.Enum):
-    """What a view frames at a focus."""
+    """The part of a picture that a view frames at a focus."""
 
     STEP = "the step"
     PROCESS = "its process, which stands still: the step of its thread is not the cause"
@@ -137,7 +137,7 @@ class FocusScope(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Focus:
-    """Where to look: a span of one thread, while another one waited. Times: ns, CLOCK_MONOTONIC.
+    """The place to look at: a span of one thread, while another one waited. Times: ns, CLOCK_MONOTONIC.
 
     begin, end: of the wait, or of what was waited for. process: its position in `Trace.processes`; code: of the span's
     begin, 0 = the thread was in none; span: when that was. task, worker: -1 = none. epoch: -1 = unknown. frame: what is
@@ -161,7 +161,7 @@ class Focus:
 
 @dataclass(frozen=True, slots=True)
 class RecordedWait:
-    """What a trace says about a wait. since: ns, CLOCK_MONOTONIC; seconds: how long it lasts, -1 = unknown; past: the
+    """A wait, by its trace. since: ns, CLOCK_MONOTONIC; seconds: how long it lasts, -1 = unknown; past: the
     longest before it, seconds.
 
     pid: of the process that iterates, tid: its thread, 0 = unknown. task, worker, sample: what it waits for, -1 =
@@ -198,7 +198,7 @@ class RecordedWait:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What holds a run up: by its trace, by evidence of its processes, or by both.
+    """The cause that holds a run up: by its trace, by evidence of its processes, or by both.
 
     what: who waits for whom, and why that does not end; brief: the same for a title, "" = `what` will do; waiting: of
     `brief` the part that says who waits. head: how the sentence begins, "" = by the outcome. chain: who waits for whom,
@@ -228,7 +228,7 @@ class Finding:
 
     @property
     def begins(self) -> str:
-        """How the sentence begins."""
+        """The first words of the sentence."""
         return self.head or self.outcome.value
 
     @property
@@ -246,7 +246,7 @@ class Finding:
 
     @property
     def helps(self) -> str:
-        """What to do next, and what to change; "" if nothing has to be done."""
+        """The next step and the fix; "" if nothing has to be done."""
         return plain("; ".join(filter(None, (self.next_step, self.fix))))
 
     def notes(self) -> list[str]:
@@ -281,7 +281,7 @@ class Finding:
         return json.dumps(self.to_dict(), indent=2)
 
     def to_dict(self) -> dict[str, Any]:
-        """What JSON has of it."""
+        """The finding as JSON has it."""
         return {
             "state": self.outcome.value,
             "cause": self.cause.value,

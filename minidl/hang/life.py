@@ -32,7 +32,7 @@ def life(pid: int, moment: int) -> ProcessLife:
 
 
 def exit_code(pid: int) -> int | None:
-    """How a zombie ended, as multiprocessing's exitcode; None if it is none, or was reaped."""
+    """The exit code of a zombie, as multiprocessing has it; None if it is none, or was reaped."""
     try:
         fields = stat_fields(pid)
     except OSError:

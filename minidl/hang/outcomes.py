@@ -1,4 +1,4 @@
-"""How a chain of waits stands: it hangs, it may hang, it moves, or that is unknown.
+"""The outcome of a chain of waits: it hangs, it may hang, it moves, or that is unknown.
 
 Interface: `outcome_of(chain, found)` -> `RunOutcome`, by the table `OUTCOMES`. Pure.
 """

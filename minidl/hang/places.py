@@ -1,4 +1,4 @@
-"""Where in a loader a thread is: from its Python stack, of torch's loader or of ours.
+"""The step of a loader that a thread is in: by its Python stack, of torch's loader or of ours.
 
 Interface: `place_of(thread)` -> `ThreadPlace`. Pure.
 
@@ -70,7 +70,7 @@ USERS: Final = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class ThreadPlace:
-    """Where a thread is. inside: the frames inside of the loader's step, innermost first; all, if it is in none.
+    """The place of a thread. inside: the frames inside of the loader's step, innermost first; all, if it is in none.
 
     outer: the steps around it, if a worker's dataset has a loader of its own. interrupted: the frame below did not
     call the user's code: it is a signal handler or a finalizer, whose frames are `inside`. task, worker, sample: -1 =
@@ -180,7 +180,7 @@ def step_of(frame: Frame) -> LoaderStep | None:
 
 
 def place_of(thread: SeenThread) -> ThreadPlace:
-    """Where a thread is; without a stack, OTHER with `seen` false."""
+    """The place of a thread; without a stack, OTHER with `seen` false."""
     stack = thread.stack
     if not stack:
         return ThreadPlace(LoaderStep.OTHER, seen=False)

@@ -90,24 +90,24 @@ BY_STEP: Final = {
 
 
 def print_stack(pid: int) -> str:
-    """How to see what a process does."""
+    """The command that shows the stack of a process."""
     return f"print its stack: py-spy dump --pid {pid}"
 
 
 def check_stopped(pid: int, otherwise: str) -> str:
-    """What to do with a process that gives no sign of life. otherwise: another reason than a signal."""
+    """The remedy for a process that gives no sign of life. otherwise: another reason than a signal."""
     return f"check whether it is stopped (T), or {otherwise}: ps -o stat,wchan -p {pid}"
 
 
 def in_step(step: LoaderStep | None, sample: int = -1) -> str:
-    """How to learn more about a step; "" = unknown. sample: the sample that it is in, -1 = none."""
+    """The way to learn more about a step; "" = unknown. sample: the sample that it is in, -1 = none."""
     if sample >= 0:
         return f"run dataset[{sample}] alone, in a new process"
     return BY_STEP.get(step, "") if step is not None else ""
 
 
 def after_signal(code: int, sample: int) -> str:
-    """What to do after a process ended. code: multiprocessing's exit code; sample: the one it was in, -1 = none."""
+    """The remedy after the end of a process. code: multiprocessing's exit code; sample: of it, -1 = none."""
     alone = f"run dataset[{sample}] alone" if sample >= 0 else "run the same samples with num_workers=0"
     return {
         -signal.SIGKILL: "look for the kernel's out-of-memory killer: dmesg -T | grep -i 'killed process'; if it "
@@ -121,7 +121,7 @@ def after_signal(code: int, sample: int) -> str:
 
 
 def after_error(error: str) -> str:
-    """What to do after an exception ended the program. error: its text, by Python, torch or the system."""
+    """The remedy after an exception that ended the program. error: its text, by Python, torch or the system."""
     if re.search(r"Too many open files|ancdata|Errno 24", error):
         return (
             "raise the limit of file descriptors (ulimit -n 65536), keep copies of tensors instead of batches, or call "

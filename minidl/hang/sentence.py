@@ -23,7 +23,7 @@ _SENDS: Final = (LoaderStep.WRITE, LoaderStep.PICKLE, LoaderStep.FEEDER_IDLE)
 
 
 def sentence(chain: Chain, found: Judgement, timed: bool) -> tuple[str, str]:
-    """Who waits for whom, and why that does not end. timed: the finding says how long the whole wait lasts."""
+    """The waits of a chain, and why they do not end. timed: the finding has the duration of the whole wait."""
     first, end, what = chain.first, chain.end, found.what + _deaf(chain)
 
     def place(link: ThreadFacts) -> str:
@@ -85,7 +85,7 @@ def _sample_of(link: ThreadFacts) -> int:
 
 
 def _place(link: ThreadFacts) -> str:
-    """Where a link is, to stand after its name: " in sample 137 (D.get at data.py:6)"."""
+    """The place of a link, to stand after its name: " in sample 137 (D.get at data.py:6)"."""
     words, at = _step_words(link), spot(link.place)
     polls = link.step in _POLLS and not link.place.interrupted
     return (f" {words}" if words else "") + (f" ({at})" if at and not polls else "")
@@ -132,7 +132,7 @@ def who(end: ThreadFacts) -> dict[str, Any]:
 
 
 def where(chain: Chain) -> dict[str, Any]:
-    """Where the chain's end is. A thread that a sample has started is in that sample."""
+    """The place of the chain's end. A thread that a sample has started is in that sample."""
     end, place, frame = chain.end, chain.end.place, chain.end.place.users
     mine = [one.place for one in chain.links if one.pid == end.pid and one.place.sample >= 0]
     if mine and place.step is LoaderStep.OTHER and place.seen and not place.interrupted:
@@ -146,7 +146,7 @@ def where(chain: Chain) -> dict[str, Any]:
 
 # --- Evidence ---------------------------------------------------------------------------------------------------------
 def facts_of(chain: Chain) -> Iterator[EvidenceLine]:
-    """Where in the user's code each thread of the chain is."""
+    """The place in the user's code of each thread of the chain."""
     for link in chain.links[: chain.back if chain.back > 0 else None]:
         if (frame := link.place.users) is not None:
             source, of = f": {frame.source}" if frame.source else "", f"stack of thread {link.tid}"

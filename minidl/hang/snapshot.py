@@ -41,7 +41,7 @@ MOST_RECENT = 50_000
 # --- What there is to see ---------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Doing:
-    """What a thread does, in words, and its minimum duration in seconds."""
+    """The activity of a thread, in words, and its minimum duration in seconds."""
 
     words: str
     seconds: float
@@ -386,7 +386,7 @@ class _Iterator:
             yield WorkerSnapshot(number, pid, life, worker.idle, shown, self._feeder(number, now), queued, sender)
 
     def _does(self, job: Job, worker: WorkerNow, process: Process | None, cut: bool) -> tuple[str, int]:
-        """What a worker does, in words, and since when. cut: the loader's recording has stopped."""
+        """The activity of a worker, in words, and since when. cut: the loader's recording has stopped."""
         if process is None:
             return "starting (nothing recorded yet)", worker.since or self.begun
         if process.whole_until and not cut:
@@ -438,7 +438,7 @@ def _holds(queue: Iterable[Queued], task: int | None) -> bool:
 
 
 def _on_its_way(wanted: WorkerSnapshot, in_pipe: list[Queued]) -> str:
-    """How far a worker's result has come."""
+    """The place of a worker's result on its way, in words."""
     if not in_pipe:
         return ""
     if wanted.feeder is not None and in_pipe[0].stage not in _AFTER_THE_FEEDER:

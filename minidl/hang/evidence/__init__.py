@@ -1,4 +1,4 @@
-"""What the kernel knows of some processes: collected without changing them, and kept as plain values.
+"""Evidence of processes, as the kernel knows them: collected without changing them, and kept as plain values.
 
 Interface: `collect.collect(main)` -> `model.RunEvidence`, with `to_json()` and `from_json()`. `waits.waits(evidence)`
 says who waits for whom across pipes, sockets, locks, semaphores, threads and children.

@@ -3,7 +3,7 @@
 Interface: `read_descriptors(files)`; `sockets(unseen)` -> what the kernel's socket tables say, by inode.
 
 Rules of use: a pipe's bytes are asked of an anonymous pipe whose reading end is open somewhere, through a descriptor
-that is opened for the question and closed: that wakes nobody. A named FIFO is never opened, which could let another
+that is opened for the question and closed: that wakes no process. A named FIFO is never opened, which could let another
 process go on. The status of a file on a network is not asked for, which could hang.
 """
 
@@ -79,7 +79,7 @@ def _described(pid: int, fd: int, target: str, info: str, mounts: dict[str, tupl
 
 
 def _kind(pid: int, fd: int, target: str) -> tuple[str, int, int]:
-    """What a descriptor is, its inode, its device."""
+    """The kind of a descriptor, its inode, its device."""
     for kind in ("pipe", "socket"):
         if found := re.fullmatch(rf"{kind}:\[(\d+)\]", target):
             return kind, int(found[1]), 0
@@ -115,9 +115,9 @@ def _in_pipe(pid: int, fd: int) -> int:
 
 # --- Sockets ----------------------------------------------------------------------------------------------------------
 class SocketEnd(NamedTuple):
-    """What the kernel tells of a socket. waiting: bytes that can be read, -1 = unknown; peer: inode, 0 = unknown.
+    """A socket, as the kernel knows it. waiting: bytes that can be read, -1 = unknown; peer: inode, 0 = unknown.
 
-    backlog: nobody has accepted the connection yet, and `peer` is the socket that listens.
+    backlog: no process has accepted the connection yet, and `peer` is the socket that listens.
     """
 
     waiting: int

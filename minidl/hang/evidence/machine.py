@@ -1,4 +1,4 @@
-"""What all processes of a machine share: file locks, shared memory, cgroups.
+"""The resources that all processes of a machine share: file locks, shared memory, cgroups.
 
 Interface: `read_locks(unseen)`, `read_machine(cgroups)`.
 """
@@ -42,7 +42,7 @@ def locks_of(text: str) -> tuple[FileLock, ...]:
 
 
 def read_machine(cgroups: Iterable[str]) -> Machine:
-    """What the machine has and gives. cgroups: lines of /proc/PID/cgroup, of all processes."""
+    """The resources of the machine. cgroups: lines of /proc/PID/cgroup, of all processes."""
     size = free = -1
     with contextlib.suppress(OSError):
         shm = os.statvfs("/dev/shm")

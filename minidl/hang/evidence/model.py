@@ -212,7 +212,7 @@ class Cgroup:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What all processes share. Bytes; -1 = not seen."""
+    """The resources that all processes share. Bytes; -1 = not seen."""
 
     cpus: int = -1
     load: float = -1.0
@@ -224,7 +224,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class RunEvidence:
-    """What was seen of some processes. moment: ns, CLOCK_MONOTONIC, of the second look; interval: s between the two.
+    """Evidence of some processes. moment: ns, CLOCK_MONOTONIC, of the second look; interval: s between the two.
 
     main: the process that the others are children of. by: the process that looked. stacks: where the Python stacks are
     from, "" = none.

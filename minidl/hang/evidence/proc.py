@@ -33,7 +33,7 @@ _LIMITS: Final = {
 
 
 class Unseen:
-    """What could not be read, each once: what, and the reason."""
+    """The list of all that could not be read, each once, with the reason."""
 
     def __init__(self) -> None:
         self._found: dict[str, None] = {}

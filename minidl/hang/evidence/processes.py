@@ -22,7 +22,7 @@ _MACHINE: Final = platform.machine()
 
 
 class ThreadLook(NamedTuple):
-    """What changes of a thread. switches: how often it gave up the CPU by itself; cpu: seconds; the rest as SeenThread.
+    """The values of a thread that change. switches: how often it gave up the CPU by itself; cpu: seconds.
 
     system: of its CPU time that in the kernel, in ticks. known: the lines of /proc/PID/task/TID/status.
     """
@@ -38,7 +38,7 @@ class ThreadLook(NamedTuple):
 
 @dataclass(slots=True)
 class FirstLook:
-    """What was seen of a process at the first look.
+    """A process at the first look.
 
     started: in the kernel's ticks, as /proc has it: of two processes with one id it tells which; "" = not seen.
     """
@@ -49,7 +49,7 @@ class FirstLook:
 
 
 def first_look(pid: int) -> FirstLook | None:
-    """What is to be compared with a second look; None = the process is gone."""
+    """The values to be compared with a second look; None = the process is gone."""
     files = ProcFiles(pid)
     stat, tids = files.stat(), files.tids()[:MOST_THREADS]
     threads = {tid: seen for tid in tids if (seen := thread_look(pid, tid)) is not None}
@@ -57,7 +57,7 @@ def first_look(pid: int) -> FirstLook | None:
 
 
 def thread_look(pid: int, tid: int, unseen: Unseen | None = None) -> ThreadLook | None:
-    """What a thread does now; None = it is gone."""
+    """The values of a thread now; None = it is gone."""
     files = ProcFiles(pid, tid, unseen)
     stat, known = files.stat(), files.status()
     if stat is None or not known:

@@ -47,7 +47,7 @@ Stacks = dict[int, dict[int, Stack]]
 
 
 def py_spy() -> str | None:
-    """Where py-spy is: beside this Python, or on the path."""
+    """The path of py-spy: beside this Python, or on the search path; None = it is not installed."""
     homes = Path(sys.executable).parent, Path(sysconfig.get_path("scripts"))  # under -S the scripts are not a venv's
     return next((str(one) for home in homes if (one := home / "py-spy").exists()), shutil.which("py-spy"))
 
@@ -83,7 +83,7 @@ def spied(
 
 
 def _dump(program: str, pid: int, seconds: float) -> tuple[str, str]:
-    """What py-spy says of a process, or why it says nothing. A process that runs on may take several tries."""
+    """The answer of py-spy about a process, or why there is none. A process that runs on may take several tries."""
     command = [program, "dump", "--nonblocking", "--locals", "--full-filenames", "--json", "--pid", str(pid)]
     why = ""
     for _ in range(3):

@@ -30,7 +30,7 @@ BUSY: Final = 0.25
 
 
 class Blocked(enum.Enum):
-    """What a thread is in."""
+    """The kinds of a thread's wait or activity."""
 
     COMPUTES = "computes"
     READY = "is ready to run but gets little CPU time"
@@ -158,7 +158,7 @@ def _wait(at: _Waiting) -> KernelWait:
 
 
 def _at_cpu(at: _Waiting) -> KernelWait | None:
-    """What a thread is in that runs, wants to run or ran between the looks; None = it was in one call."""
+    """The activity of a thread that runs, wants to run or ran between the looks; None = it was in one call."""
     thread, interval = at.thread, at.evidence.interval
     share = thread.used / interval if interval else 0.0
     if share >= BUSY:

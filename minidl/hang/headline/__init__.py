@@ -24,7 +24,7 @@ from minidl.tracefile.reader import Trace
 
 
 def headline(trace: Trace, spans: Rows | None = None, job: Job | None = None) -> Finding:
-    """What held the loader up in `trace`. spans: `trace.spans()`, if the caller has them already.
+    """The cause that held the loader up in `trace`. spans: `trace.spans()`, if the caller has them already.
 
     job: has followed the run up to this trace, if the trace has only the newest events.
     """

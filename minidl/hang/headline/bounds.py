@@ -51,7 +51,7 @@ class _Judged(NamedTuple):
 
 
 def what_bounds(run: RunContext) -> Finding:
-    """What bounds the DataLoader that the loop waited for longest; its iterators, one an epoch, are judged together."""
+    """The bound of the DataLoader that the loop waited for longest. Its iterators, one an epoch, are judged as one."""
     waits = run.spans_of(ev.NEXT[:1])
     waits = waits[waits["end"] >= 0]
     numbers = [int(number) for number in np.unique(run.events["loader"]) if number]
@@ -93,7 +93,7 @@ def _is_known(trace: Trace, one: NamedLoader) -> bool:
 
 
 def _who(run: RunContext, group: _Judged, every: list[_Judged]) -> str:
-    """What tells a DataLoader from the others: its rank, and the line that made it."""
+    """The words that tell a DataLoader from the others: its rank, and the line that made it."""
     known = [one.loader for one in every if one.loader is not None]
     ranks, names = {one.rank for one in known}, {one.name for one in known}
     rank = f"rank {group.loader.rank}" if group.loader is not None and group.loader.rank >= 0 and len(ranks) > 1 else ""

@@ -30,7 +30,7 @@ def _while_it_was(step: np.void | None) -> str:
 
 
 def _exit(code: int) -> str:
-    """How a process ended, by its exit code."""
+    """The end of a process in words, by its exit code."""
     return f"{'ended with' if code >= 0 else 'was killed by'} {ending(code)}"
 
 

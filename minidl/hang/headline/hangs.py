@@ -71,7 +71,7 @@ def hung(run: RunContext, wait: LastWait, others: list[LastWait]) -> Finding:
 
 
 def _evidence(run: RunContext, wait: LastWait, focus: Focus, behind: list[str], others: list[LastWait]) -> list[str]:
-    """What the events show of a hang. behind: the finished batches; others: further hangs."""
+    """The evidence of a hang by its events. behind: the finished batches; others: further hangs."""
     past = f"; its longest wait before: {duration(wait.past)}" if wait.past else ""
     waiting = f"{run.processes[wait.home].name} has been waiting since {run.at(wait.begin)}{past}"
     return [

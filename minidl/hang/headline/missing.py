@@ -1,4 +1,4 @@
-"""What a wait of the loader, or of the program's own code, is for.
+"""The reason of a wait of the loader, or of the program's own code.
 
 Interface: `held_up(run, wait)` -> `HeldUp`: in words, with the remedy, the focus and the state of the loader.
 """
@@ -28,7 +28,7 @@ _READABLE = (MessageStage.WRITTEN, MessageStage.READ, MessageStage.REBUILDING, M
 
 @dataclass(frozen=True)
 class HeldUp:
-    """What a wait is for. what: in words; step: the remedy; state: of the loader in the wait."""
+    """The reason of a wait. what: in words; step: the remedy; state: of the loader in the wait."""
 
     run: RunContext
     wait: LastWait
@@ -83,7 +83,7 @@ class HeldUp:
 
 
 def held_up(run: RunContext, wait: LastWait, how_long: str = "") -> HeldUp:
-    """What a wait is for. how_long: words for a wait in the program's own code."""
+    """The reason of a wait. how_long: words for a wait in the program's own code."""
     shot, state = _state_in(run, wait)
     found = _missing_batch(run, wait, shot, state) if wait.for_data else _own_code(run, wait, state, how_long)
     return HeldUp(run, wait, *found, state)

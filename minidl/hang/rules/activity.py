@@ -31,7 +31,10 @@ def same_place(end: ThreadFacts) -> bool:
 
 
 def times_asleep(end: ThreadFacts) -> int:
-    """How often a thread fell asleep between two looks that both saw it asleep at one place; 0 = fewer than twice."""
+    """The number of times that a thread fell asleep between two looks, which both saw it asleep at one place.
+
+    0 = fewer than twice.
+    """
     then = end.before
     if then is None or then.syscall is None or then.syscall.name != end.call.name:
         return 0
@@ -117,7 +120,7 @@ def ended_children(case: RunFacts, did: str) -> tuple[str, ...]:
 
 
 def wakes(link: ThreadFacts) -> int:
-    """How often a thread in a read or write without a timeout woke up between the looks: each time bytes moved."""
+    """The wake-ups between the looks of a thread in a read or write without a timeout: each time bytes moved."""
     if link.kind not in TWO_ENDS or link.wait.bounded:
         return 0
     then = link.before or link.seen

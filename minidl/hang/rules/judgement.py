@@ -47,7 +47,7 @@ class CauseRule:
 
 
 def exit_in_words(status: int) -> str:
-    """How a process ended, by its wait status; -1 = unknown."""
+    """The end of a process in words, by its wait status; -1 = unknown."""
     return "exit status unknown" if status < 0 else ending(os.waitstatus_to_exitcode(status))
 
 
@@ -69,7 +69,7 @@ def wait_seen(link: ThreadFacts, of: str = "") -> EvidenceLine:
 
 
 def place_in_words(link: ThreadFacts) -> str:
-    """Where a thread is: the user's line, else the library's, else the loader's step."""
+    """The place of a thread in words: the user's line, else the library's, else the loader's step."""
     return spot(link.place) or in_library(link.place) or link.step.value
 
 

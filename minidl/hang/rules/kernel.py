@@ -6,7 +6,8 @@ An event loop and a debugger also wait at one of these.
 from __future__ import annotations
 
 import re
-from typing import Final
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 from minidl.hang.case import ThreadFacts
 from minidl.hang.chain import Chain, follow, joins
@@ -22,7 +23,7 @@ from minidl.hang.rules.activity import (
     receives,
     times_asleep,
 )  # fmt: skip
-from minidl.hang.rules.judgement import Judgement, named, wait_seen
+from minidl.hang.rules.judgement import Judgement, named, state_seen, wait_seen
 from minidl.tracefile.words import and_joined
 
 
@@ -37,7 +38,7 @@ def file_lock(chain: Chain) -> Judgement | None:
     sure = (Sure.CERTAIN if wait.certain and not polls else Sure.LIKELY) if facts else Sure.POSSIBLE
     passed = facts and not wait.certain and not polls
     holds = "took it, and may have passed it on to a child" if passed else "holds it"
-    also = POLLED if polls else () if facts else _ELSEWHERE
+    also = MAY_POLL if polls else () if facts else _ELSEWHERE
     return Judgement(HangCause.FILE_LOCK, f"is {wait.words}; {who} {holds}", sure, facts, also)
 
 
@@ -48,7 +49,7 @@ def holders_seen(link: ThreadFacts) -> tuple[EvidenceLine, ...]:
 
 
 _ELSEWHERE: Final = ("a process on another machine (network file system) or in another container holds the lock",)
-POLLED: Final = ("it polls for something else, unrelated to the lock",)
+MAY_POLL: Final = ("it polls for something else, unrelated to the lock",)
 
 
 def child(chain: Chain) -> Judgement | None:
@@ -269,20 +270,49 @@ def debugger(chain: Chain) -> Judgement | None:
     return Judgement(HangCause.TERMINAL, "waits in a debugger for the next command of its user", Sure.LIKELY, (fact,))
 
 
-_OBJECTS: Final = {
-    Blocked.FIFO: (HangCause.FIFO, Sure.CERTAIN, ()),
-    Blocked.TERMINAL: (HangCause.TERMINAL, Sure.CERTAIN, ()),
-    Blocked.SIGNAL: (HangCause.SIGNAL, Sure.CERTAIN, ()),
-    Blocked.FILE: (HangCause.FILE, Sure.LIKELY, ("the disk is slow but will answer",)),
-}
-"""Waits that the kernel itself names: the cause, its certainty, and alternatives."""
+class KindRow(NamedTuple):
+    """A wait whose kind alone names the cause. what, fix: with {words} of the wait, {pid} and {tracer}.
+
+    seen: its evidence.
+    """
+
+    cause: HangCause
+    what: str = "is {words}"
+    sure: Sure = Sure.CERTAIN
+    also: tuple[str, ...] = ()
+    fix: str = ""
+    seen: Callable[[ThreadFacts], EvidenceLine] = wait_seen
 
 
-def named_by_the_kernel(chain: Chain) -> Judgement | None:
-    """A thread opens a FIFO, waits for a person or for a signal, or reads a file."""
-    end = chain.end
-    if end.kind not in _OBJECTS:
-        return None
-    cause, sure, also = _OBJECTS[end.kind]
-    prompt = " (a debugger's prompt?)" if end.kind is Blocked.TERMINAL else ""
-    return Judgement(cause, f"is {end.wait.words}{prompt}", sure, (wait_seen(end),), also)
+KINDS: Final = {
+    Blocked.STOPPED: KindRow(
+        HangCause.STOPPED, "is stopped by a signal (state T)", seen=state_seen,
+        fix="kill -CONT {pid}; find the sender of SIGSTOP (job control, a memory guard, a suspended container)",
+    ),
+    Blocked.TRACED: KindRow(
+        HangCause.STOPPED, "is stopped by a debugger (pid {tracer})", seen=state_seen,
+        fix="continue it in the debugger (pid {tracer})",
+    ),
+    Blocked.UNINTERRUPTIBLE: KindRow(
+        HangCause.UNINTERRUPTIBLE, "is {words} (state D)", seen=state_seen,
+        also=("the disk or network file system is slow but may answer",),
+    ),
+    Blocked.FIFO: KindRow(HangCause.FIFO),
+    Blocked.TERMINAL: KindRow(HangCause.TERMINAL, "is {words} (a debugger's prompt?)"),
+    Blocked.SIGNAL: KindRow(HangCause.SIGNAL),
+    Blocked.FILE: KindRow(HangCause.FILE, sure=Sure.LIKELY, also=("the disk is slow but will answer",)),
+}  # fmt: skip
+
+
+def by_kind(*kinds: Blocked) -> Callable[[Chain], Judgement | None]:
+    """A rule for chains that end at one of these waits."""
+
+    def test(chain: Chain) -> Judgement | None:
+        end = chain.end
+        if end.kind not in kinds:
+            return None
+        row, known = KINDS[end.kind], {"words": end.wait.words, "pid": end.pid, "tracer": end.process.tracer}
+        what, fix = row.what.format(**known), row.fix.format(**known)
+        return Judgement(row.cause, what, row.sure, (row.seen(end),), row.also, fix)
+
+    return test

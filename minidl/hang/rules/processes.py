@@ -1,4 +1,4 @@
-"""Rules for the state of a process, independent of its code: ended, idle, stopped, in a cycle, keeping the GIL."""
+"""Rules for the state of a process, independent of its code: ended, idle, in a cycle, keeping the GIL."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from minidl.hang.finding import EvidenceLine, HangCause, Sure
 from minidl.hang.places import USERS, LoaderStep
 from minidl.hang.remedies import READ_ALL
 from minidl.hang.rules.activity import family_stirs
-from minidl.hang.rules.judgement import Judgement, exit_in_words, state_seen, wait_seen
+from minidl.hang.rules.judgement import Judgement, exit_in_words, wait_seen
 
 _WAITS: Final = (LoaderStep.NEXT, LoaderStep.HAND_OVER, LoaderStep.READ)
 
@@ -126,25 +126,6 @@ def cycle(chain: Chain) -> Judgement | None:
         ("one of them has a timeout, which ends the cycle",) if given_up else (),
         "" if any(link.kind in _LOCKS for link in links) else READ_ALL, helped=given_up,
     )  # fmt: skip
-
-
-def stopped(chain: Chain) -> Judgement | None:
-    end, tracer = chain.end, f"debugger (pid {chain.end.process.tracer})"
-    if end.kind not in (Blocked.STOPPED, Blocked.TRACED):
-        return None
-    what = f"is stopped by a {tracer}" if end.kind is Blocked.TRACED else "is stopped by a signal (state T)"
-    fix = f"kill -CONT {end.pid}; find the sender of SIGSTOP (job control, a memory guard, a suspended container)"
-    fix = f"continue it in the {tracer}" if end.kind is Blocked.TRACED else fix
-    return Judgement(HangCause.STOPPED, what, facts=(state_seen(end),), fix=fix)
-
-
-def uninterruptible(chain: Chain) -> Judgement | None:
-    end = chain.end
-    if end.kind is not Blocked.UNINTERRUPTIBLE:
-        return None
-    also = ("the disk or network file system is slow but may answer",)
-    what = f"is {end.wait.words} (state D)"
-    return Judgement(HangCause.UNINTERRUPTIBLE, what, facts=(state_seen(end),), also=also)
 
 
 def keeps_the_gil(chain: Chain) -> Judgement | None:

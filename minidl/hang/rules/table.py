@@ -12,7 +12,7 @@ from minidl.hang.evidence.waits import Blocked
 from minidl.hang.finding import HangCause, Sure
 from minidl.hang.rules import kernel, motion, parties, processes, semaphores, threads
 from minidl.hang.rules.judgement import CauseRule, Judgement, wait_seen
-from minidl.hang.rules.kernel import POLLED, holders_seen
+from minidl.hang.rules.kernel import MAY_POLL, by_kind, holders_seen
 
 
 def _held_file_lock(chain: Chain) -> Judgement | None:
@@ -23,7 +23,7 @@ def _held_file_lock(chain: Chain) -> Judgement | None:
     below, polls = _judged_alone(chain), waiter.wait.bounded
     return Judgement(
         HangCause.FILE_LOCK, f"holds that lock, and {below.what}", Sure.LIKELY if polls else below.sure,
-        (*holders_seen(waiter), *below.facts), (*below.also, *(POLLED if polls else ())),
+        (*holders_seen(waiter), *below.facts), (*below.also, *(MAY_POLL if polls else ())),
         f"keep the lock for as short a time as possible, and do nothing slow meanwhile; {below.remedy}",
     )  # fmt: skip
 
@@ -44,8 +44,8 @@ RULES: Final = (
               "it does not wait for a task"),
     CauseRule(processes.none_has_it, "a result was lost: all workers are idle", "a worker, or its feeder, is at work"),
     CauseRule(processes.worker_has_ended, "a worker died, perhaps in a message", "it runs"),
-    CauseRule(processes.stopped, "SIGSTOP or a debugger", "its state is not T or t"),
-    CauseRule(processes.uninterruptible, "the kernel waits for a device", "it ran between the looks"),
+    CauseRule(by_kind(Blocked.STOPPED, Blocked.TRACED), "SIGSTOP or a debugger", "its state is not T or t"),
+    CauseRule(by_kind(Blocked.UNINTERRUPTIBLE), "the kernel waits for a device", "it ran between the looks"),
     CauseRule(processes.keeps_the_gil, "C code keeps the GIL", "other threads of the process run"),
     CauseRule(processes.cycle, "each waits for the next", "one link of the cycle has a timeout"),
     CauseRule(kernel.file_lock, "a file lock is held", "the lock is free in /proc/locks"),
@@ -79,7 +79,8 @@ RULES: Final = (
     CauseRule(kernel.writer_is_elsewhere, "the process with a pipe's writing end does something else", "bytes move"),
     CauseRule(kernel.queue_empty, "no process puts into a queue", "a process puts"),
     CauseRule(kernel.pipe_empty, "the other end of a pipe does not write", "bytes move"),
-    CauseRule(kernel.named_by_the_kernel, "a FIFO, a terminal, a signal or a file", "the other end answers"),
+    CauseRule(by_kind(Blocked.FIFO, Blocked.TERMINAL, Blocked.SIGNAL, Blocked.FILE),
+              "a FIFO, a terminal, a signal or a file", "the other end answers"),
     CauseRule(kernel.server_without_clients, "no client connects to a server", "a client connects"),
     CauseRule(kernel.socket, "the other end does not answer", "bytes move"),
     CauseRule(motion.sleeps, "it sleeps", "the sleep ends soon"),

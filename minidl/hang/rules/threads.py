@@ -210,7 +210,7 @@ def lock_at_the_fork(chain: Chain) -> Judgement | None:
 
 
 def _held_by_another(end: ThreadFacts) -> tuple[EvidenceLine, tuple[str, ...]] | None:
-    """Why a forked worker does not hold the lock itself that it waits for, and an alternative; None = it may."""
+    """Evidence that a forked worker does not hold the lock that it waits for, and an alternative; None = it may."""
     frame, parents = end.place.inside[0], helpers_of_parent(end)
     if parents:
         same = [thread for thread in parents if any(one.file == frame.file for one in thread.stack)]

@@ -47,7 +47,7 @@ _TID_AT: Final = 0x2D0 if platform.machine() == "x86_64" else 0xD0
 
 
 class Answering(NamedTuple):
-    """How a process is asked. threads: what pthreads calls a thread -> its number and name."""
+    """The way to ask a process. threads: what pthreads calls a thread -> its number and name."""
 
     pid: int
     signum: int

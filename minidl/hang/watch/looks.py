@@ -19,7 +19,7 @@ _SINCE: Final = {NEXT: "has waited for a batch", START: "has been starting", SHU
 
 
 def waited(stall: Stall) -> float:
-    """How long a stall lasts by now, seconds."""
+    """The duration of a stall by now, seconds."""
     return (time.monotonic_ns() - stall.since) / 1e9
 
 
@@ -52,7 +52,7 @@ def alarm(stall: Stall, directory: Path, evidence: RunEvidence) -> str:
 
 
 def _cause(stall: Stall, directory: Path, evidence: RunEvidence) -> str:
-    """What holds the run up, in a sentence; "" if that is unknown."""
+    """The cause that holds the run up, in a sentence; "" if that is unknown."""
     from minidl.hang.consult import opinion
     from minidl.hang.finding import RecordedWait, RunOutcome
     from minidl.hang.headline import headline

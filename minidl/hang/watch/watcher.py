@@ -177,7 +177,7 @@ class Watcher:
                 file.unlink()
 
     def write(self, line: bytes) -> None:
-        with contextlib.suppress(OSError):  # the disk is full, the trace deleted: there is nobody to tell
+        with contextlib.suppress(OSError):  # the disk is full, or the trace deleted: nothing can be said
             os.write(self.fd, line)
 
     # --- processes
@@ -445,7 +445,7 @@ class _Look:
         return _reaped(self.child)
 
     def words(self) -> str:
-        """What the child has written. It has ended."""
+        """The text that the child has written. It has ended."""
         with open(self.pipe, "rb") as file:
             return file.read().decode("utf-8", "replace")
 
