@@ -21,7 +21,7 @@ AT_MOST = {
     "minidl/resume minidl/arena minidl/device minidl/dataloader.py": 2380,
     "minidl/tracefile minidl/record": 7300,
     "minidl/playback minidl/check": 3490,
-    "minidl/hang": 5950,
+    "minidl/hang": 5960,
     "minidl/speed": 2660,
     "minidl/views": 4150,
     "minidl/explore": 2495,
