@@ -44,10 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _follow(arguments.follow)
     if arguments.slabs:
         return slab_life.run()
-    protocol = UPSTREAM if arguments.upstream else OURS
-    chosen = [c for c in CONFIGURATIONS if not arguments.quick or c.name in QUICK]
-    if arguments.only:
-        chosen = [_named(name, {c.name: c for c in CONFIGURATIONS}) for name in arguments.only]
+    protocol, known = UPSTREAM if arguments.upstream else OURS, {c.name: c for c in CONFIGURATIONS}
+    chosen = [_named(name, known) for name in arguments.only or (QUICK if arguments.quick else known)]
     guards = [_named(name, GUARDS) for name in arguments.guard or ()]
     full = {c.name for c in chosen if arguments.full or (c.name in QUICK and not arguments.quick)}
     bad = 0 if guards else _explore(chosen, full, protocol, arguments.output)

@@ -1,21 +1,40 @@
-"""Results of a long series in a file, a line of JSON each: a series that was stopped goes on where it was.
+"""A long series: several at a time, and its results in a file, so that a series that was stopped goes on where it was.
 
-Interface: `Kept(path)`; `results` are those that the file had, `add` appends one. A result counts only for the code
-that made it: a file of another minidl or another torch is refused.
+Interface: `Kept(path)`; `results` are those that the file had, a line of JSON each; `add` appends one. A result counts
+only for the code that made it: a file of another minidl or another torch is refused. `in_parallel` runs a series.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 import minidl
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@contextlib.contextmanager
+def in_parallel(
+    work: Callable[[Item], Result], items: Sequence[Item], jobs: int
+) -> Iterator[Iterator[tuple[Item, Result]]]:
+    """Do the work of each item, `jobs` at a time; gives items and results as they come. The end waits for what runs."""
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = {pool.submit(work, item): item for item in items}
+        try:
+            yield ((futures[future], future.result()) for future in as_completed(futures))
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 @functools.cache
@@ -48,6 +67,13 @@ class Kept:
                 raise ValueError(f"{path}: results of {made_by or 'other code'}; this is {code()}: name another file")
             out.append(result)
         return out
+
+    def read_as(self, what: str, make: Callable[[dict[str, Any]], Result]) -> list[Result]:
+        """The results that the file had, each made of its line. Raises ValueError if they are of something else."""
+        try:
+            return list(map(make, self.results))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{self.path}: no results of {what}: {error!r}; name another file") from error
 
     def add(self, **result: Any) -> None:
         """Append a result, and what code made it, so that a kill from now on does not lose it."""

@@ -102,16 +102,15 @@ def _fetching(directory: Path, *, cpu_time: bool, long: bool = False) -> Iterato
 def _no_emit(code: int, task: int, worker: int, x: int, y: int, z: int) -> None: ...
 
 
-def _nothing(directory: Path) -> AbstractContextManager[Names]:
-    return nullcontext({"emit": _no_emit, "recorder": None})
+def _plain(names: Callable[[], Names]) -> Setup:
+    """A setup that needs no directory, and leaves nothing."""
+    return lambda directory: nullcontext(names())
 
 
-def _queue(directory: Path) -> AbstractContextManager[Names]:
-    return nullcontext({"queue": ports.new_ports().queue("ready", ReadyQueue()), "batch": Result(0, 0, None)})
-
-
-def _own_thread(directory: Path) -> AbstractContextManager[Names]:
-    return nullcontext({"batch": batch_by_batch()})
+_nothing = _plain(lambda: {"emit": _no_emit, "recorder": None})
+_queue = _plain(lambda: {"queue": ports.new_ports().queue("ready", ReadyQueue()), "batch": Result(0, 0, None)})
+_own_thread = _plain(lambda: {"batch": batch_by_batch()})
+_record_function = _plain(lambda: {"record_function": torch.profiler.record_function})
 
 
 @contextlib.contextmanager
@@ -132,10 +131,6 @@ def _viztracer(directory: Path) -> Iterator[Names]:
         tracer.stop()
         tracer.clear()
         tracer.terminate()
-
-
-def _record_function(directory: Path) -> AbstractContextManager[Names]:
-    return nullcontext({"record_function": torch.profiler.record_function})
 
 
 @contextlib.contextmanager

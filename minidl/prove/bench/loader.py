@@ -15,6 +15,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -110,20 +111,20 @@ def _tracing(variant: str, directory: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _loader(variant: str, kind: Kind, workers: int, batches: int) -> Iterator[Any]:
-    makers: dict[str, Any] = {TORCH: torch.utils.data.DataLoader, MINI: mini.DataLoader}
-    loader = makers.get(variant, minidl.DataLoader)(
-        Samples(kind.batch_size * batches, kind.make),
-        kind.batch_size,
-        num_workers=workers,
-        collate_fn=kind.collate_fn,
-        persistent_workers=workers > 0,
-    )
+def serving(loader: Any) -> Iterator[Any]:
+    """Yield a loader of any library; shut its workers down at the end."""
     try:
         yield loader
     finally:
         if loader._iterator is not None:
             loader._iterator._shutdown_workers()
+
+
+def _loader(variant: str, kind: Kind, workers: int, batches: int) -> AbstractContextManager[Any]:
+    makers: dict[str, Any] = {TORCH: torch.utils.data.DataLoader, MINI: mini.DataLoader}
+    samples, options = Samples(kind.batch_size * batches, kind.make), {"collate_fn": kind.collate_fn}
+    make = makers.get(variant, minidl.DataLoader)
+    return serving(make(samples, kind.batch_size, num_workers=workers, persistent_workers=workers > 0, **options))
 
 
 # --- Measuring --------------------------------------------------------------------------------------------------------

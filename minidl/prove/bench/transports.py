@@ -9,7 +9,6 @@ and Hugging Face's datasets are left out, with a line, if they are not installed
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.util
 import itertools
@@ -18,6 +17,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -29,7 +29,7 @@ from typing_extensions import Self
 
 import minidl
 from minidl.prove.bench.child import children, in_child
-from minidl.prove.bench.loader import KINDS, Kind, Samples, epochs_of
+from minidl.prove.bench.loader import KINDS, Kind, Samples, epochs_of, serving
 from minidl.prove.bench.memory import held
 from minidl.prove.bench.pairs import Measured, Row, rows_of, take_turns
 from minidl.tracefile.words import counted
@@ -149,16 +149,13 @@ def _rows_of_arrow(kind: Kind, count: int) -> Any:
     return table.with_format("torch").select([index % 32 for index in range(count)])
 
 
-@contextlib.contextmanager
-def _loader(variant: str, kind: Kind, workers: int, batches: int) -> Iterator[Any]:
+def _loader(variant: str, kind: Kind, workers: int, batches: int) -> AbstractContextManager[Any]:
     samples: Any = Samples(kind.batch_size * batches, kind.make)
     if variant == SPDL:
-        with Threads(samples, kind.batch_size, workers) as threads:
-            yield threads
-        return
+        return Threads(samples, kind.batch_size, workers)
     if variant == COPY:
-        yield Copies(torch.utils.data.default_collate([kind.make(n) for n in range(kind.batch_size)]), batches)
-        return
+        batch = torch.utils.data.default_collate([kind.make(number) for number in range(kind.batch_size)])
+        return nullcontext(Copies(batch, batches))
     make: Any = torch.utils.data.DataLoader
     options: dict[str, Any] = {} if variant == ALONE else {"num_workers": workers, "persistent_workers": True}
     if variant in (UPSTREAM, ARENA):
@@ -169,12 +166,7 @@ def _loader(variant: str, kind: Kind, workers: int, batches: int) -> Iterator[An
         options["collate_fn"] = Ring(IN_TURN + 1)  # the loop may still hold a batch when a worker gets the next task
     elif variant == DATASETS:
         samples = _rows_of_arrow(kind, len(samples))
-    made = make(samples, kind.batch_size, **options)
-    try:
-        yield made
-    finally:
-        if getattr(made, "_iterator", None) is not None:
-            made._iterator._shutdown_workers()
+    return serving(make(samples, kind.batch_size, **options))
 
 
 # --- Measuring --------------------------------------------------------------------------------------------------------

@@ -14,14 +14,13 @@ import queue
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 
 from minidl.prove.faults.cells import Cell, cells
 from minidl.prove.faults.runner import Runner
-from minidl.prove.kept import Kept
+from minidl.prove.kept import Kept, in_parallel
 
 
 @dataclass(frozen=True)
@@ -47,27 +46,20 @@ def run(arguments: argparse.Namespace) -> int:
         print("\n".join(f"{cell}: {cell.outcome.kind.value}" for cell in chosen))
         return 0
     kept, began = Kept(arguments.keep), time.monotonic()
-    known = {result.cell: result for result in _known(kept)}
+    results = kept.read_as("cells", lambda row: Judged(Cell(**row["cell"]), row["wrong"], row["seconds"]))
+    known = {result.cell: result for result in results}
     found = {cell: known[cell] for cell in chosen if cell in known}
     if found:
         print(f"{len(found)} of {len(chosen)} cells are in {arguments.keep}")
-    with running([cell for cell in chosen if cell not in found], arguments.jobs) as results:
+    with running([cell for cell in chosen if cell not in found], arguments.jobs) as coming:
         try:
-            for result in results:
+            for result in coming:
                 kept.add(**asdict(result))
                 found[result.cell] = result
                 print(f"{len(found)} of {len(chosen)}, {time.monotonic() - began:.0f} s  {result}", flush=True)
         finally:
             _report([found[cell] for cell in chosen if cell in found], len(chosen), arguments)
     return int(any(result.wrong for result in found.values()))
-
-
-def _known(kept: Kept) -> Iterator[Judged]:
-    for row in kept.results:
-        try:
-            yield Judged(Cell(**row["cell"]), row["wrong"], row["seconds"])
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"{kept.path}: no results of cells: {error!r}; name another file") from error
 
 
 def _report(results: Sequence[Judged], wanted: int, arguments: argparse.Namespace) -> None:
@@ -113,9 +105,8 @@ def running(chosen: Sequence[Cell], jobs: int) -> Iterator[Iterator[Judged]]:
     with contextlib.ExitStack() as stack:
         for _ in range(min(jobs, len(chosen))):
             idle.put(stack.enter_context(Runner()))
-        pool = ThreadPoolExecutor(jobs)
-        stack.callback(pool.shutdown, cancel_futures=True)
-        yield (future.result() for future in as_completed([pool.submit(judged, cell) for cell in chosen]))
+        coming = stack.enter_context(in_parallel(judged, chosen, jobs))
+        yield (result for _, result in coming)
 
 
 def table(results: Iterable[Judged]) -> Iterator[str]:

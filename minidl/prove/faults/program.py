@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import itertools
 import json
 import mmap
 import os
@@ -403,8 +404,7 @@ class FaultyTraining:
         cell, self.struck = self.cell, True
         workers = [worker.pid for worker in iterator._workers]
         if cell.who == "the group":
-            os.killpg(0, signal.Signals[cell.name])
-            time.sleep(FAR)
+            strike_the_group(cell.name)
         elif cell.who:
             victims = workers if cell.who == "both" else workers[VICTIM:]
             strike(cell.name, *victims)
@@ -478,52 +478,84 @@ def end(loader: Any) -> None:
         loader._iterator._shutdown_workers()
 
 
-_left_open: list[Any] = []
+# --- Uses of a loader -------------------------------------------------------------------------------------------------
+def begun(run: FaultyTraining) -> Any:
+    """The loader's iterator, after SEEN batches."""
+    iterator = iter(run.loader)
+    run.batches += itertools.islice(iterator, SEEN)
+    return iterator
+
+
+def dropped(run: FaultyTraining) -> None:
+    """The program drops iterator and loader."""
+    iterator = begun(run)
+    workers = list(iterator._workers)
+    del iterator
+    run.loader = None
+    gc.collect()
+    assert not any(worker.is_alive() for worker in workers)
+
+
+def left_open(run: FaultyTraining) -> None:
+    """The program exits while its main module holds the iterator."""
+    vars(sys.modules["__main__"])["left_open"] = run, begun(run)
+    run.loader = None
+
+
+def nested(run: FaultyTraining) -> None:
+    """Two iterators at the same time, of one loader unless it keeps its only one."""
+    inner = run.new_loader() if run.cell.persistent else run.loader
+    run.batches += [first for first, _ in zip(run.loader, inner, strict=True)]
+
+
+def in_a_thread(run: FaultyTraining) -> None:
+    thread = threading.Thread(target=lambda: run.batches.extend(run.loader))
+    thread.start()
+    thread.join()
+
+
+def inherited(run: FaultyTraining) -> None:
+    """A forked child shuts its copy of the iterator down; this process goes on with its own."""
+    iterator = begun(run)
+    child = os.fork()
+    if not child:
+        iterator._shutdown_workers()
+        del iterator
+        gc.collect()
+        os._exit(0)
+    os.waitpid(child, 0)
+    run.batches += list(iterator)
+
+
+def killed(run: FaultyTraining) -> None:
+    iterator = begun(run)
+    strike("SIGKILL", os.getpid())
+    time.sleep(FAR)
+    del iterator
+
+
+USES: dict[str, tuple[Callable[[FaultyTraining], Any], int]] = {
+    "del": (dropped, SEEN),
+    "break": (begun, SEEN),
+    "exit with a live iterator": (left_open, SEEN),
+    "nested loaders": (nested, SAMPLES),
+    "loader in a thread": (in_a_thread, SAMPLES),
+    "forked child with the iterator": (inherited, SAMPLES),
+    "sample hangs and ignores SIGTERM": (begun, SEEN),
+    "loader killed while a sample hangs": (killed, SEEN),
+}
+"""Fault -> how the loader is used, and how many batches that gives."""
 
 
 def use(run: FaultyTraining) -> None:
-    """Leave the loader, or use it, in the way that the cell names."""
-    loader, fault = run.loader, run.cell.fault
+    """Use the loader in the way that the cell names, and end it, unless the program has let go of it."""
+    how, batches = USES[run.cell.fault]
     with run.telling():
-        if fault == "nested loaders":
-            for first, _ in zip(loader, loader if not run.cell.persistent else run.new_loader(), strict=True):
-                run.batches.append(first)
-        elif fault == "loader in a thread":
-            thread = threading.Thread(target=lambda: run.batches.extend(loader))
-            thread.start()
-            thread.join()
-        else:
-            iterator = iter(loader)
-            workers = list(iterator._workers)
-            for batch in iterator:
-                run.batches.append(batch)
-                if len(run.batches) == SEEN:
-                    break
-            if fault == "forked child with the iterator":
-                child = os.fork()
-                if not child:
-                    iterator._shutdown_workers()
-                    del iterator
-                    gc.collect()
-                    os._exit(0)
-                os.waitpid(child, 0)
-                run.batches += list(iterator)
-            elif fault == "exit with a live iterator":
-                _left_open.append((run, iterator))
-                return
-            elif fault.startswith("loader killed"):
-                strike("SIGKILL", os.getpid())
-                time.sleep(FAR)
-            elif fault == "del":
-                del iterator, loader
-                run.loader = None
-                gc.collect()
-                assert not any(worker.is_alive() for worker in workers)
+        held = how(run)
         if run.loader is not None:
             end(run.loader)
-        whole = fault in ("nested loaders", "loader in a thread", "forked child with the iterator")
-        expected = SAMPLES if whole else SEEN
-        assert len(run.batches) == expected, f"{len(run.batches)} batches, not {expected}"
+        assert len(run.batches) == batches, f"{len(run.batches)} batches, not {batches}"
+        del held
 
 
 def run_cell(cell: Cell, folder: Path) -> None:

@@ -99,10 +99,12 @@ def wait_for_the_end() -> int:
 
 
 def die_in_the_middle_of_a_message() -> None:
-    """Announce a message of a million bytes, write seven, and be killed: what a kill in a long write leaves behind.
-
-    With the lock that every writer takes.
-    """
-    worker_spec().result_queue._wlock.acquire()
-    os.write(worker_spec().result_queue._writer.fileno(), struct.pack("!i", 1_000_000) + b"partial")
+    """Be killed in a long write of a result."""
+    begin_message(worker_spec().result_queue)
     kill_myself()
+
+
+def begin_message(queue: Any) -> None:
+    """Announce a message of a million bytes and write seven, with the lock that every writer takes."""
+    queue._wlock.acquire()
+    os.write(queue._writer.fileno(), struct.pack("!i", 1_000_000) + b"partial")

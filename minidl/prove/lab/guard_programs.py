@@ -13,7 +13,6 @@ import multiprocessing
 import multiprocessing.util
 import os
 import signal
-import struct
 import sys
 import threading
 import time
@@ -162,12 +161,6 @@ class Wakeless(faulty.Numbers):
         return bytes(300_000)
 
 
-def begin_message(queue: Any) -> None:
-    """Write the first bytes of a message, with the lock of the queue's writers."""
-    queue._wlock.acquire()
-    os.write(queue._writer.fileno(), struct.pack("!i", 1_000_000) + b"partial")
-
-
 # --- The end of an epoch ----------------------------------------------------------------------------------------------
 def closes() -> None:
     intervals(2.0, kept=60.0)
@@ -196,7 +189,7 @@ class Torn(faulty.Numbers):
     def __getitem__(self, index: int) -> Any:
         if index == 1:
             faulty.wait_for_the_end()
-            begin_message(faulty.worker_spec().result_queue)
+            faulty.begin_message(faulty.worker_spec().result_queue)
             os._exit(0)
         return index
 
@@ -444,7 +437,7 @@ def the_loader_is_killed_in_a_message() -> None:
     no_thread_ends_orphans()
     iterator = idle(faulty.Numbers(100))
     for queue in iterator._index_queues:
-        begin_message(queue)
+        faulty.begin_message(queue)
     until(lambda: not any(queue._reader.poll(0) for queue in iterator._index_queues))  # the workers have read it
     die_with(iterator)
 

@@ -15,12 +15,11 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from minidl.prove.kept import Kept
+from minidl.prove.kept import Kept, in_parallel
 from minidl.prove.lab.case import LabCase, LabOptions, Truth
 from minidl.prove.lab.runner import QUIET, LabRun, Mode, running
 from minidl.prove.lab.table import cases
@@ -126,7 +125,7 @@ def score(
     """
     modes = tuple(modes)
     keeping = Kept(kept)
-    done = _known(keeping)
+    done = dict(keeping.read_as("a score", _kept_run))
     wanted = [
         (name, seed, mode)
         for seed in range(runs)
@@ -135,33 +134,21 @@ def score(
         if mode is not Mode.PLAIN or not cases()[name].ended(mode.loader)
     ]
     left = [one for one in wanted if one not in done]
-    with ThreadPoolExecutor(jobs) as pool:
-        asking = {pool.submit(asked, *one): one for one in left}
-        try:
-            for number, future in enumerate(as_completed(asking), len(wanted) - len(left) + 1):
-                name, seed, mode = asking[future]
-                done[name, seed, mode] = future.result()
-                answers = [asdict(answer) for answer in future.result()]
-                keeping.add(case=name, seed=seed, mode=mode.value, answers=answers)
-                for answer in future.result():
-                    tell(f"{number} of {len(wanted)}  {answer.line()}")
-        finally:
-            pool.shutdown(cancel_futures=True)
+    with in_parallel(lambda one: asked(*one), left, jobs) as coming:
+        for number, (one, answers) in enumerate(coming, len(wanted) - len(left) + 1):
+            done[one] = answers
+            name, seed, mode = one
+            keeping.add(case=name, seed=seed, mode=mode.value, answers=[asdict(answer) for answer in answers])
+            for answer in answers:
+                tell(f"{number} of {len(wanted)}  {answer.line()}")
     return [answer for one in wanted for answer in done[one]]
 
 
 _Run = tuple[str, int, Mode]
 
 
-def _known(kept: Kept) -> dict[_Run, list[Answer]]:
-    """The runs that a file has. Raises ValueError if they are of something else."""
-    try:
-        return {
-            (run["case"], run["seed"], Mode(run["mode"])): [_answer(one) for one in run["answers"]]
-            for run in kept.results
-        }
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{kept.path} does not contain a kept score ({error!r}): give another file") from error
+def _kept_run(run: dict[str, Any]) -> tuple[_Run, list[Answer]]:
+    return (run["case"], run["seed"], Mode(run["mode"])), [_answer(one) for one in run["answers"]]
 
 
 def _answer(kept: dict[str, Any]) -> Answer:
