@@ -21,8 +21,6 @@ import importlib.util
 import json
 import os
 import re
-import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
@@ -34,6 +32,7 @@ import pytest
 
 import minidl
 from minidl.check import check
+from minidl.prove.sessions import running
 from minidl.tracefile.join import traces_in
 from minidl.tracefile.reader import Trace, read_trace
 
@@ -201,11 +200,9 @@ def command_of(client: Client, mode: str, trace: Path) -> list[str]:
 
 def run(client: Client, mode: str, folder: Path) -> Run:
     """Run a program in a mode; whatever it starts has ended when this returns."""
-    trace = folder / "trace"
-    seen = folder / "seen"
-    root = str(Path(minidl.__file__).parents[1])
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([root, str(PROGRAMS)]),
+    trace, seen = folder / "trace", folder / "seen"
+    environment = {
+        "PYTHONPATH": os.pathsep.join([str(Path(minidl.__file__).parents[1]), str(PROGRAMS)]),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         "SEEN": str(seen),
         "LOADER": {"direct": "minidl", "mini": "mini"}.get(mode, "torch"),
@@ -213,27 +210,12 @@ def run(client: Client, mode: str, folder: Path) -> Run:
         "PYTHONWARNINGS": "default",
     }
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "output.txt").open("wb") as output:
-        process = subprocess.Popen(
-            command_of(client, mode, trace), env=environment, stdout=output, stderr=output, start_new_session=True
-        )
-        try:
-            code = process.wait(timeout=BOUND)
-        finally:
-            _end_group(process)
-    text = (folder / "output.txt").read_text(errors="replace")
+    with running(command_of(client, mode, trace), folder, **environment) as program:
+        assert program.wait_for_end(BOUND), f"{client} {mode} does not end: {program.errors()[-3000:]}"
+        code, output = program.process.returncode, program.said() + program.errors()
     ranks = {int(path.stem.split("-")[1]): json.loads(path.read_text()) for path in sorted(seen.glob("rank-*.json"))}
     traced = trace if mode.startswith(("run", "observe")) else None
-    return Run(code, text, traced, ranks)
-
-
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """End whatever the program left in its process group."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    process.wait()
+    return Run(code, output, traced, ranks)
 
 
 # --- The guide's table -----------------------------------------------------------------------------------------------

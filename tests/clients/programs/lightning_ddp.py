@@ -3,23 +3,11 @@
 import sys
 
 import lightning
-import torch
-from seen import Log, Numbers, loader_class
+from lightning_trained import Noting, trainer
+from seen import Numbers, loader_class
 
 
-class Module(lightning.LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(()))
-        self.log_of_batches = Log()
-
-    def training_step(self, batch: torch.Tensor, _: int) -> torch.Tensor:
-        self.log_of_batches.batch(self.current_epoch, batch)
-        return (batch * self.weight).mean()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
+class Module(Noting):
     def on_train_end(self) -> None:
         loader = self.trainer.train_dataloader
         self.log_of_batches.write(self.global_rank, sampler=type(loader.sampler).__name__)
@@ -27,17 +15,8 @@ class Module(lightning.LightningModule):
 
 def main() -> None:
     lightning.seed_everything(3, workers=True, verbose=False)
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        devices=2,
-        strategy=sys.argv[1] if len(sys.argv) > 1 else "ddp",
-        max_epochs=2,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(Module(), loader_class()(Numbers(), batch_size=25, shuffle=True, num_workers=1))
+    loader = loader_class()(Numbers(), batch_size=25, shuffle=True, num_workers=1)
+    trainer(devices=2, strategy=sys.argv[1] if len(sys.argv) > 1 else "ddp", max_epochs=2).fit(Module(), loader)
 
 
 if __name__ == "__main__":
