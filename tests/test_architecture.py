@@ -77,6 +77,7 @@ ORDER = (
         "diagrams ablations slab_life __init__",
     ),
     ("prove", "kept sessions"),
+    ("prove.lab", "faulty"),
     ("companion", "rows coverage drift reading moments pictures page text serve __init__"),
     (
         "prove.bench",
@@ -97,7 +98,7 @@ ORDER = (
         "stalled_download stream_lock_after_fork stream_without_end taking_turns threads_lost_at_fork torn_message "
         "unpickling_stuck worker_exits worker_ignores_sigterm worker_killed worker_segfault worker_stopped",
     ),
-    ("prove.lab", "faulty guard_programs ablation table runner score __init__"),
+    ("prove.lab", "guard_programs ablation table runner score __init__"),
     ("", "tour commands cli __main__"),
 )
 """All modules, by folder. A module imports only from modules that stand before it, so no circle can exist.
@@ -218,10 +219,10 @@ def test_a_loader_loads_nothing_that_records_or_reads_traces() -> None:
 # --- The tests' own layout --------------------------------------------------------------------------------------------
 TESTS = Path(__file__).parent
 OTHER_TESTS = {
-    "": "architecture budget core_coverage dispatcher_mutants examples holdings live namesakes on_gpu package readme "
+    "": "architecture budget core_coverage examples holdings live namesakes on_gpu package readme "
     "segments site subclasses",
     "companion": "companion_page companion_text",
-    "clients": "correct more one_process planted several_ranks state table",
+    "clients": "clients correct planted state table",
     "prove/bench": "bench_device",
     "data": "containers",
     "device": "pin_memory_differential",

@@ -26,6 +26,7 @@ from oracle_twice import different
 from sizes import slow
 
 from minidl import mini
+from minidl.process_stat import is_alive
 
 SOURCE = Path(mini.__file__).read_text()
 
@@ -243,7 +244,7 @@ def test_an_iterator_that_is_dropped_ends_its_workers() -> None:
     next(iterator)
     pids = [worker.pid for worker in iterator._workers]
     del iterator
-    assert not any(map(wl.alive, pids))
+    assert not any(map(is_alive, pids))
 
 
 class Stuck(wl.Numbers):

@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.utils.data
 from subclassed_loaders import Shards, multi_epochs, streaming
-from workloads import alive
 
 import minidl
 from minidl.check import check
 from minidl.dataloader import LoaderWithoutState
+from minidl.process_stat import is_alive
 from minidl.tracefile.reader import read_trace
 
 BASES = (torch.utils.data.DataLoader, minidl.DataLoader, LoaderWithoutState)
@@ -55,7 +55,7 @@ def test_it_counts_what_it_yields(options: dict[str, Any], tmp_path: Path) -> No
             found[-1] += (loader.state_dict(),)
             workers = [worker.pid for worker in getattr(loader._iterator, "_workers", [])]
             del loader
-            assert not any(map(alive, workers))
+            assert not any(map(is_alive, workers))
     assert found[0] == found[1] == found[2]
     assert found[1][1:] == ({"samples": 10}, 4, {"samples": 3})
     assert check(read_trace(tmp_path / "trace")) == []

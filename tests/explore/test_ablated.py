@@ -1,4 +1,7 @@
-"""Each guard of the driver, taken away from outside: what it does is missing then, and nothing else."""
+"""Guards of the shutdown, taken away from outside: their effects are missing then, and nothing else.
+
+The other guards of the driver have no effects of their own; `test_explore` shows that each is gone.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,11 @@ from minidl.explore.ablated import ABLATED, ablated
 from minidl.explore.guards import OURS
 from minidl.loader.dispatcher import Dispatcher
 from minidl.loader.driver import (
-    DRAW,
     END,
     MP_STATUS_CHECK_INTERVAL,
     READY,
     Driver,
     Effect,
-    Evidence,
-    Get,
     JoinPin,
     JoinWorkers,
     PutSentinel,
@@ -26,9 +26,7 @@ from minidl.loader.driver import (
     Terminate,
 )
 from minidl.loader.protocol import LoaderEvent, LoaderLifecycle
-from minidl.wire.messages import Result, ResumeIteration, WorkerExhausted
 
-GET = Get(MP_STATUS_CHECK_INTERVAL)
 JOIN_PIN = JoinPin(2 * MP_STATUS_CHECK_INTERVAL)
 JOIN_WORKERS = JoinWorkers(MP_STATUS_CHECK_INTERVAL)
 STOP_PIN = [Simple.SET_PIN_DONE, Simple.WAKE_PIN, JOIN_PIN, Simple.CLOSE_RESULT_QUEUE]
@@ -110,49 +108,3 @@ def test_guards_are_taken_away_together_and_from_any_driver() -> None:
     assert shutdown_of(three) == [*stop_pin, *STOP_WORKERS, *LEFTOVERS[:2], END]
     kind = ablated(["sentinel"], ablated(["workers_done"], Hasty))
     assert shutdown_of(kind(Dispatcher(2, 1), LoaderLifecycle())) == LEFTOVERS
-
-
-def test_without_its_sentinel_an_exhausted_worker_counts_as_told() -> None:
-    driver = begun("exhausted_sentinel")
-    driver.next()
-    assert driver.received(Result(0, 0, WorkerExhausted(0))) is DRAW
-    assert driver.told == [True, False]
-    assert driver.dispatcher.workers_status == [False, True]
-
-
-def test_a_sentinel_that_is_missing_in_the_shutdown_is_sent_to_an_exhausted_worker() -> None:
-    driver = begun("sentinel")
-    driver.next()
-    assert driver.received(Result(0, 0, WorkerExhausted(0))) == PutSentinel(0)
-
-
-def test_without_the_liveness_check_nobody_is_found_dead() -> None:
-    driver = begun("liveness_check")
-    driver.next()
-    assert driver.nothing_came(Evidence({1: -9})) == GET
-
-
-def test_without_the_check_of_the_pin_thread_it_is_not_found_dead() -> None:
-    driver = begun("pin_liveness_check")
-    driver.next()
-    assert driver.nothing_came(Evidence({}, pin_alive=False)) == GET
-
-
-def test_without_the_check_of_leavers_the_lock_is_not_asked_about() -> None:
-    driver = begun("leavers_checked")
-    driver.next()
-    driver.received(Result(0, 0, WorkerExhausted(0)))
-    assert driver.nothing_came(Evidence({0: -9}, jammed=True)) == GET
-
-
-def test_without_the_loaders_timeout_a_wait_has_no_bound_but_the_users() -> None:
-    assert begun("loader_timeout").next() == Get(None)
-    assert begun("loader_timeout", timeout=0.5).next() == Get(0.5)
-
-
-def test_without_the_epoch_in_it_any_acknowledgement_counts() -> None:
-    driver = begun("epochs_told_apart", persistent=True)
-    driver.resume()
-    driver.received(ResumeIteration(0, 0))
-    driver.received(Result(0, 0, "of the last epoch"))
-    assert driver.missing == 1

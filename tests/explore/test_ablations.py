@@ -39,6 +39,14 @@ def test_a_program_ends_well_with_the_guard_and_not_without_it(name: str, tmp_pa
     assert not left
 
 
+@pytest.mark.live
+@pytest.mark.parametrize(
+    "program", ["the_loader_is_killed_with_full_pipe", "is_interrupted_before_the_pin_thread_is_told"]
+)
+def test_what_the_explorer_has_found_in_the_live_loader_is_mended(program: str) -> None:
+    assert with_all_guards(program).what == "well"
+
+
 def test_every_guard_has_a_program() -> None:
     assert set(TABLE) == set(GUARDS)
 

@@ -33,7 +33,6 @@ from minidl.explore.model import Model
 from minidl.explore.search import Bad, Run, explore, shortest
 from minidl.explore.world import CREW, CTRL_C, INDEX, PHASE, World
 from minidl.loader import protocol
-from minidl.loader.crew import Crew
 from minidl.loader.dispatcher import STALE, Assignment, Deliver, Dispatcher, Signal
 from minidl.loader.driver import Driver, Evidence, Get, Simple
 from minidl.loader.protocol import Action, LoaderEvent, LoaderLifecycle, WorkerEvent, WorkerState
@@ -592,61 +591,6 @@ def test_a_guard_that_is_for_nothing_is_found_out(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(GUARDS, "watchdog", harmless)
     assert cli.main(["explore", "--guard", "watchdog"]) == 1
     assert "nothing, in:" in capsys.readouterr().out
-
-
-# --- What the explorer found in the live loader -----------------------------------------------------------------------
-KILLED_WHILE_RESULTS_WAIT = """
-import time
-import minidl, minidl.loader.worker, workloads as wl
-
-minidl.loader.worker.MP_STATUS_CHECK_INTERVAL = 0.3
-
-class Big(wl.Numbers):
-    def __getitem__(self, index):
-        return bytes(300_000)
-
-iterator = iter(minidl.DataLoader(Big(100), num_workers=2, collate_fn=list))
-next(iterator)
-while any(iterator._board.read(worker).stage.name != "WAITING" for worker in range(2)):
-    time.sleep(0.01)
-print(*(worker.pid for worker in iterator._workers), flush=True)
-time.sleep(600)
-"""
-
-
-@pytest.mark.live
-def test_orphans_leave_though_their_results_fill_the_pipe() -> None:
-    """A feeder thread at a full pipe gets no error when the loader dies: each worker holds the pipe's reading end."""
-    with wl.started(KILLED_WHILE_RESULTS_WAIT) as program:
-        pids = wl.pids_said_by(program)
-        assert len(pids) == 2
-        program.kill()
-        program.wait(wl.BOUND)
-    wl.wait_until_gone(pids)
-
-
-@pytest.mark.live
-def test_the_pin_thread_ends_though_the_shutdown_is_interrupted_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By SIGCHLD's handler, or by Ctrl-C: nobody would shut down a second time."""
-    wl.impatient(monkeypatch)
-    monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
-    iterator: Any = iter(minidl.DataLoader(wl.Numbers(20), num_workers=1, pin_memory=True))
-
-    def interrupt(crew: Any, effect: Any) -> None:
-        if effect is Simple.SET_PIN_DONE and not interrupted:
-            interrupted.append(True)
-            raise RuntimeError("DataLoader worker is killed")
-        perform(crew, effect)
-
-    interrupted: list[bool] = []
-    perform = Crew.perform
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Crew, "perform", interrupt)
-        with pytest.raises(RuntimeError, match="is killed"):
-            iterator.close()
-    iterator._pin_memory_thread.join(wl.BOUND)
-    assert not iterator._pin_memory_thread.is_alive()
 
 
 def test_what_is_bad_is_told_in_words() -> None:

@@ -31,6 +31,7 @@ from minidl.loader.driver import END, JoinPin
 from minidl.loader.progress import WorkerProgress
 from minidl.loader.protocol import LoaderState
 from minidl.loader.worker import _Worker
+from minidl.process_stat import is_alive
 from minidl.tracefile.reader import read_trace
 
 pytestmark = pytest.mark.live
@@ -475,7 +476,7 @@ def signalled(method: str, send: Callable[[int], None], said: Path, *, stays: bo
             pytest.fail(f"the program did not end; it is at:\n{said.read_text()}")
     wl.wait_until_gone([idle])
     if stays:
-        assert wl.alive(stuck)
+        assert is_alive(stuck)
         os.kill(stuck, signal.SIGKILL)
     wl.wait_until_gone([stuck])
     return code, said.read_text()

@@ -5,11 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import os
-import re
 import shutil
-import signal
-import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -18,7 +14,12 @@ from typing import Any
 
 import pytest
 
+from minidl.prove.sessions import running
+
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+STARTED = "started successfully on port "
+"""What the driver says before its port."""
+
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
          "--disable-background-networking", "--disable-component-update", "--disable-sync"]  # fmt: skip
 
@@ -108,12 +109,6 @@ class Browser:
 @contextlib.contextmanager
 def driven(profile: Path) -> Iterator[Browser]:
     """Start a browser with its files in `profile`; end all its processes."""
-    with subprocess.Popen(
-        [str(DRIVER), "--port=0"], stdout=subprocess.PIPE, text=True, start_new_session=True
-    ) as driver:
-        try:
-            assert driver.stdout is not None
-            port = next(int(m[1]) for line in driver.stdout if (m := re.search(r"on port (\d+)\.", line)))
-            yield Browser(port, profile)
-        finally:
-            os.killpg(driver.pid, signal.SIGKILL)
+    with running([str(DRIVER), "--port=0"], profile.parent) as driver:
+        assert driver.wait_for_words(STARTED), driver.errors()
+        yield Browser(int(driver.said().partition(STARTED)[2].split(".")[0]), profile)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-import os
 import shutil
-import signal
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+from minidl.prove.sessions import running
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)> {{ words }} \u2028 \ud800 &lt; \x00"
 """Text that must be shown as text, wherever a page shows it."""
@@ -80,15 +79,10 @@ def opened(page: Path, profile: Path) -> tuple[str, dict[str, str | None]]:
     """The document after the page's script has run in Chromium, and the attributes of its root."""
     offline = "--host-resolver-rules=MAP * ~NOTFOUND"
     command = [str(CHROMIUM), *FLAGS.split(), offline, f"--user-data-dir={profile}", "--dump-dom", page.as_uri()]
-    browser = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
-    try:
-        dom = browser.communicate(timeout=90)[0].decode()
-    finally:
-        try:
-            os.killpg(browser.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        browser.wait()
+    profile.mkdir(parents=True, exist_ok=True)
+    with running(command, profile) as browser:
+        assert browser.wait_for_end(90)
+        dom = browser.said()
     ((_, root), *_) = [(tag, a) for tag, a in Parsed(dom).tags if tag == "html"]
     return dom, root
 

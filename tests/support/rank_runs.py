@@ -10,12 +10,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.utils.data
+from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
 import minidl
@@ -31,7 +30,6 @@ from minidl import cli
 from minidl.record import clocks
 
 BATCH = 4
-PATIENCE = 60  # seconds for a scene, on a machine that has other things to do
 
 
 class Samples(minidl.Dataset[torch.Tensor]):
@@ -245,16 +243,8 @@ def untouched(rank: int, directory: Path) -> None:
     script = directory.with_suffix(".py")
     directory.parent.mkdir(parents=True, exist_ok=True)
     script.write_text(UNTOUCHED)
-    command = [
-        "run",
-        "--align-clocks",
-        "--trace",
-        str(directory.parent),
-        str(script),
-        f"{directory.parent}/store",
-        str(rank),
-    ]
-    if code := cli.main(command):
+    recorded = ["run", "--align-clocks", "--trace", str(directory.parent)]
+    if code := cli.main([*recorded, str(script), f"{directory.parent}/store", str(rank)]):
         raise SystemExit(code)
 
 
@@ -266,7 +256,7 @@ OTHERS: dict[str, tuple[int, Callable[[int, Path], None]]] = {
 
 
 # --- The program that forks them --------------------------------------------------------------------------------------
-def _rank(name: str, place: Path, rank: int, size: int) -> None:
+def _rank(rank: int, name: str, place: Path, size: int) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank))
     torch.set_num_threads(1)
     directory = place / name / f"rank{rank}"
@@ -282,30 +272,10 @@ def _rank(name: str, place: Path, rank: int, size: int) -> None:
         dist.destroy_process_group()
 
 
-def _rank_process(*arguments: Any) -> None:
-    try:
-        _rank(*arguments)
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
-
-
 def _run(name: str, place: Path) -> None:
+    """Fork the ranks, which end with this process, and wait for them. Raises the first error of one of them."""
     size = OTHERS[name][0] if name in OTHERS else SCENES[name].ranks
-    context = multiprocessing.get_context("fork")
-    crew = [context.Process(target=_rank_process, args=(name, place, rank, size)) for rank in range(size)]
-    for process in crew:
-        process.start()
-    deadline = time.monotonic() + PATIENCE
-    for process in crew:
-        process.join(max(0.0, deadline - time.monotonic()))
-    late = [process for process in crew if process.is_alive()]
-    for process in late:
-        process.kill()
-        process.join()
-    codes = [process.exitcode for process in crew]
-    if any(codes):
-        raise SystemExit(f"{name}: the ranks ended with {codes}")
+    start_processes(_rank, (name, place, size), nprocs=size, start_method="fork")
 
 
 def record(place: Path) -> None:

@@ -23,6 +23,7 @@ import torch.utils.data
 import minidl
 import minidl.loader.worker as worker_module
 from minidl.device import sim
+from minidl.process_stat import is_alive, remove_segments_of
 
 # Some of them are for the tests that import this module.
 from minidl.prove.lab.faulty import (  # noqa: F401
@@ -40,6 +41,7 @@ from minidl.prove.lab.faulty import (  # noqa: F401
 from minidl.prove.lab.faulty import (
     SharedStream as Stream,
 )
+from minidl.prove.sessions import living
 from minidl.wire import signal_handling
 
 
@@ -431,18 +433,11 @@ def started(script: str, *arguments: object, stderr: Any = subprocess.DEVNULL) -
 
 def kill_group(program: subprocess.Popen[Any]) -> None:
     """Kill a program with its process group, and remove the shared memory that it could no longer unlink."""
-    members = [int(path.name) for path in Path("/proc").glob("[0-9]*") if _group_of(path) == program.pid]
+    members = living(program.pid)
     os.killpg(program.pid, signal.SIGKILL)
     program.communicate()
-    for left in (left for pid in members for left in Path("/dev/shm").glob(f"torch_{pid}_*")):
-        left.unlink(missing_ok=True)
-
-
-def _group_of(process: Path) -> int:
-    try:
-        return int((process / "stat").read_text().rsplit(")")[-1].split()[2])
-    except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
-        return -1
+    wait_until_gone(members)
+    remove_segments_of(members)
 
 
 def pids_said_by(program: subprocess.Popen[str]) -> list[int]:
@@ -451,19 +446,11 @@ def pids_said_by(program: subprocess.Popen[str]) -> list[int]:
     return [int(pid) for pid in program.stdout.readline().split()]
 
 
-def alive(pid: int) -> bool:
-    """Whether the process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")")[-1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def wait_until_gone(pids: list[int]) -> None:
     """Wait until all of these processes have ended."""
     deadline = time.monotonic() + BOUND
-    while any(map(alive, pids)):
-        assert time.monotonic() < deadline, f"still there: {[pid for pid in pids if alive(pid)]}"
+    while any(map(is_alive, pids)):
+        assert time.monotonic() < deadline, f"still there: {list(filter(is_alive, pids))}"
         time.sleep(0.01)
 
 
