@@ -157,22 +157,27 @@ def lifecycle(title: str, table: Mapping[Any, Mapping[Any, Any]]) -> str:
     for up, side in sides.items():
         edge, sign = (left, -1) if up else (left + width, 1)
         for move in side:
-            ends: list[float] = []
-            lane = edge + sign * (room[up] + (move.lane + 0.5) * LANE)
-            for state_number in dict.fromkeys((move.target, *move.sources)):
-                for number, (other, arrives) in enumerate(ports[state_number, up]):
-                    if other is not move:
-                        continue
-                    at = tops[state_number] + 4 + LINE * (number + 0.7)
-                    ends.append(at)
-                    canvas.line((edge, at), (lane, at))
-                    if arrives:
-                        canvas.tip(edge, at, -sign, 0)
-                    else:
-                        canvas.text(edge + sign * 8, at - 4, move.label, "quiet", "end" if up else "start")
-            canvas.line((lane, min(ends)), (lane, max(ends)))
+            ends = [
+                (tops[state] + 4 + LINE * (number + 0.7), arrives)
+                for state in dict.fromkeys((move.target, *move.sources))
+                for number, (other, arrives) in enumerate(ports[state, up])
+                if other is move
+            ]
+            _draw(canvas, move, ends, edge, edge + sign * (room[up] + (move.lane + 0.5) * LANE))
     right = left + width + room[False] + lanes[False] * LANE + EDGE
     return canvas.svg(max(right, 2 * EDGE + LETTER * len(title)), y - GAP + EDGE, title)
+
+
+def _draw(canvas: _Canvas, move: _Move, ends: list[tuple[float, bool]], edge: float, lane: float) -> None:
+    """Draw a move's lines. ends: y at the boxes' edge, and whether it arrives there; lane: x of the vertical line."""
+    sign = -1 if move.up else 1
+    for y, arrives in ends:
+        canvas.line((edge, y), (lane, y))
+        if arrives:
+            canvas.tip(edge, y, -sign, 0)
+        else:
+            canvas.text(edge + sign * 8, y - 4, move.label, "quiet", "end" if move.up else "start")
+    canvas.line((lane, min(ends)[0]), (lane, max(ends)[0]))
 
 
 # --- The joint rules --------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from minidl import terminal
 
 if TYPE_CHECKING:
     from minidl.prove.lab.case import LabCase
-    from minidl.prove.lab.runner import Mode
+    from minidl.prove.lab.runner import LabRun, Mode
 
 OK, FOUND = 0, 1
 
@@ -72,35 +72,47 @@ def _mode(name: str) -> Mode:
 
 def _show(name: str, case: LabCase, arguments: argparse.Namespace) -> int:
     """Run a case as a user would, and run the doctor on it."""
-    from minidl.prove.lab.runner import Mode, running
-    from minidl.prove.lab.score import doctor_says
+    from minidl.prove.lab.runner import running
 
     mode = _mode(arguments.loader or ("observed" if case.ended("torch") and not arguments.fixed else "torch"))
     options = dataclasses.replace(case.draw(arguments.seed), fixed=arguments.fixed)
     print(f"{name}: {case.title}\n  users see: {case.users_see}")
-    if case.thread:
-        print(f"  reported:  {case.thread}")
-    if case.simulated:
-        print(f"  simulated: {case.simulated}")
+    print(f"  reported:  {case.thread}\n" * bool(case.thread), end="")
+    print(f"  simulated: {case.simulated}\n" * bool(case.simulated), end="")
     print(f"\n$ python train.py {' '.join(options.arguments())}    # {mode.value}", flush=True)
-    with running(name, options, mode) as program:
+    with running(name, options, mode) as run:
         if arguments.fixed or (case.truth is None and not case.ended(mode.loader)):
-            ended = program.wait_for_end()
-            print(program.said() + program.errors(), end="")
-            print(f"\nit {'ended' if ended else 'did not end'}; exit code {program.process.poll()}")
-            return OK if program.process.poll() == 0 else FOUND
-        program.wait()
-        print("\n".join((program.said() + program.errors()).splitlines()[-12:]))
-        target = str(program.trace) if program.ended else str(program.process.pid)
-        if program.ended and mode is Mode.PLAIN:
-            print("\nit has ended without a recording: choose --loader observed")
+            return _end_of(run)
+        run.wait()
+        print("\n".join((run.said() + run.errors()).splitlines()[-12:]))
+        if not _diagnosed(run):
             return FOUND
-        print(f"\n$ minidl doctor {'TRACE' if program.ended else target}", flush=True)
-        print(doctor_says(target, program))
     truth = case.expected(options, mode.loader)
     print(f"\nthe truth: {truth.words() if truth is not None else 'it is healthy'}\nthe fix:   {case.fix}")
     print(f"           minidl lab {name} --fixed    # runs the program with it")
     return OK
+
+
+def _end_of(run: LabRun) -> int:
+    """Wait for the end of a program that should end well."""
+    ended = run.wait_for_end()
+    print(run.said() + run.errors(), end="")
+    print(f"\nit {'ended' if ended else 'did not end'}; exit code {run.process.poll()}")
+    return OK if run.process.poll() == 0 else FOUND
+
+
+def _diagnosed(run: LabRun) -> bool:
+    """Print what the doctor says of the program, or of its trace if it has ended; whether there is one of them."""
+    from minidl.prove.lab.runner import Mode
+    from minidl.prove.lab.score import doctor_says
+
+    if run.ended and run.mode is Mode.PLAIN:
+        print("\nit has ended without a recording: choose --loader observed")
+        return False
+    pid = str(run.process.pid)
+    print(f"\n$ minidl doctor {'TRACE' if run.ended else pid}", flush=True)
+    print(doctor_says(str(run.trace) if run.ended else pid, run))
+    return True
 
 
 def _score(arguments: argparse.Namespace) -> int:
