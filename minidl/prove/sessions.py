@@ -79,12 +79,7 @@ class Program:
 def running(command: Sequence[str], folder: Path, **variables: str) -> Iterator[Program]:
     """Start a program in `folder`, with these environment variables too; nothing of it is left when the block ends."""
     paths = [str(Path(minidl.__file__).parent.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, dict.fromkeys(paths))),
-        "TMPDIR": str(folder),  # multiprocessing's own folders are not removed by processes that are killed
-        **variables,
-    }
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, dict.fromkeys(paths)))} | variables
     with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as errors:
         process = subprocess.Popen(
             command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=errors,

@@ -77,7 +77,7 @@ def outcome(program: str, guard: str = "", trace: Path | None = None) -> Program
     bound = PATIENCE if guard and TABLE[guard][1] in (HANGS, ORPHANS) else programs.BOUND
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", SCRIPT, program, *([guard] if guard else [])]
     recording = {} if trace is None else {"MINIDL_TRACE": str(trace.absolute()), "MINIDL_HANG_AFTER": "2"}
-    with tempfile.TemporaryDirectory() as folder, running(command, Path(folder), **recording) as run:
+    with tempfile.TemporaryDirectory() as place, running(command, Path(place), TMPDIR=place, **recording) as run:
         if not run.wait_for_words(programs.WAITS, programs.BOUND):
             raise RuntimeError(f"the program {program} ended before its step that counts: {run.said()}{run.errors()}")
         return ProgramEnd(_end_of(run, bound), time.monotonic() - began)

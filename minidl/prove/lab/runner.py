@@ -124,5 +124,10 @@ def running(name: str, options: LabOptions, mode: Mode) -> Iterator[LabRun]:
         (folder / "train.py").write_text(program_of(name))
         recorder = ["-m", "minidl", "run", "--trace", "trace", *(["--observe"] if mode is Mode.OBSERVED else [])]
         command = [sys.executable, *(recorder if mode is not Mode.PLAIN else []), "train.py", *options.arguments()]
-        with sessions.running(command, folder, MINIDL_HANG_AFTER=HANG_AFTER, OMP_NUM_THREADS="2") as program:
+        variables = {
+            "MINIDL_HANG_AFTER": HANG_AFTER,
+            "OMP_NUM_THREADS": "2",
+            "TMPDIR": place,  # multiprocessing's own folders are not removed by processes that are killed
+        }
+        with sessions.running(command, folder, **variables) as program:
             yield LabRun(program.process, folder, program.seen, mode)

@@ -429,7 +429,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         return [Row("group", "torch", "s", (2.0, 2.0)), Row("group", "minidl", "s", (1.0, 3.0), "torch", (2.0, 2.0))]
 
     monkeypatch.setattr(bench, "_BENCHMARKS", {"one": ("about one", benchmark), "two": ("about two", benchmark)})
-    monkeypatch.setattr(cli, "BENCHMARKS", ("one", "two"))
+    monkeypatch.setattr("minidl.commands.BENCHMARKS", ("one", "two"))
     return asked
 
 
