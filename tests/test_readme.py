@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pkgutil
 import re
 import shlex
@@ -71,6 +72,20 @@ def test_each_option_that_is_named_alone_exists() -> None:
 
 def test_the_readme_is_one_page() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 130
+
+
+def runs_of_eight_words(page: str) -> set[str]:
+    """Each eight words in a row within a sentence or a cell, without code, links' targets and marks."""
+    text = re.sub(r"```.*?```|<!--.*?-->|`[^`]*`|\]\([^)]*\)", " ", page, flags=re.DOTALL)
+    parts = (re.findall(r"\w[\w'-]*", part) for part in re.split(r"[.!?:;|]\s|\n\s*\n", text.lower()))
+    return {" ".join(words[at : at + 8]) for words in parts for at in range(len(words) - 7)}
+
+
+def test_no_sentence_stands_in_two_pages() -> None:
+    pages = {name: runs_of_eight_words((ROOT / name).read_text()) for name in READMES}
+    assert sum(map(len, pages.values())) > 2000
+    twice = {(a, b): sorted(pages[a] & pages[b]) for a, b in itertools.combinations(pages, 2) if pages[a] & pages[b]}
+    assert twice == {}
 
 
 def test_each_command_is_named_in_a_guide() -> None:
