@@ -25,7 +25,7 @@ from minidl.tracefile.process import ProcessLife
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.words import duration
 from minidl.views.frame import Page
-from minidl.views.page import columns, describe, packed, page_of
+from minidl.views.page import columns, describe, joined, packed
 from minidl.views.scene import scene_of, title_of
 
 EVERY: Final = 1.0
@@ -65,7 +65,7 @@ class LivePage:
         """The page, as of a look of this moment."""
         with self._lock:
             self._renew()
-            return page_of(self._words, self._numbers, connect="'self'")
+            return joined(self._words, self._numbers, connect="'self'")
 
     def look(self) -> bytes:
         """The page's words and numbers as of now, JSON. Not made again for a second page that asks at the same time."""

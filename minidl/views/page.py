@@ -92,8 +92,13 @@ def html(
     """
     trace = read_trace(trace)
     scene = scene_of(trace, since=since, until=until, workers=workers)
-    words = describe(scene, title_of(trace) if title is None else title) | {"perfetto": perfetto}
-    return page_of(*packed(words, columns(scene), 4 if compress else 0)).written(path)
+    return page_of(scene, title, compress=compress, perfetto=perfetto).written(path)
+
+
+def page_of(scene: Scene, title: str | None = None, *, compress: bool = True, perfetto: str = "") -> Page:
+    """Return a scene as a page: see `html`."""
+    words = describe(scene, title_of(scene.trace) if title is None else title) | {"perfetto": perfetto}
+    return joined(*packed(words, columns(scene), 4 if compress else 0))
 
 
 # --- The words ------------------------------------------------------------------------------------------------------
@@ -301,7 +306,7 @@ def packed(words: dict[str, Any], numbers: Columns, level: int) -> tuple[dict[st
     return {**words, "columns": layout, "compressed": level > 0}, base64.b64encode(data).decode()
 
 
-def page_of(words: dict[str, Any], numbers: str, connect: str = "") -> Page:
+def joined(words: dict[str, Any], numbers: str, connect: str = "") -> Page:
     """Return the page. connect: see `frame.filled`."""
     return Page(filled("page.html", connect=connect, title=words["title"], words=words, numbers=numbers))
 

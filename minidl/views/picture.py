@@ -80,6 +80,9 @@ INK, FAINT, PAPER = (THEMES["light"][name] for name in ("ink", "faint", "paper")
 WAIT, DOTS = "////", "..."
 """Hatches of waits, and of what is simulated."""
 
+LABEL: Final = {"facecolor": PAPER, "alpha": 0.85, "linewidth": 0, "pad": 0.6}
+"""What words beside a mark stand on."""
+
 MARGIN: Final = 0.16  # of a row, above and below its bars
 
 STATE_LINES: Final = {ev.RESUMED: "resumed after {}", ev.STATE_TAKEN: "state taken: {}"}
@@ -449,12 +452,19 @@ class _Drawing:
             if left < -LEFT * DPI or left + wide > self.pixels + RIGHT * DPI or not self._free(left, wide, y):
                 continue
             self.taken.append((left, left + wide, y))
-            axes.annotate(
-                words, (time / self.scale, y), (5 if left > pixel else -5, 0), textcoords="offset points",
-                fontsize=size, color=colour, ha="left" if left > pixel else "right", va="bottom", zorder=9,
-                parse_math=False, bbox={"facecolor": PAPER, "alpha": 0.85, "linewidth": 0, "pad": 0.6}, **style,
-            )  # fmt: skip
+            self._label(axes, words, time, y, size, colour, (5 if left > pixel else -5, 0), **style)
             return
+
+    def _label(
+        self, axes: Axes, words: str, time: int, y: float, size: float, colour: str, offset: tuple[float, float],
+        **style: Any,
+    ) -> None:  # fmt: skip
+        """Write words at an offset (points) from a moment (ns): on its right, or on its left if the offset is <= 0."""
+        side = "left" if offset[0] > 0 else "right"
+        how: dict[str, Any] = {"va": "bottom", "ha": side, "zorder": 9, "bbox": LABEL, "parse_math": False, **style}
+        axes.annotate(
+            words, (time / self.scale, y), offset, textcoords="offset points", fontsize=size, color=colour, **how
+        )
 
     def _free(self, left: float, wide: float, y: float) -> bool:
         """Tell whether no label stands at these pixels, about as high as y."""
@@ -469,10 +479,8 @@ class _Drawing:
     def _end(self, axes: Axes) -> None:
         """Say what the line at the trace's end is: what is drawn on its right is not in the trace."""
         if self.scene.last < self.scene.end:
-            axes.annotate(
-                f"end of the trace, {self.scene.unit.at(self.scene.last)}", (self.scene.last / self.scale, -0.15),
-                (0, 1), textcoords="offset points", fontsize=6.5, color=FAINT, ha="right", va="bottom", zorder=9,
-            )  # fmt: skip
+            words = f"end of the trace, {self.scene.unit.at(self.scene.last)}"
+            self._label(axes, words, self.scene.last, -0.15, 6.5, FAINT, (0, 1), bbox=None)
 
     def _framed(self, axes: Axes) -> None:
         """Outline what the headline blames, and name it at its beginning: in red if it went wrong."""
@@ -491,12 +499,8 @@ class _Drawing:
         late = (scene.end - begin) / ns < _wide(framed.words, size)
         # What has no room for it has its label below its lane, where no other bar is covered.
         y = self._middle(lane, row) if fits else scene.lanes[lane].bottom
-        axes.annotate(
-            framed.words, (begin / self.scale, y), (-3 if late else 3, 0 if fits else 1), textcoords="offset points",
-            fontsize=size, weight="bold", color=self._blame, ha="right" if late else "left",
-            va="center_baseline" if fits else "top", zorder=9,
-            parse_math=False, bbox={"facecolor": PAPER, "alpha": 0.85, "linewidth": 0, "pad": 0.6},
-        )  # fmt: skip
+        offset, middle = (-3 if late else 3, 0 if fits else 1), "center_baseline" if fits else "top"
+        self._label(axes, framed.words, begin, y, size, self._blame, offset, va=middle, weight="bold")
 
     @property
     def _blame(self) -> str:
@@ -568,11 +572,8 @@ class _Drawing:
         begin = left - _wide(words, size) if late else left
         if begin + _wide(words, size) > limit:
             return limit
-        axes.annotate(
-            words, (x, axes.get_ylim()[0]), (-4 if late else 4, 2), textcoords="offset points", fontsize=size,
-            color=colour, ha="right" if late else "left", va="bottom", zorder=8,
-            bbox={"facecolor": PAPER, "alpha": 0.85, "linewidth": 0, "pad": 0.8},
-        )  # fmt: skip
+        offset = (-4 if late else 4, 2)
+        self._label(axes, words, int(mark["time"]), axes.get_ylim()[0], size, colour, offset, zorder=8)
         return begin
 
     def _arrows(self, axes: Axes, batches: Ints) -> None:
@@ -605,16 +606,13 @@ class _Drawing:
         stops = stops[(stops["begin"] >= self.scene.begin) & (stops["begin"] <= self.scene.end)]
         if not len(stops):
             return
-        x, y = int(stops["begin"][0]) / self.scale, self._middle(stops["lane"][0], stops["row"][0])
+        time, y = int(stops["begin"][0]), self._middle(stops["lane"][0], stops["row"][0])
         words = f"batch {self.scene.batches['task'][batch]}"
-        pixel = (x * self.scale - self.scene.begin) / (self.scene.end - self.scene.begin) * self.pixels
+        pixel = (time - self.scene.begin) / (self.scene.end - self.scene.begin) * self.pixels
         above = sum(abs(pixel - other) < _wide(words, 7) for other in named)
         named.append(pixel)
-        axes.annotate(
-            words, (x, y), (0, 7 + 8 * above), textcoords="offset points", fontsize=6.5, weight="bold", color=colour,
-            ha="center", zorder=9, annotation_clip=True,
-            bbox={"facecolor": PAPER, "alpha": 0.85, "linewidth": 0, "pad": 0.6},
-        )  # fmt: skip
+        clipped: dict[str, Any] = {"ha": "center", "va": "baseline", "annotation_clip": True}
+        self._label(axes, words, time, y, 6.5, colour, (0, 7 + 8 * above), weight="bold", **clipped)
 
     # --- counters
     def _count(self, axes: Axes, name: str, unit: str) -> None:

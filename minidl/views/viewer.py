@@ -1,8 +1,8 @@
 """Show a trace in the browser, from a server on this machine: the page of `page`, and Perfetto's UI at the same place.
 
 Interface: `serve(trace)` opens the browser and blocks until Ctrl-C; `Viewer(trace)` is the same as a context manager,
-for notebooks and tests. `serve_live(target)` follows a running job (see `live_page`). `focus(trace)` is what Perfetto
-opens on if the page does not say: the headline's place, and the answers to some of `queries.QUERIES` in tabs.
+for notebooks and tests. `serve_live(target)` follows a running job (see `live_page`). `focus(scene)` is what Perfetto
+opens on if the page does not say: where the page opens, and the answers to some of `queries.QUERIES` in tabs.
 
 The trace is written for Perfetto when Perfetto is first asked for, since that takes longer than the page.
 
@@ -36,18 +36,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
-import numpy as np
-
 from minidl import terminal
-from minidl.hang.headline import headline
 from minidl.hang.live import find_trace
-from minidl.tracefile import events as ev
 from minidl.tracefile.format import MANIFEST
 from minidl.views.export import Progress
 from minidl.views.live_page import REQUEST, LivePage
-from minidl.views.page import html
+from minidl.views.page import page_of
 from minidl.views.perfetto import GROUPS, write_perfetto
 from minidl.views.queries import QUERIES
+from minidl.views.scene import Scene, scene_of
 
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
@@ -59,11 +56,8 @@ PERFETTO = "perfetto"
 LAST_WORDS = 3.0
 """Seconds that an open page has to ask once more when its run has ended."""
 
-LONGEST_WINDOW = 2_000_000_000
-"""Longest first window, ns: many batches, each still visible."""
-
 LEAST_SHARE = 0.1
-"""Share of the window from which on a wait is selected: the UI then shows five times as much."""
+"""Share of the window from which on a step is selected: the UI zooms in on it, and then shows five times as much."""
 
 _MIME = {  # not `mimetypes`: some systems map .js to text/plain there
     ".html": "text/html; charset=utf-8",
@@ -148,12 +142,14 @@ class Viewer:
         """What the server shows. path: of the trace as Perfetto reads it."""
         if isinstance(self.trace, LivePage):
             return _Served(self.trace, "", path)
-        document = _Document(self.trace, path, focus(self.trace, self.queries))
+        with terminal.busy("making the page"):
+            scene = scene_of(self.trace)
+            document = _Document(self.trace, path, focus(scene, self.queries))
+            page = page_of(scene, perfetto=PERFETTO)
         if self.perfetto:
             web_files()
             document.write(self.progress)
-        with terminal.busy("making the page"):
-            return _Served(None, html(self.trace, perfetto=PERFETTO), path, document)
+        return _Served(None, page, path, document)
 
     def door(self) -> Path:
         """Write a private file that leads a browser to `url`, and return its path.
@@ -202,16 +198,10 @@ def serve(
     progress: Progress | None = None,
 ) -> None:
     """Show the trace in the browser until Ctrl-C. Raises ViewerError as `Viewer` does."""
-    try:
-        with Viewer(trace, port, perfetto=perfetto, queries=queries, progress=progress) as viewer:
-            if not len(trace.events):
-                print("The trace has no events, so the page is empty.")
-            _say_where(viewer, f"The trace is at {viewer.url}", open_browser, sys.stdout)
-            print("Press Ctrl-C to end.", flush=True)
-            while True:  # short sleeps: a Ctrl-C just before a sleep is handled only after it
-                time.sleep(0.5)
-    except KeyboardInterrupt:
-        print()
+    with Viewer(trace, port, perfetto=perfetto, queries=queries, progress=progress) as viewer:
+        if not len(trace.events):
+            print("The trace has no events, so the page is empty.")
+        _show(viewer, "The trace is at", "Press Ctrl-C to end.", open_browser)
 
 
 def serve_live(target: str | os.PathLike[str], open_browser: bool = True, port: int = 0) -> None:
@@ -222,12 +212,17 @@ def serve_live(target: str | os.PathLike[str], open_browser: bool = True, port: 
     place = find_trace(target)
     if place.is_file():
         raise ViewerError(f"{place} is a packed trace, which gets no new events: open it without --live")
+    with Viewer(LivePage(place, perfetto=PERFETTO), port) as viewer:
+        _show(viewer, "The run is at", "Press Ctrl-C to end the view; the job goes on.", open_browser)
+
+
+def _show(viewer: Viewer, where: str, how: str, open_browser: bool) -> None:
+    """Say where the viewer is and how to end it, open the browser, and block until Ctrl-C."""
     try:
-        with Viewer(LivePage(place, perfetto=PERFETTO), port) as viewer:
-            _say_where(viewer, f"The run is at {viewer.url}", open_browser, sys.stdout)
-            print("Press Ctrl-C to end the view; the job goes on.", flush=True)
-            while True:
-                time.sleep(0.5)
+        _say_where(viewer, f"{where} {viewer.url}", open_browser, sys.stdout)
+        print(how, flush=True)
+        while True:  # short sleeps: a Ctrl-C just before a sleep is handled only after it
+            time.sleep(0.5)
     except KeyboardInterrupt:
         print()
 
@@ -293,8 +288,8 @@ class Opening:
     queries: tuple[str, ...]
 
 
-def focus(trace: Trace, queries: Sequence[str] | None = None) -> Opening:
-    """Return a window around what the trace's headline is about.
+def focus(scene: Scene, queries: Sequence[str] | None = None) -> Opening:
+    """Return what the page of the scene opens on, and the step that the headline points at, to be selected.
 
     queries: those that are asked for. Without any, the UI's lower half is free for the lanes. Raises ViewerError for an
     unknown query.
@@ -302,45 +297,14 @@ def focus(trace: Trace, queries: Sequence[str] | None = None) -> Opening:
     for name in queries or ():
         if name not in QUERIES:
             raise ViewerError(f"no query {name!r}: choose from {', '.join(QUERIES)}")
-    if not len(trace.events):
-        return Opening(0, 1, None, tuple(queries or ()))
-    start, end = trace.start, int(trace.events["time"][-1])
-    middle, step = _telling_moment(trace, start)
-    size = _window(trace, 0 if step is None else step[1])
-    first = max(0, min(middle - size // 2, end - start - size))
-    return Opening(first, min(first + size, end - start + 1), step, tuple(queries or ()))
-
-
-def _window(trace: Trace, step: int) -> int:
-    """Return the length, ns, of a window in which the bars of most fetches and training steps can have their captions.
-
-    step: length of a step that the window should hold.
-    """
-    spans = trace.spans()
-    spans = spans[spans["end"] >= 0]
-    typical = [
-        times * float(np.median((spans["end"] - spans["begin"])[spans["code"] == code]))
-        for code, times in ((ev.FETCH[0], 20), (ev.CONSUMER[0], 6))
-        if (spans["code"] == code).any()
-    ]
-    return min(LONGEST_WINDOW, max(int(max(typical, default=LONGEST_WINDOW)), step * 5 // 4, 1))
-
-
-def _telling_moment(trace: Trace, start: int) -> tuple[int, tuple[int, int] | None]:
-    """Return a moment and the step around it: those of the headline."""
-    spans = trace.spans()
-    spot = headline(trace, spans).focus
-    if spot is None:
-        return 0, None
-    there = (spans["process"] == spot.process) & (spans["tid"] == spot.tid) & (spans["code"] == spot.code)
-    rows = spans[there & (spans["begin"] == spot.span)]
-    begin = spot.span - start
-    if len(rows) and rows["end"][-1] < 0:
-        return begin, (begin, -1)
-    took = int(rows["end"][-1]) - spot.span if len(rows) else 0
-    # The UI zooms in on what is selected, and a short wait alone is not worth a window.
-    shown = min(LONGEST_WINDOW, int(trace.events["time"][-1]) - start)
-    return begin + took // 2, (begin, took) if took >= LEAST_SHARE * shown else None
+    begin, end = scene.opening
+    step = None
+    if scene.culprit >= 0:
+        bar = scene.bars[scene.culprit]
+        lasts = -1 if bar["fate"] else int(bar["end"] - bar["begin"])
+        if lasts < 0 or lasts >= LEAST_SHARE * (end - begin):
+            step = int(bar["begin"]), lasts
+    return Opening(begin, max(begin + 1, min(end, scene.last + 1)), step, tuple(queries or ()))
 
 
 @functools.cache
@@ -436,7 +400,7 @@ class _Served:
         """The trace for Perfetto; None while the run goes on, and if it has recorded too much to be read again."""
         with self._lock:
             if self._document is None and self.live is not None and self.live.whole is not None:
-                self._document = _Document(self.live.whole, self.path, focus(self.live.whole))
+                self._document = _Document(self.live.whole, self.path, focus(scene_of(self.live.whole)))
             return self._document
 
     def stop(self) -> None:

