@@ -17,6 +17,7 @@ import functools
 import hashlib
 import html
 import os
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -66,10 +67,10 @@ def filled(template: str, package: str = HERE, *, connect: str = "", **holes: An
 
 @functools.cache
 def _templates(package: str) -> Environment:
-    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    places = ChoiceLoader([PackageLoader(place, "") for place in (package, HERE)])
-    found = Environment(loader=places, autoescape=True, undefined=StrictUndefined)
+    places = [str(files(place)) for place in (package, HERE)]
+    found = Environment(loader=FileSystemLoader(places), autoescape=True, undefined=StrictUndefined)
     found.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     found.globals |= {"themes": THEMES, "policy": _policy}
     return found

@@ -142,12 +142,13 @@ class Viewer:
         """What the server shows. path: of the trace as Perfetto reads it."""
         if isinstance(self.trace, LivePage):
             return _Served(self.trace, "", path)
+        if self.perfetto:
+            web_files()
         with terminal.busy("making the page"):
             scene = scene_of(self.trace)
             document = _Document(self.trace, path, focus(scene, self.queries))
             page = page_of(scene, perfetto=PERFETTO)
         if self.perfetto:
-            web_files()
             document.write(self.progress)
         return _Served(None, page, path, document)
 
