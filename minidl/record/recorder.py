@@ -164,12 +164,6 @@ class Recorder:
     `emitter(loader)` gives the function that records one event of that loader (0: of none): see `_emitters`.
     """
 
-    __slots__ = (
-        "__weakref__", "_errno", "_header", "_introduced", "_local", "_lost_events", "_lost_lines", "_map", "_off",
-        "_place", "_refused", "_reserve", "_ring", "_start", "_stem", "_string_ids", "_strings", "_write_into",
-        "config", "emitter",
-    )  # fmt: skip
-
     def __init__(self, config: TraceConfig) -> None:
         self.config = config
         self._reserve: list[weakref.finalize[..., Recorder]] = []  # a forked child inherits them

@@ -12,6 +12,7 @@ import contextlib
 import os
 import re
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -49,6 +50,13 @@ class Files:
     attachments: list[Attachment] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     part: bool = False
+
+    def members(self) -> Iterator[tuple[str, bytes]]:
+        """Yield names and contents, side files before events: what is cut short still names the processes it lacks."""
+        if self.manifest is not None:
+            yield MANIFEST, self.manifest
+        yield from ((stem + SIDE_SUFFIX, data) for stem, data in self.side.items())
+        yield from ((stem + EVENTS_SUFFIX, data) for stem, data in self.events.items())
 
 
 def read_files(place: Path) -> Files:

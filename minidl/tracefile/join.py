@@ -27,12 +27,10 @@ from minidl.tracefile.attachments import Attachment, free_name
 from minidl.tracefile.events import columns_where
 from minidl.tracefile.files import Files, read_files
 from minidl.tracefile.format import (
-    EVENTS_SUFFIX,
     HEADER_BYTES,
     MAGIC,
     MANIFEST,
     PACKED_SUFFIX,
-    SIDE_SUFFIX,
     Header,
     TraceError,
     parts_of,
@@ -425,13 +423,8 @@ def _write(output: Path, files: Files) -> Path:
     draft = output.with_name(f".{output.name}.{os.getpid()}")
     draft.mkdir(0o700, parents=True)
     try:
-        for stem, data in files.side.items():
-            (draft / (stem + SIDE_SUFFIX)).write_bytes(data)
-        for stem, data in files.events.items():
-            (draft / (stem + EVENTS_SUFFIX)).write_bytes(data)
-        for attachment in files.attachments:
-            (draft / attachment.name).write_bytes(attachment.data())
-        (draft / MANIFEST).write_bytes(files.manifest or b"")
+        for name, data in (*files.members(), *((one.name, one.data()) for one in files.attachments)):
+            (draft / name).write_bytes(data)
         draft.replace(output)
     finally:
         shutil.rmtree(draft, ignore_errors=True)

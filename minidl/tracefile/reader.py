@@ -440,11 +440,7 @@ class Trace:
         return write_packed(Path(path), self._packed_members())
 
     def _packed_members(self) -> Iterator[tuple[str, bytes]]:
-        """Yield side files before events: a packed file that is cut short still names the processes it lacks."""
-        if self._files.manifest is not None:
-            yield MANIFEST, self._files.manifest
-        for stem, data in self._files.side.items():
-            yield stem + SIDE_SUFFIX, data
+        yield from self._files.members()
         for index, process in enumerate(self.processes):
             if process.header is not None:
                 yield process.file + EVENTS_SUFFIX, events_file(process.header, self._rows_of(index))
