@@ -193,6 +193,16 @@ class Event:
         return self.legend or self.stage or self.name
 
     @property
+    def waits(self) -> bool:
+        """Whether it is of a span in which its thread waits."""
+        return self.colour == _WAIT
+
+    @property
+    def frames(self) -> bool:
+        """Whether it is of a span around steps: its own time is no work."""
+        return self.colour == _FRAME
+
+    @property
     def columns(self) -> dict[str, Field]:
         """Its own fields, by the column of a row in which each stands: x, y, z."""
         return dict(zip("xyz", self.fields, strict=False))

@@ -22,8 +22,8 @@ from typing import Final
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS
 
-WAITING: Final = ("idle", "wait", "host wait", "device wait", "join")
-FRAMES: Final = ("epoch", "next")
+WAITING: Final = tuple(dict.fromkeys(event.label for event in EVENTS.values() if event.waits))
+FRAMES: Final = tuple(dict.fromkeys(event.label for event in EVENTS.values() if event.frames))
 """Labels of spans around other steps: their own time is not work."""
 
 BATCHES: Final = ("#4c01ba", "#1f1f1f", "#8a5a00", "#00707d")
