@@ -190,9 +190,7 @@ def facts(iterator: Any, loader: Any, transport: str = "upstream") -> dict[str, 
 
 @harmless(None)
 def _facts(iterator: Any, loader: Any, transport: str) -> dict[str, Any]:
-    outer = iterator._index_sampler
-    nest = list(nested_samplers(outer))
-    share, dealing, group = nest[-1], dealt_by(outer), place_in_group()
+    outer, group = iterator._index_sampler, place_in_group()
     return {
         "dataloader": _dataloader(outer),
         "made_at": _short(getattr(loader, "_made_at", "")),
@@ -212,16 +210,21 @@ def _facts(iterator: Any, loader: Any, transport: str) -> dict[str, Any]:
         **({"arena_bytes": budget()} if transport == "arena" and iterator._num_workers else {}),
         "batch_size": getattr(outer, "batch_size", None),
         "drop_last": iterator._drop_last or getattr(outer, "drop_last", False) is True,
-        "dealt_in": None if dealing is None else "batches" if dealing[0] is outer else "samples",
-        "sampler": type(share).__qualname__,
-        "sampler_repeats": next((n for name in _REPEATS if type(n := getattr(share, name, None)) is int), 1),
         "collate_fn": getattr(iterator._collate_fn, "__qualname__", repr(iterator._collate_fn)),
-        **{
-            f"sampler_{name}": value
-            for name in ("shuffle", "seed", "drop_last", "replacement", "even_batches")
-            if isinstance(value := _of_nest(nest, name), int)
-        },
+        **_of_samplers(outer),
         **group,
+    }
+
+
+def _of_samplers(outer: Any) -> dict[str, Any]:
+    """The settings of a loader's sampler and of those in it."""
+    nest, dealing = list(nested_samplers(outer)), dealt_by(outer)
+    settings = {name: _of_nest(nest, name) for name in ("shuffle", "seed", "drop_last", "replacement", "even_batches")}
+    return {
+        "dealt_in": None if dealing is None else "batches" if dealing[0] is outer else "samples",
+        "sampler": type(nest[-1]).__qualname__,
+        "sampler_repeats": next((n for name in _REPEATS if type(n := getattr(nest[-1], name, None)) is int), 1),
+        **{f"sampler_{name}": value for name, value in settings.items() if isinstance(value, int)},
     }
 
 
