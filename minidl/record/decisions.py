@@ -120,10 +120,13 @@ class TracedLoaderLifecycle(LoaderSpans, LoaderLifecycle):
             if event is LoaderEvent.RAISE and self.open_next:  # close() was called while next() ran
                 self._end_fetch_alone(_EXHAUSTED)
                 self.end_next(_EXHAUSTED)
-        elif event is _NEXT:  # the two of each batch need no table
-            self._next()
+        elif event is _NEXT:  # the two of each batch need no table, and no call more than these
+            dispatcher = self.shared.dispatcher
+            self.begin_next(self.shared.next_task if dispatcher is None else dispatcher.rcvd_idx)
         elif event is _YIELD:
-            self._yield()
+            self.yielded += 1
+            self._handed_out(_DATA)
+            self.begin_consumer(self.task)
         elif (watcher := self.WATCHERS.get(event)) is not None:
             watcher(self)
         return after
@@ -135,15 +138,6 @@ class TracedLoaderLifecycle(LoaderSpans, LoaderLifecycle):
         if course is not None and course.resumed:
             behind = sum(place.behind for place in course.places) * (not course.indexed)
             self.emit(ev.RESUMED, x=course.batches, y=course.turn, z=behind)
-
-    def _next(self) -> None:
-        dispatcher = self.shared.dispatcher
-        self.begin_next(dispatcher.rcvd_idx if dispatcher is not None else self.shared.next_task)
-
-    def _yield(self) -> None:
-        self.yielded += 1
-        self._handed_out(_DATA)
-        self.begin_consumer(self.task)
 
     def _raise(self) -> None:
         """Emit a task's error as its batch; a timeout, a death or a Ctrl-C belongs to no task."""
