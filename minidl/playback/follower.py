@@ -585,7 +585,17 @@ def _lets_go_of(what: str) -> _Handler:
     return lambda follower, event: setattr(follower.now, what, None)
 
 
+_DOES: Final = {
+    ev.WORKER_START[0]: STARTING,
+    **{span[0]: span[0] for span in (ev.WORKER_INIT, ev.MAKE_FETCHER, ev.INDEX_GET, ev.FETCH, ev.COLLATE)},
+    **dict.fromkeys((ev.SAMPLE[1], ev.COLLATE[1]), ev.FETCH[0]),
+    **dict.fromkeys((ev.WORKER_INIT[1], ev.MAKE_FETCHER[1], ev.FETCH[1]), ev.WORKER_READY),
+    ev.WORKER_EXIT: ev.WORKER_EXIT,
+}
+"""Event -> what its worker does from there on (`WorkerNow.activity`)."""
+
 _HANDLERS: Final[Mapping[int, _Handler]] = {
+    **{code: _works(activity) for code, activity in _DOES.items()},
     ev.EPOCH[0]: Follower._epoch_begun,
     ev.EPOCH[1]: Follower._epoch_ended,
     ev.SAMPLER_NEXT[0]: _has("sampling"),
@@ -593,14 +603,8 @@ _HANDLERS: Final[Mapping[int, _Handler]] = {
     ev.INDEX_PUT: _puts_index(Message.TASK),
     ev.INDEX_WRITE[0]: _writes_index(MessageStage.ENQUEUED, MessageStage.WRITING),
     ev.INDEX_WRITE[1]: _writes_index(MessageStage.WRITING, MessageStage.WRITTEN),
-    ev.INDEX_GET[0]: _works(ev.INDEX_GET[0]),
     ev.INDEX_GET[1]: Follower._index_got,
-    ev.FETCH[0]: _works(ev.FETCH[0]),
     ev.SAMPLE[0]: lambda follower, e: follower._work(e, ev.SAMPLE[0], e["x"], e["y"]),
-    ev.SAMPLE[1]: _works(ev.FETCH[0]),
-    ev.COLLATE[0]: _works(ev.COLLATE[0]),
-    ev.COLLATE[1]: _works(ev.FETCH[0]),
-    ev.FETCH[1]: _works(ev.WORKER_READY),
     ev.SHM_ALLOC: Follower._shm,
     ev.SLAB_TAKE: Follower._slab,
     ev.SLAB_SEND: Follower._slab,
@@ -630,14 +634,8 @@ _HANDLERS: Final[Mapping[int, _Handler]] = {
     ev.NEXT[1]: _lets_go_of("waiting_for"),
     ev.CONSUMER[0]: _has("consumer"),
     ev.CONSUMER[1]: _lets_go_of("consumer"),
-    ev.WORKER_START[0]: _works(STARTING),
     ev.WORKER_START[1]: Follower._worker_started,
-    ev.WORKER_INIT[0]: _works(ev.WORKER_INIT[0]),
-    ev.WORKER_INIT[1]: _works(ev.WORKER_READY),
-    ev.MAKE_FETCHER[0]: _works(ev.MAKE_FETCHER[0]),
-    ev.MAKE_FETCHER[1]: _works(ev.WORKER_READY),
     ev.WORKER_READY: Follower._worker_ready,
-    ev.WORKER_EXIT: _works(ev.WORKER_EXIT),
     ev.WORKER_GONE: lambda follower, event: follower._gone(event, event["x"], event["y"]),
     ev.FOUND_DEAD: Follower._found_dead,
     ev.RESUME_PUT: _puts_index(Message.RESUME),

@@ -381,54 +381,45 @@ def test_what_is_handed_out_and_dropped_is_let_go() -> None:
 
 
 # --- Errors -----------------------------------------------------------------------------------------------------------
-def test_a_loaders_error_comes_after_the_batches_before_it() -> None:
-    def source() -> Iterator[torch.Tensor]:
-        yield from ones(3)
-        raise ValueError("no more")
-
-    iterator = iter(DeviceLoader(source(), SIMULATED, 5))
-    assert numbers(next(iterator) for _ in range(3)) == [0, 1, 2]
-    with pytest.raises(ValueError, match="no more"):
-        next(iterator)
-    assert list(iterator) == []
+class Stubborn:
+    def to(self, device: Any) -> Any:
+        raise OSError("stays here")
 
 
-@pytest.mark.live
-def test_after_a_workers_error_iteration_goes_on() -> None:
-    loader = DeviceLoader(minidl.DataLoader(Tensors(8, bad=(3,)), 2, num_workers=2), SIMULATED, 3)
-    iterator, got = iter(loader), list[Any]()
-    for _ in range(4):
+def ends_with_an_error() -> Iterator[torch.Tensor]:
+    yield from ones(3)
+    raise ValueError("no more")
+
+
+def but_not_one(batch: torch.Tensor) -> torch.Tensor:
+    if batch[0] == 1:
+        raise RuntimeError("cannot")
+    return batch
+
+
+@pytest.mark.parametrize(
+    ("batches", "transform", "come"),
+    [
+        (ends_with_an_error, None, [0, 1, 2, ValueError]),
+        (lambda: minidl.DataLoader(Tensors(8, bad=(3,)), 2), None, [0, KeyError, 4, 6]),
+        pytest.param(
+            lambda: minidl.DataLoader(Tensors(8, bad=(3,)), 2, num_workers=2), None, [0, KeyError, 4, 6],
+            marks=pytest.mark.live,
+        ),
+        (lambda: ones(4), but_not_one, [0, RuntimeError, 2, 3]),
+        (lambda: [torch.ones(1), Stubborn(), torch.zeros(1)], None, [1, OSError, 0]),
+    ],
+    ids=["loader", "dataset", "worker", "transform", "copy"],
+)  # fmt: skip
+def test_an_error_is_raised_in_its_batchs_place(batches: Any, transform: Any, come: list[Any]) -> None:
+    iterator, got = iter(DeviceLoader(batches(), SIMULATED, 3, transform)), list[Any]()
+    for _ in come:
         try:
-            got.append(float(next(iterator)[0, 0]))
-        except KeyError as error:
+            got += numbers([next(iterator)])
+        except Exception as error:
             got.append(type(error))
-    assert got == [0, KeyError, 4, 6]
+    assert got == come
     assert list(iterator) == []
-
-
-def test_a_transforms_error_is_raised_in_its_batchs_place() -> None:
-    def transform(batch: torch.Tensor) -> torch.Tensor:
-        if batch[0] == 1:
-            raise RuntimeError("cannot")
-        return batch
-
-    iterator = iter(DeviceLoader(ones(4), SIMULATED, 3, transform))
-    assert float(next(iterator)[0]) == 0
-    with pytest.raises(RuntimeError, match="cannot"):
-        next(iterator)
-    assert numbers(iterator) == [2, 3]
-
-
-def test_a_batch_that_cannot_be_copied_is_an_error_in_its_place() -> None:
-    class Stubborn:
-        def to(self, device: Any) -> Any:
-            raise OSError("stays here")
-
-    iterator = iter(DeviceLoader([torch.ones(1), Stubborn(), torch.zeros(1)], SIMULATED, 3))
-    assert float(next(iterator)) == 1
-    with pytest.raises(OSError, match="stays here"):
-        next(iterator)
-    assert numbers(iterator) == [0]
 
 
 def test_an_interrupt_loses_nothing_that_is_in_flight() -> None:
