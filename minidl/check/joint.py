@@ -1,6 +1,6 @@
 """Rules that couple the actors: the rows of `JOINT_RULES`, applied to the acts in a trace.
 
-`_breaches` translates events to acts and facts, and applies the rows; each rule here consists of the rows of its name.
+`_Trace` translates events to acts and facts, and applies the rows; each rule here consists of the rows of its name.
 Three rules add checks that need a trace: an actor that ended without an event, a count of remaining workers.
 """
 
