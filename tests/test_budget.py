@@ -20,7 +20,7 @@ AT_MOST = {
     "minidl/loader minidl/data minidl/wire": 3820,
     "minidl/resume minidl/arena minidl/device minidl/dataloader.py": 2380,
     "minidl/tracefile minidl/record": 7300,
-    "minidl/playback minidl/check": 3490,
+    "minidl/playback minidl/check": 3480,
     "minidl/hang": 5960,
     "minidl/speed": 2660,
     "minidl/views": 4150,
