@@ -12,7 +12,7 @@ import contextlib
 import os
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import util
 from typing import Any
 
@@ -132,6 +132,14 @@ class Crew(LiveRepr):
         atexit.register(_close_all)  # the last registered runs first: before the exit flag is set
         self.closes_at_exit = True
 
+    def send(self, worker_id: int, message: Any) -> None:
+        """Put a message into a worker's queue; drop it if a shutdown has closed the queue, perhaps in the meantime."""
+        try:
+            self.index_queues[worker_id].put(message)
+        except ValueError:
+            if not self.driver.closed:
+                raise
+
     def forget_names(self) -> None:
         """Remove the names of the queues' semaphores once every worker has opened them."""
         if all(self.board.read(worker_id).stage > Stage.STARTING for worker_id in range(len(self.workers))):
@@ -185,40 +193,24 @@ class Crew(LiveRepr):
     def perform(self, effect: Effect) -> None:
         """Perform one step of the shutdown."""
         match effect:
-            case Simple.SET_PIN_DONE:
-                self.pin_done_event.set()
-            case Simple.WAKE_PIN:
-                self._wake_pin()
-            case JoinPin(timeout):
-                self._join_pin(timeout)
-            case Simple.CLOSE_RESULT_QUEUE:
-                _close(self.result_queue)
-            case Simple.SET_WORKERS_DONE:
-                self.done_event.set()
             case PutSentinel(worker_id):
                 self._mark_worker_as_unavailable(worker_id)
+            case JoinPin(timeout):
+                self._join_pin(timeout)
             case JoinWorkers(timeout):
                 self._join_workers(timeout)
-            case Simple.CLOSE_INDEX_QUEUES:
-                self._close_index_queues()
-            case Simple.FORGET_WORKERS:
-                self._forget_pids()
             case Terminate(kill, timeout):
                 self._terminate("kill" if kill else "terminate", timeout)
             case _:
-                raise AssertionError(f"{effect} is not a step of the shutdown")
+                _STEPS[effect](self)
 
     def _close_index_queues(self) -> None:
         for index_queue in self.index_queues:
             _close(index_queue)
 
     def _mark_worker_as_unavailable(self, worker_id: int) -> None:
-        """Send the worker its sentinel, unless an interrupted shutdown has closed the queue; the shutdown joins it."""
-        try:
-            self.index_queues[worker_id].put(Sentinel())
-        except ValueError:
-            if not self.driver.closed:
-                raise
+        """Send the worker its sentinel; the shutdown joins it."""
+        self.send(worker_id, Sentinel())
 
     def _wake_pin(self) -> None:
         with contextlib.suppress(NoThreadError):  # Python exits, and the pipe is full: its messages wake the pin thread
@@ -260,3 +252,14 @@ class Crew(LiveRepr):
 def _close(queue: Any) -> None:
     queue.cancel_join_thread()
     queue.close()
+
+
+_STEPS: dict[Effect, Callable[[Crew], None]] = {
+    Simple.SET_PIN_DONE: lambda crew: crew.pin_done_event.set(),
+    Simple.WAKE_PIN: Crew._wake_pin,
+    Simple.CLOSE_RESULT_QUEUE: lambda crew: _close(crew.result_queue),
+    Simple.SET_WORKERS_DONE: lambda crew: crew.done_event.set(),
+    Simple.CLOSE_INDEX_QUEUES: Crew._close_index_queues,
+    Simple.FORGET_WORKERS: Crew._forget_pids,
+}
+"""What performs the steps of the shutdown that have no arguments."""

@@ -17,8 +17,9 @@ import sys
 import time
 import types
 import warnings
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
@@ -31,30 +32,17 @@ from typing_extensions import Self
 from minidl.data import collate
 from minidl.data.fetch import _BaseDatasetFetcher, _DatasetKind
 from minidl.live_repr import LiveRepr
+from minidl.loader import driver as do
 from minidl.loader import liveness, ports
 from minidl.loader.crew import Crew
 from minidl.loader.dispatcher import Assignment, Deliver, Dispatcher
-from minidl.loader.driver import (
-    DRAW,
-    END,
-    READY,
-    Driver,
-    Effect,
-    Failure,
-    Get,
-    NoteDeath,
-    PutResume,
-    PutSentinel,
-    Raise,
-    Simple,
-)  # fmt: skip
+from minidl.loader.driver import DRAW, END, READY, Driver, Effect, Evidence, Get
 from minidl.loader.pin_memory import PinMemoryThread, _pin_memory_loop, accelerator_type, pin_memory
-from minidl.loader.ports import Fetching
 from minidl.loader.progress import ProgressBoard
 from minidl.loader.protocol import LoaderEvent, LoaderLifecycle, PinLifecycle, ProtocolError
 from minidl.loader.worker import Users, WorkerSpec, _worker_loop
 from minidl.wire import signal_handling
-from minidl.wire.errors import ExceptionWrapper, out_of_descriptors
+from minidl.wire.errors import ExceptionWrapper, with_remedy
 from minidl.wire.message import WorkerPayload
 from minidl.wire.messages import RebuildFailure, Result, ResumeIteration, Task
 from minidl.wire.queues import ReadyQueue, start_tracker_apart
@@ -75,16 +63,8 @@ Loader: TypeAlias = Any
 """A `dataloader.DataLoader`, whose module imports this one."""
 
 
-def _labelled(name: str) -> AbstractContextManager[Any]:
-    """A label for profilers around one `__next__`, as upstream's.
-
-    `record_function` costs 5 µs even if no profiler runs, so it is used only if one does. `_RecordFunctionFast` also
-    reaches observers that are registered in C++, which the flag does not count.
-    """
-    if torch.autograd.profiler._is_profiler_enabled:
-        return torch.autograd.profiler.record_function(name)
-    return _RecordFunctionFast(name)
-
+Answer: TypeAlias = Callable[[], Effect]
+"""The driver's input that answers an effect which was performed; returns the next effect."""
 
 _DECIDING: Any = object()
 """In place of the effect to perform: the driver decides, or the batch is handed over."""
@@ -106,7 +86,21 @@ _STREAM_INTERRUPTED = (
 )
 
 _NOTHING: tuple[int, int] = (-1, -1)
-"""In place of the task, and its worker, whose batch or error next() is about to give."""
+"""No task, and no worker."""
+
+
+_NO_CAUSE: tuple[Exception | None, float] = (None, 0.0)
+"""In place of the error with which a read has ended, and the seconds that it took."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    """What next() is in the middle of: if an exception of a signal's handler ends it, the next call goes on here."""
+
+    effect: Any = None  # what the driver has asked for, until it is answered; None between two calls of next()
+    taken: list[Any] = field(default_factory=list)  # the index that was drawn, or the message that was read, for it
+    drawing: bool = False  # whether the last draw has not ended: an exception has left the sampler
+    batch: tuple[int, int] = _NOTHING  # the task, and its worker, whose batch or error next() is about to give
 
 
 class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderIter):
@@ -131,11 +125,7 @@ class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderI
         self._ports.note(ports.Opened(self, loader))
         self._lifecycle = self._ports.decider(LoaderLifecycle)
         self._record = loader._new_epoch(self._ports)
-        self._in_hand = _NOTHING
-        self._effect: Any = None  # what the driver has asked for and was not answered; None between two calls of next()
-        self._inbox: list[Any] = []  # the message that was taken from the queue, until it is stored
-        self._drawn: list[Any] = []  # the index that was drawn, until it is assigned
-        self._drawing = False  # whether the last draw has not ended: an exception has left the sampler
+        self._pending = _Pending()
         self._record.before_seed(loader)
         if self._num_workers == 0:
             self._record.before_draws(loader)
@@ -165,31 +155,31 @@ class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderI
         self._num_yielded = self._record.batches
         self._IterableDataset_len_called = loader._IterableDataset_len_called
 
-    def _draw(self) -> bool:
-        """Draw the next task's indices, unless an exception has left them here; False: no more. Article 1 §2.4.4."""
-        if not self._drawn:
-            failed, self._drawing = self._drawing, True
-            try:
-                self._drawn.extend(itertools.islice(self._sampler_iter, 1))  # drawn and stored in one step
-            except Exception:  # the sampler's own error is the answer to this next(), as upstream
-                self._drawing, self._effect = False, None
-                raise
-            if failed and not self._drawn:
-                raise RuntimeError(_SAMPLER_ENDED)
-        self._drawing = False
-        return bool(self._drawn)
-
     def _next_index(self) -> Any:
-        """The next task's indices; raises StopIteration if the sampler has no more."""
-        if not self._draw():
+        """Draw the next task's indices, unless the last call has; raises StopIteration if there are no more."""
+        pending = self._pending
+        if not pending.taken:
+            interrupted, pending.drawing = pending.drawing, True
+            try:
+                pending.taken.extend(itertools.islice(self._sampler_iter, 1))  # drawn and stored in one step
+            except Exception:  # the sampler's own error is the answer to this next(), as upstream
+                pending.drawing, pending.effect = False, None
+                raise
+            if interrupted and not pending.taken:
+                raise RuntimeError(_SAMPLER_ENDED)
+        pending.drawing = False
+        if not pending.taken:
             raise StopIteration
-        return self._drawn[0]
+        return pending.taken[0]
 
     def _next_data(self) -> Any:
         raise NotImplementedError
 
     def __next__(self) -> Any:
-        with _labelled(self._profile_name):
+        # A label costs 5 µs even if no profiler runs. The fast one also reaches observers that are registered in C++.
+        profiled = torch.autograd.profiler._is_profiler_enabled
+        label = torch.autograd.profiler.record_function if profiled else _RecordFunctionFast
+        with label(self._profile_name):
             try:
                 data = self._next_data()
             except BaseException as error:
@@ -197,8 +187,8 @@ class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderI
                 self._hand_out_error(error)
                 raise
             self._num_yielded += 1
-        self._record.hand_out(self._in_hand)  # only now: a Ctrl-C before this loses no batch
-        self._effect = None
+        self._record.hand_out(self._pending.batch)  # only now: a Ctrl-C before this loses no batch
+        self._pending.effect = None
         length = self._IterableDataset_len_called  # None for a map-style dataset
         if length is not None and self._num_yielded > length and self._dataset_kind == _DatasetKind.Iterable:
             self._warn_beyond_length(length)
@@ -206,8 +196,9 @@ class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderI
 
     def _hand_out_error(self, error: BaseException) -> None:
         """A task's error counts as its batch. A Ctrl-C, a timeout or a dead worker belongs to no task."""
-        if self._in_hand is not _NOTHING and self._effect is None and isinstance(error, Exception):
-            self._record.fail(self._in_hand)
+        pending = self._pending
+        if pending.batch is not _NOTHING and pending.effect is None and isinstance(error, Exception):
+            self._record.fail(pending.batch)
 
     def _failed(self) -> None:
         """Note that the consumer gets an error, or nothing, for its next()."""
@@ -309,33 +300,34 @@ class _SingleProcessDataLoaderIter(_BaseDataLoaderIter, _TorchSingle):
         """
         self._lifecycle.handle(LoaderEvent.NEXT)
         self._stop_if_closed()
-        if self._effect is None:
-            self._in_hand = _NOTHING
-            self._drawn.clear()
-        elif self._in_hand is not _NOTHING and self._dataset_kind == _DatasetKind.Iterable:
+        pending = self._pending
+        if pending.effect is None:
+            pending.batch = _NOTHING
+            pending.taken.clear()
+        elif pending.batch is not _NOTHING and self._dataset_kind == _DatasetKind.Iterable:
             raise RuntimeError(_STREAM_INTERRUPTED)
-        self._effect = _DECIDING
+        pending.effect = _DECIDING
         try:
-            if not (self._record.counted or self._drawn or self._drawing):
+            if not (self._record.counted or pending.taken or pending.drawing):
                 self._record.first_draw(int(self._base_seed))
             index = self._next_index()
-            self._in_hand = self._record.counted, 0
+            pending.batch = self._record.counted, 0
             data = self._fetch(index)
         except StopIteration:
-            self._in_hand = _NOTHING
+            pending.batch = _NOTHING
             self._record.end()
             self._lifecycle.handle(LoaderEvent.EPOCH_END)
-            self._effect = None
+            pending.effect = None
             raise
         except Exception:  # it is the answer to this next()
-            self._effect = None
+            pending.effect = None
             raise
         self._stop_if_closed()
         self._lifecycle.handle(LoaderEvent.YIELD)
         return data
 
     def _fetch(self, index: Any) -> Any:
-        task, _ = self._in_hand
+        task, _ = self._pending.batch
         self._record.asks_for(task)
         data = self._dataset_fetcher.fetch(index)
         self._record.fetched(task)
@@ -367,6 +359,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
         self._driver = Driver(
             self._dispatcher, self._lifecycle, persistent=self._persistent_workers, timeout=self._timeout
         )
+        self._cause = _NO_CAUSE  # from a read that brought no message until the driver has said what follows
         self._start_workers(loader)
         if self._pin_memory:
             self._start_pin_memory_thread()
@@ -395,8 +388,22 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
             index_queue = self._ports.queue("index", self._transport.index_queue(context), worker_id)
             # No process reads the queue of a worker that died. Its feeder must not block the exit of this process.
             index_queue.cancel_join_thread()
-            fetching = self._record.fetching(worker_id, loader)
-            spec = self._worker_spec(worker_id, users, index_queue, context, fetching)
+            spec = WorkerSpec(
+                worker_id=worker_id,
+                num_workers=self._num_workers,
+                dataset_kind=self._dataset_kind,
+                users=users,
+                auto_collation=self._auto_collation,
+                drop_last=self._drop_last,
+                base_seed=int(self._base_seed),
+                index_queue=index_queue,
+                result_queue=self._worker_result_queue.writer(worker_id),
+                done_event=self._workers_done_event,
+                board=self._board,
+                ports=self._ports,
+                manager_pid=None if context.get_start_method() == "forkserver" else self._crew.pid,
+                fetching=self._record.fetching(worker_id, loader),
+            )
             worker = self._ports.worker(context, worker_id, _worker_loop, (spec,))
             with signal_handling.put_off_all():
                 try:
@@ -404,26 +411,6 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
                 finally:
                     users.close()
                 self._crew.add_worker(worker, index_queue)
-
-    def _worker_spec(
-        self, worker_id: int, users: WorkerPayload, index_queue: Any, context: Any, fetching: Fetching
-    ) -> WorkerSpec:
-        return WorkerSpec(
-            worker_id=worker_id,
-            num_workers=self._num_workers,
-            dataset_kind=self._dataset_kind,
-            users=users,
-            auto_collation=self._auto_collation,
-            drop_last=self._drop_last,
-            base_seed=int(self._base_seed),
-            index_queue=index_queue,
-            result_queue=self._worker_result_queue.writer(worker_id),
-            done_event=self._workers_done_event,
-            board=self._board,
-            ports=self._ports,
-            manager_pid=None if context.get_start_method() == "forkserver" else self._crew.pid,
-            fetching=fetching,
-        )
 
     def _start_pin_memory_thread(self) -> None:
         """Start the thread between the result queue and the ready queue; article 1 §2.4.6."""
@@ -452,10 +439,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
 
     def _reset(self, loader: Loader, first_iter: bool = False) -> None:
         """Begin an epoch: counts reset, persistent workers resumed, first tasks sent. Article 1 §2.4.3."""
-        self._effect = None
-        self._inbox.clear()
-        self._drawn.clear()
-        self._drawing = False
+        self._pending = _Pending()
         effect = self._driver.begin() if first_iter else self._driver.resume()
         if not first_iter:
             self._record = loader._new_epoch(self._ports, again=True)
@@ -466,185 +450,178 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
         try:
             self._perform(effect)
         except BaseException:
-            self._effect = None
+            self._pending.effect = None
             self._failed()
             raise
         self._record.begun(loader)
-        self._effect = None
+        self._pending.effect = None
 
-    def _try_put_index(self) -> Effect:
-        """Draw an index, and send the task if there is one and a worker may take it. Article 1 §2.4.4."""
-        drawn = self._draw()
-        self._effect = _DECIDING
-        effect = self._driver.drawn(self._drawn[0]) if drawn else self._driver.sampler_ended()
-        self._drawn.clear()
-        return self._put_task(effect) if type(effect) is Assignment else effect
-
-    def _put_task(self, effect: Assignment) -> Effect:
-        """Send a task. If that is interrupted it is sent again; the worker drops the second one."""
-        self._effect = effect
-        task = Task(effect.idx, effect.worker_id, self._dispatcher.task_info[effect.idx].index)
-        self._put(effect.worker_id, self._ports.envelope(task))
-        self._effect = _DECIDING
-        return self._driver.done()
-
-    def _put(self, worker_id: int, message: Any) -> None:
-        """Put a message into a worker's queue; drop it if a signal's handler has closed the loader in the meantime."""
-        try:
-            self._index_queues[worker_id].put(message)
-        except ValueError:
-            if not self._driver.closed:
-                raise
-
+    # --- One batch ----------------------------------------------------------------------------------------------------
     def _next_data(self) -> Any:
         """The next batch: from the reorder buffer, or from the workers. Article 1 §2.4.7.
 
         If an exception of a signal's handler has ended the last call, this one goes on with what it did: the batch is
         not lost. It raises RuntimeError if that is not possible.
         """
-        self._in_hand = _NOTHING
+        self._pending.batch = _NOTHING
         effect = self._perform(self._next_effect())
-        self._effect = _DECIDING
-        if type(effect) is not Deliver:
-            if self._rcvd_idx == self._send_idx:  # not closed before
-                self._record.end()
-            self._effect = None
-            raise StopIteration
-        return self._process_data(effect)
+        self._pending.effect = _DECIDING
+        if type(effect) is Deliver:
+            return self._process_data(effect)
+        if self._rcvd_idx == self._send_idx:  # not closed before
+            self._record.end()
+        self._pending.effect = None
+        raise StopIteration
 
     def _next_effect(self) -> Effect:
-        if self._effect is None or self._driver.closed:
-            self._effect = _DECIDING
+        pending = self._pending
+        if pending.effect is None or self._driver.closed:
+            pending.effect = _DECIDING
             try:
                 return self._driver.next()
             except ProtocolError:
-                self._effect = None
+                pending.effect = None
                 raise
-        if self._effect is _DECIDING:
+        if pending.effect is _DECIDING:
             raise RuntimeError(_INTERRUPTED)
         self._driver.again()
-        return self._effect  # type: ignore[no-any-return]
+        return pending.effect  # type: ignore[no-any-return]
+
+    def _perform(self, effect: Effect) -> Effect:
+        """Perform each effect and answer it, up to the next one that is for the caller: a batch, END, or READY."""
+        pending = self._pending
+        while True:
+            pending.effect = effect
+            kind = type(effect)
+            if kind is Get:
+                answer = self._get_data(effect.timeout)  # type: ignore[union-attr]
+            elif effect is DRAW:
+                answer = self._try_put_index()
+            elif kind is Assignment:
+                answer = self._put_task(effect)  # type: ignore[arg-type]
+            elif kind is Deliver or effect is END or effect is READY:
+                return effect
+            else:
+                answer = self._perform_rare(effect)
+            pending.effect = _DECIDING
+            effect = answer()
+            pending.taken.clear()
+
+    def _perform_rare(self, effect: Effect) -> Answer:
+        match effect:
+            case do.Raise():
+                raise self._error_of(effect)
+            case do.PutResume(worker_id, epoch):
+                self._crew.send(worker_id, ResumeIteration(epoch, worker_id))
+            case do.NoteDeath():
+                liveness.note_death(self._crew, effect, self._ports)
+            case do.Simple.SHUT_DOWN:
+                self._shutdown_workers()
+            case _:
+                self._crew.perform(effect)
+        return self._driver.done
+
+    def _try_put_index(self) -> Answer:
+        """Draw an index; the driver chooses the worker that gets the task, if one may take it. Article 1 §2.4.4."""
+        try:
+            index = self._next_index()
+        except StopIteration:
+            return self._driver.sampler_ended
+        return partial(self._driver.drawn, index)
+
+    def _put_task(self, given: Assignment) -> Answer:
+        """Send a task. If that is interrupted it is sent again; the worker drops the second one."""
+        task = Task(given.idx, given.worker_id, self._dispatcher.task_info[given.idx].index)
+        self._crew.send(given.worker_id, self._ports.envelope(task))
+        return self._driver.done
 
     def _process_data(self, step: Deliver) -> Any:
         """Yield a batch; the task that replaces it was sent before. Article 1 §2.4.7."""
         data = step.data
-        self._in_hand = step.idx, step.worker_id
+        self._pending.batch = step.idx, step.worker_id
         if isinstance(data, ExceptionWrapper):
-            self._effect = None
+            self._pending.effect = None
             data.reraise()
         self._driver.yielded()
         return data
 
     def _failed(self) -> None:
-        self._driver.failed(again=self._effect is not None)
+        self._driver.failed(again=self._pending.effect is not None)
 
-    def _perform(self, effect: Effect) -> Effect:
-        """Perform effects up to the next one that is for the caller: a batch, END, or READY."""
-        while True:
-            self._effect = effect
-            if type(effect) is Get:
-                effect = self._get_data(effect.timeout)
-            elif effect is DRAW:
-                effect = self._try_put_index()
-            elif type(effect) is Deliver or effect is END or effect is READY:
-                return effect
-            elif type(effect) is Assignment:
-                effect = self._put_task(effect)
-            else:
-                self._perform_rare(effect)
-                self._effect = _DECIDING
-                effect = self._driver.done()
-
-    def _perform_rare(self, effect: Effect) -> None:
-        match effect:
-            case Raise():
-                self._raise(effect, None)
-            case PutResume(worker_id, epoch):
-                self._put(worker_id, ResumeIteration(epoch, worker_id))
-            case NoteDeath():
-                liveness.note_death(self._crew, effect, self._ports)
-            case Simple.SHUT_DOWN:
-                self._shutdown_workers()
-            case _:
-                self._crew.perform(effect)
-
-    def _get_data(self, timeout: float | None) -> Effect:
-        """Read one message, or find out why none comes. Article 4 §shutdown.
-
-        Raises RuntimeError if the user's timeout has passed, a worker died, or the pin-memory thread died.
-        """
+    def _get_data(self, timeout: float | None) -> Answer:
+        """Read one message, or find out why none comes. Article 4 §shutdown."""
         if self._timeout > 0:
             with handover_timeout(self._timeout):
-                return self._try_get_data(timeout, started=time.monotonic())
+                return self._try_get_data(timeout)
         if self._pin_memory and not self._pin_memory_thread.is_alive():
             return self._nothing_came(None)
         return self._try_get_data(timeout)
 
-    def _try_get_data(self, timeout: float | None, started: float = 0.0) -> Effect:
-        """Try once to read a message, for at most `timeout` seconds. started: when the user's timeout began."""
+    def _try_get_data(self, timeout: float | None) -> Answer:
+        """Try once to read a message, for at most `timeout` seconds."""
+        taken, started = self._pending.taken, time.monotonic()
         try:
-            if not self._inbox:
-                self._data_queue.get(timeout=timeout, inbox=self._inbox)
+            if not taken:
+                self._data_queue.get(timeout=timeout, inbox=taken)
         except Exception as error:
-            effect = self._nothing_came(error, time.monotonic() - started if self._timeout > 0 else None)
-            if type(effect) is Get and not isinstance(error, queue.Empty):
-                self._effect = effect
-                if (lack := out_of_descriptors()) is not None:
-                    raise lack from error
-                raise
-            return effect
-        message = self._inbox[0]
+            return self._nothing_came(error, time.monotonic() - started)
         if self._crew.named:
             self._crew.forget_names()
+        (message,) = taken
         if type(message) is Result and type(message.data) is RebuildFailure:
-            effect = self._explain(message, message.data.error)
-        else:
-            self._effect = _DECIDING
-            effect = self._driver.received(message)
+            return self._explain(message, message.data.error)
+        return partial(self._received, message)
+
+    def _received(self, message: Any) -> Effect:
+        effect = self._driver.received(message)
         if message.state is not None:
             self._record.state_came(message, stale=bool(self._driver.missing))
-        self._inbox.clear()
         return effect
 
-    def _nothing_came(self, error: Exception | None, waited: float | None = None) -> Effect:
-        """Ask the driver what follows, and raise its error, if any. waited: seconds; None without a user's timeout."""
-        timed_out = waited is not None and isinstance(error, queue.Empty)
+    # --- No batch -----------------------------------------------------------------------------------------------------
+    def _nothing_came(self, error: Exception | None, waited: float = 0.0) -> Answer:
+        """Look who is alive. error: with which the read has ended; waited: seconds."""
+        timed_out = self._timeout > 0 and isinstance(error, queue.Empty)
         evidence = liveness.evidence_of(self._crew, self._ports, timed_out=timed_out)
-        self._effect = _DECIDING
-        effect = self._driver.nothing_came(evidence)
-        return self._raise(effect, error, waited or 0.0)
+        self._cause = error, waited
+        return partial(self._go_on, evidence)
 
-    def _explain(self, result: Result, error: Exception) -> Effect:
+    def _go_on(self, evidence: Evidence) -> Effect:
+        effect = self._driver.nothing_came(evidence)
+        if type(effect) is Get:
+            (error, _), self._cause = self._cause, _NO_CAUSE
+            if error is not None and not isinstance(error, queue.Empty):
+                self._pending.effect = effect
+                try:
+                    raise with_remedy(error)
+                finally:
+                    del error  # its traceback holds this frame: the iterator, and its workers, would live on in a cycle
+        return effect
+
+    def _explain(self, result: Result, error: Exception) -> Answer:
         """A batch could not be rebuilt: because its worker, which holds its memory, died, or as its task's error."""
         liveness.wait_for_a_dying_worker(self._crew, result.worker_id, error)
         evidence = liveness.evidence_of(self._crew, self._ports)
-        self._effect = _DECIDING
+        return partial(self._explained, result, evidence, error)
+
+    def _explained(self, result: Result, evidence: Evidence, error: Exception) -> Effect:
         effect = self._driver.deaths(evidence)
-        if effect is None:
-            if isinstance(error, NotHandedOverError):
-                error = liveness.not_handed_over(self._crew, result, self._timeout, self._ports)
-            return self._driver.received(liveness.explained(result, error))
-        return self._raise(effect, error)
+        if effect is not None:
+            self._cause = error, 0.0
+            return effect
+        if isinstance(error, NotHandedOverError):
+            error = liveness.not_handed_over(self._crew, result, self._timeout, self._ports)
+        return self._received(liveness.explained(result, error))
 
-    def _raise(self, effect: Effect, cause: Exception | None, waited: float = 0.0) -> Effect:
-        """Perform effects up to an error, and raise it; return the effect if it leads to none."""
-        while isinstance(effect, (NoteDeath, PutSentinel)):
-            self._effect = effect
-            self._perform_rare(effect)
-            self._effect = _DECIDING
-            effect = self._driver.done()
-        if type(effect) is Raise:
-            self._effect = effect
-            failure = self._pin_memory_thread.failure if effect.why is Failure.PIN_THREAD_DIED else cause
-            error = liveness.error_of(self._crew, effect, self._timeout, waited, self._ports)
-            self._inbox.clear()
-            self._effect = None
-            try:
-                raise error from failure
-            finally:
-                del error  # whose traceback holds this frame: the iterator, and its workers, would live on in a cycle
-        return effect
+    def _error_of(self, effect: do.Raise) -> RuntimeError:
+        """The error that the driver asks for. It is no local variable of a frame that it leaves: see `_go_on`."""
+        cause, waited = self._cause
+        error = liveness.error_of(self._crew, effect, self._timeout, waited, self._ports)
+        error.__cause__ = self._pin_memory_thread.failure if effect.why is do.Failure.PIN_THREAD_DIED else cause
+        self._cause, self._pending.effect = _NO_CAUSE, None
+        return error
 
+    # --- The end ------------------------------------------------------------------------------------------------------
     def _shutdown_workers(self) -> None:
         """End the pin-memory thread and the workers; see `crew`."""
         crew = getattr(self, "_crew", None)  # absent if __init__ failed before

@@ -10,7 +10,7 @@ from minidl.guides import more
 from minidl.loader.crew import Crew
 from minidl.loader.driver import PIN, Evidence, Failure, NoteDeath, Raise
 from minidl.loader.ports import FoundAlive, FoundDead, Ports, TimedOut
-from minidl.wire.errors import ExceptionWrapper, out_of_descriptors
+from minidl.wire.errors import ExceptionWrapper, with_remedy
 from minidl.wire.messages import Result
 
 
@@ -117,7 +117,7 @@ def _refused(error: Exception) -> Exception:
 
 def explained(result: Result, error: Exception) -> Result:
     """The result with an error in place of the data that can't be rebuilt, so that the epoch goes on."""
-    error = out_of_descriptors() or _refused(error)
+    error = with_remedy(_refused(error))
     where = "in the loader while it rebuilt a batch"
     wrapper = ExceptionWrapper(error, where, f"Task {result.idx} of worker {result.worker_id}.")
     return Result(result.idx, result.worker_id, wrapper, result.state)

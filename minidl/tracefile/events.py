@@ -293,7 +293,7 @@ SAMPLER_NEXT = _span(
     12, "sampler_next", Track.LOADER, "#3c86dd", "task", ("", "count:indices first_index digest"),
     "the sampler is asked for the next task's indices; the end's count is 0 if it had none; digest stands for the "
     "indices and their order, 0 = none",
-    "loader.iterators:_draw, loader.iterators:_try_put_index", "dataloader:_next_index", "1 §2.4.4",
+    "loader.iterators:_next_index, loader.iterators:_try_put_index", "dataloader:_next_index", "1 §2.4.4",
     stage="sampling",
     words=("the sampler is asked for task {task}'s indices", "the sampler gives {indices} for task {task}"),
     doing="asking the sampler", letter="I",
@@ -307,7 +307,7 @@ TASK_ASSIGNED = _instant(
 INDEX_PUT = _instant(
     15, "index_put", Track.LOADER, _BLUE, "task worker", "count:indices",
     "the task's indices are about to enter the worker's index queue (enqueued: not yet written to its pipe)",
-    "loader.iterators:_try_put_index", "dataloader:_try_put_index", "1 §2.4.4",
+    "loader.iterators:_put_task", "dataloader:_try_put_index", "1 §2.4.4",
     words="task {task} is put into worker {worker}'s index queue", seen="a put")  # fmt: skip
 INDEX_WRITE = _span(
     16, "index_write", Track.FEEDER, "#15535b", "task worker", ("bytes:B", "bytes:B"),

@@ -37,27 +37,29 @@ class StateMismatchError(ValueError, AssertionError):
 _SPARE_DESCRIPTORS = 10
 
 
-def out_of_descriptors() -> RuntimeError | None:
-    """An error that names the remedies, if ten more files can't be opened.
+def with_remedy(error: Exception) -> Exception:
+    """The error; or, if ten more files can't be opened, one that names the remedies, with `error` as its cause.
 
-    It is asked for where another error may have this cause: at the limit the kernel drops a passed descriptor without
-    an error, and Python finds no folder for a socket.
+    It is asked for where an error may have this cause: at the limit the kernel drops a passed descriptor without an
+    error, and Python finds no folder for a socket.
     """
     opened: list[int] = []
     try:
         for _ in range(_SPARE_DESCRIPTORS):
             opened.append(os.open(os.devnull, os.O_RDONLY))
-    except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            return RuntimeError(
+    except OSError as refused:
+        if refused.errno in (errno.EMFILE, errno.ENFILE):
+            lack = RuntimeError(
                 "Too many open files. Communication with the workers is no longer possible. Please increase the limit "
                 "using `ulimit -n` in the shell or change the sharing strategy by calling "
                 "`torch.multiprocessing.set_sharing_strategy('file_system')` at the beginning of your code"
             )
+            lack.__cause__ = error
+            return lack
     finally:
         for descriptor in opened:
             os.close(descriptor)
-    return None
+    return error
 
 
 class _Message(str):

@@ -14,7 +14,7 @@ import pickle
 from multiprocessing import reduction
 from typing import Any
 
-from minidl.wire.errors import ExceptionWrapper, out_of_descriptors
+from minidl.wire.errors import ExceptionWrapper, with_remedy
 from minidl.wire.messages import RebuildFailure, Result, Task
 from minidl.wire.tensors import TensorPickler, remove_unsized
 
@@ -56,8 +56,8 @@ class Envelope:
             where = "in the loader while it pickled a task's indices"
         else:
             where = f"in DataLoader worker process {message.worker_id} while it pickled a batch"
-        if isinstance(error, (OSError, RuntimeError)) and (lack := out_of_descriptors()) is not None:
-            lack.__cause__, error = error, lack
+        if isinstance(error, (OSError, RuntimeError)):
+            error = with_remedy(error)
         wrapper = ExceptionWrapper(error, where, f"Task {message.idx}: its batch can't be sent between processes.")
         as_it_is = isinstance(error, Exception) and _picklable(wrapper)  # a SystemExit would end the loader's process
         return wrapper if as_it_is else wrapper.portable()

@@ -15,8 +15,7 @@ from exceptions_everywhere import Interruption
 from minidl.loader import crew as module
 from minidl.loader.crew import Crew
 from minidl.loader.dispatcher import Dispatcher
-from minidl.loader.driver import END, MP_STATUS_CHECK_INTERVAL, Driver, Evidence, Get, JoinWorkers, PutSentinel
-from minidl.loader.iterators import _MultiProcessingDataLoaderIter
+from minidl.loader.driver import END, MP_STATUS_CHECK_INTERVAL, Driver, Evidence, JoinWorkers, PutSentinel
 from minidl.loader.liveness import evidence_of
 from minidl.loader.ports import Ports
 from minidl.loader.progress import Place, Stage
@@ -247,9 +246,8 @@ def test_a_sentinel_that_no_thread_can_write_is_passed_over() -> None:
 
 def test_a_message_to_a_queue_that_a_signals_handler_has_closed_is_dropped() -> None:
     crew: Any = made()
-    iterator: Any = SimpleNamespace(_index_queues=crew.index_queues, _driver=crew.driver)
     sentinel = functools.partial(crew.perform, PutSentinel(0))
-    task = functools.partial(_MultiProcessingDataLoaderIter._put, iterator, 0, "task")
+    task = functools.partial(crew.send, 0, "task")
     crew.index_queues[0].closed = True
     for put in (sentinel, task):
         with pytest.raises(ValueError, match="closed"):
@@ -273,13 +271,6 @@ def test_in_a_forked_child_and_while_python_exits_nothing_is_done(monkeypatch: p
     crew.pid -= 1
     crew.shut_down()
     assert ended(crew)
-
-
-def test_an_effect_that_is_no_step_of_the_shutdown_is_refused() -> None:
-    crew: Any = made()
-    with pytest.raises(AssertionError, match="is not a step of the shutdown"):
-        crew.perform(Get(1.0))
-    crew.shut_down()
 
 
 def test_all_joins_have_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:

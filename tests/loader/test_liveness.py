@@ -175,7 +175,7 @@ def test_only_a_worker_that_may_be_dying_is_waited_for(error: Exception, seconds
 def test_a_result_that_cannot_be_rebuilt_is_an_error_that_is_explained(
     error: Exception, lack: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(liveness, "out_of_descriptors", lambda: lack)
+    monkeypatch.setattr(liveness, "with_remedy", lambda error: lack or error)
     result = liveness.explained(Result(4, 1, "lost", (2, b"state")), error)
     assert (result.idx, result.worker_id, result.state) == (4, 1, (2, b"state"))
     assert result.data.where == "in the loader while it rebuilt a batch"

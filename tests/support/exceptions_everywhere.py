@@ -155,7 +155,8 @@ def _is_handed_over(frame: FrameType) -> bool:
     if name != "__next__":
         return False
     if module == "minidl.loader.iterators":
-        return "data" in frame.f_locals and (own._effect is None or own._in_hand in own._record.course.log)
+        pending, handed_out = own._pending, own._record.course.log
+        return "data" in frame.f_locals and (pending.effect is None or pending.batch in handed_out)
     return module == "minidl.device.loader" and "batch" in frame.f_locals
 
 

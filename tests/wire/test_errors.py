@@ -29,7 +29,7 @@ from minidl.loader import iterators, liveness, worker
 from minidl.loader.progress import ProgressBoard, Stage
 from minidl.loader.protocol import ProtocolError
 from minidl.wire import errors
-from minidl.wire.errors import ExceptionWrapper, RemoteTracebackError, out_of_descriptors
+from minidl.wire.errors import ExceptionWrapper, RemoteTracebackError, with_remedy
 from minidl.wire.messages import Result
 
 
@@ -918,15 +918,16 @@ def test_a_worker_without_descriptors_names_the_remedies() -> None:
 
 @pytest.mark.parametrize(("number", "named"), [(errno.EMFILE, True), (errno.ENFILE, True), (errno.EACCES, False)])
 def test_only_a_lack_of_descriptors_is_named_as_one(number: int, named: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert out_of_descriptors() is None
+    error = ValueError("rebuilding")
+    assert with_remedy(error) is error
 
     def refuse(*_: Any) -> None:
         raise OSError(number, "no file")
 
     monkeypatch.setattr(os, "open", refuse)
-    lack = out_of_descriptors()
-    assert (lack is not None) is named
-    assert lack is None or str(lack) == (  # torch's words
+    lack = with_remedy(error)
+    assert (lack is not error, lack.__cause__) == ((True, error) if named else (False, None))
+    assert lack is error or str(lack) == (  # torch's words
         "Too many open files. Communication with the workers is no longer possible. Please increase the limit using "
         "`ulimit -n` in the shell or change the sharing strategy by calling "
         "`torch.multiprocessing.set_sharing_strategy('file_system')` at the beginning of your code"

@@ -536,8 +536,7 @@ def test_torchs_cache_of_segments_is_the_one_that_is_used(strategy: str) -> None
 def test_a_batch_that_cannot_be_sent_for_lack_of_descriptors_says_so(
     error: Exception, named: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lack = RuntimeError("Too many open files: raise the limit")
-    monkeypatch.setattr("minidl.wire.message.out_of_descriptors", lambda: lack)
+    monkeypatch.setattr("minidl.wire.message.with_remedy", lambda error: RuntimeError(f"Too many open files: {error}"))
     sent = Envelope(Result(0, 1, None)).instead_of(None, error)
     with pytest.raises(RuntimeError if named else ValueError, match="Too many open files" if named else "x") as raised:
         sent.reraise()
