@@ -29,7 +29,7 @@ ORDER = (
         "loader",
         "dispatcher protocol driver progress ports pin_memory worker crew liveness iterators dataloader",
     ),
-    ("arena", "packets arena arena_queue transport"),
+    ("arena", "farewell pickling packets arena arena_queue transport"),
     ("resume", "frameworks position stateful"),
     ("device", "sim"),
     ("", "dataloader"),

@@ -12,7 +12,7 @@ A slab is in use for two processes, and each tells only about itself.
    slices, views, NumPy arrays made of them and graphs of autograd keep their storage, and a storage keeps the root,
    also once it has moved to other memory. So the root is gone only when nothing in this process refers to the batch. A
    weak reference with a callback tells when.
-   In the loader's process, a signal's handler may raise at any moment, so the callback is written in C (`atomic`).
+   In the loader's process, a signal's handler may raise at any moment, so the callback is written in C (`farewell`).
 2. The worker sets the slab's byte to TAKEN before it writes, and the loader's callback sets it to FREE. The worker
    takes a slab only if the byte is FREE and its own root of the slab is gone: a collate function may keep a batch too.
    Only the worker's own thread fills slabs. A number is given to a new slab only once the old one's byte is not TAKEN.
@@ -37,7 +37,7 @@ A slab is in use for two processes, and each tells only about itself.
    pin thread. The device reads the pages that were locked: memory of a locked slab is never given back to the system,
    since the worker would write into new pages. The mapping that was locked lives as long as its last root.
 7. A slab's byte is all by which the loader tells the worker that it may write. aarch64 may let others see a write
-   before earlier reads are done, so the loader has a fence between its last read and the byte (`atomic.FENCE`). The
+   before earlier reads are done, so the loader has a fence between its last read and the byte (`farewell.FENCE`). The
    worker needs none: whether it writes depends on the byte, and no CPU makes a write visible before it knows that it is
    to be done. Threads of one process are ordered by the GIL, without which no root goes. In the other direction the
    packet orders: the socket's queue has a lock in the kernel, so what the worker wrote before it sent is there for who
@@ -66,17 +66,11 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from minidl.wire.atomic import FENCE, Farewell, Step, at_once, each_once
-from minidl.wire.tensors import (
-    DTYPES,
-    NAMES,
-    Reduced,
-    mark_in_slab,
-    out_of_slab,
-    reduce_storage,
-    reduce_view,
-    storage_of,
-)
+from minidl.arena.farewell import FENCE, Farewell
+from minidl.arena.pickling import mark_in_slab, out_of_slab, reduce_view, storage_of
+from minidl.wire import tensors
+from minidl.wire.atomic import Step, at_once, each_once
+from minidl.wire.tensors import DTYPES, NAMES, Reduced, reduce_storage
 
 BUDGET = 2 << 30
 """Bytes of slabs that a worker keeps for use again, unless MINIDL_ARENA_BYTES says otherwise.
@@ -694,7 +688,8 @@ class Mappings:
 
 @functools.cache
 def _let_queues_copy() -> None:
-    """Let queues of the program send a copy of a storage in a slab (see `tensors.out_of_slab`)."""
+    """Let queues of the program, and of loaders, send a copy of a storage in a slab (see `out_of_slab`)."""
+    tensors.moved = out_of_slab
     before = reduction.ForkingPickler._extra_reducers[torch.UntypedStorage]  # type: ignore[attr-defined]
 
     def _reduce(storage: torch.UntypedStorage) -> Reduced:

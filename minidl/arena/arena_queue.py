@@ -39,6 +39,7 @@ from minidl.arena.arena import (
     reading,
 )
 from minidl.arena.packets import LATER, Readable, let_children_leave, socket_pair
+from minidl.arena.pickling import SlabPickler, filling
 from minidl.data import collate
 from minidl.guides import more
 from minidl.live_repr import LiveRepr, counted
@@ -46,7 +47,6 @@ from minidl.wire.atomic import Step, at_once
 from minidl.wire.errors import ExceptionWrapper
 from minidl.wire.message import packed, unpacked
 from minidl.wire.messages import RebuildFailure, Result
-from minidl.wire.tensors import filling
 
 _HEAD = struct.Struct("!HHhQI")
 """The worker; slabs; the slab with the pickle, or -1; its offset; bytes of small storages."""
@@ -120,8 +120,10 @@ class ArenaWriter(LiveRepr):
         assert arena is not None, "enter_worker() comes first"
         place, offset = -1, 0
         try:
+            if isinstance(message, Envelope):
+                message.pickler = SlabPickler
             with filling(arena):
-                data = packed(message)
+                data = packed(message, SlabPickler)
             if len(data) >= _LARGE:
                 place, offset = arena.place(data)
                 data = _LENGTH.pack(len(data)) + _without_data(message)

@@ -132,14 +132,6 @@ class Crew(LiveRepr):
         atexit.register(_close_all)  # the last registered runs first: before the exit flag is set
         self.closes_at_exit = True
 
-    def send(self, worker_id: int, message: Any) -> None:
-        """Put a message into a worker's queue; drop it if a shutdown has closed the queue, perhaps in the meantime."""
-        try:
-            self.index_queues[worker_id].put(message)
-        except ValueError:
-            if not self.driver.closed:
-                raise
-
     def forget_names(self) -> None:
         """Remove the names of the queues' semaphores once every worker has opened them."""
         if all(self.board.read(worker_id).stage > Stage.STARTING for worker_id in range(len(self.workers))):
@@ -209,8 +201,12 @@ class Crew(LiveRepr):
             _close(index_queue)
 
     def _mark_worker_as_unavailable(self, worker_id: int) -> None:
-        """Send the worker its sentinel; the shutdown joins it."""
-        self.send(worker_id, Sentinel())
+        """Send the worker its sentinel, unless an interrupted shutdown has closed the queue; the shutdown joins it."""
+        try:
+            self.index_queues[worker_id].put(Sentinel())
+        except ValueError:
+            if not self.driver.closed:
+                raise
 
     def _wake_pin(self) -> None:
         with contextlib.suppress(NoThreadError):  # Python exits, and the pipe is full: its messages wake the pin thread

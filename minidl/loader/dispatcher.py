@@ -178,16 +178,11 @@ class Dispatcher(LiveRepr):
                 if info.data is not NOT_FETCHED:
                     return self._deliver(self.rcvd_idx)
                 if self.workers_status[info.worker_id]:
-                    return self._wait(info)
+                    return Wait(self.rcvd_idx, info.worker_id)
                 del self.task_info[self.rcvd_idx]
                 self._given_up.add(self.rcvd_idx)
             self.rcvd_idx += 1
         return EPOCH_END
-
-    def _wait(self, info: TaskInfo) -> Wait:
-        if self.tasks_outstanding <= 0:
-            raise DispatchError(f"task {self.rcvd_idx} of worker {info.worker_id}: nothing is outstanding")
-        return Wait(self.rcvd_idx, info.worker_id)
 
     def receive(self, idx: int, data: Any) -> Deliver | Signal:
         """A result has come: deliver it if it is its turn (or order does not matter), else keep it."""

@@ -21,6 +21,7 @@ import torch
 from torch.utils.data._utils.worker import _ResumeIteration
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from minidl.arena.pickling import SlabPickler, is_filling
 from minidl.record.channels import (
     About,
     TracedDoneEvent,
@@ -40,7 +41,6 @@ from minidl.record.shared import Shared, live
 from minidl.tracefile import events as ev
 from minidl.wire.message import dumps
 from minidl.wire.messages import RebuildFailure, Result, ResumeIteration, Sentinel, Task
-from minidl.wire.tensors import is_filling
 
 
 class ObservedShared(Shared):
@@ -113,7 +113,7 @@ class SentResult(About):
         feeding.counts = counts
         try:
             if is_filling():
-                data, pickler = dumps(self.message)
+                data, pickler = dumps(self.message, SlabPickler)
                 counts.tensors, counts.shared = pickler.tensors, pickler.shared_bytes
                 return data
             buffer = io.BytesIO()

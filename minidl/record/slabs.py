@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from minidl.arena.arena import ALONE, BUDGET, Arena, Mappings, PageLocks, Slab, state_of_gone
+from minidl.arena.pickling import is_filling
 from minidl.record.shared import Shared
 from minidl.tracefile import events as ev
-from minidl.wire import tensors
 
 _RECYCLED, _NEW, _ALONE = ev.SlabSource
 _LOST = ev.SlabEnd.LOST
@@ -61,7 +61,7 @@ class TracedArena(Arena):
         @functools.wraps(share)
         def counting(storage: Any, *args: Any, **kwargs: Any) -> Any:
             shared = share(storage, *args, **kwargs)
-            if tensors.is_filling():
+            if is_filling():
                 self._leaves[storage.data_ptr()] = storage.nbytes()  # a storage may be moved first, and then sent
             return shared
 

@@ -97,13 +97,13 @@ def load_result(idx: int, worker_id: int, payload: bytes, state: tuple[int, byte
     return Result(idx, worker_id, rebuild(payload), state)
 
 
-def packed(message: Any) -> bytes:
-    """A message for a queue without a feeder thread; `unpacked` undoes it.
+def packed(message: Any, pickler: type[TensorPickler] = TensorPickler) -> bytes:
+    """A message for a queue without a feeder thread; `unpacked` undoes it. pickler: of what is not in an Envelope.
 
     An Envelope is pickled as what it becomes: by a number for the function, whose name would cost both sides a µs.
     """
     if not isinstance(message, Envelope):
-        return _OTHER + dumps(message)[0]
+        return _OTHER + dumps(message, pickler)[0]
     function, arguments = message.__reduce__()
     number = _NUMBERS.get(function)
     if number is None:

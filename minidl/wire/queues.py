@@ -59,24 +59,18 @@ class _Incoming:
         self._poll.register(self._fd, select.POLLIN)
         self._bytes = bytearray()
         self._pieces: list[bytes] = []  # one at most: it was read, and is not in `_bytes` yet
-        self._present = 0, 0  # where the message begins and ends that `whole` has found
-
-    def _bounds(self) -> tuple[int, int]:
-        """Where the next message begins and ends, as far as that is known."""
-        begin = end = _SIZE.size
-        if len(self._bytes) >= end:
-            size = _SIZE.unpack_from(self._bytes)[0]
-            if size < 0:
-                begin = end = _SIZE.size + _LONG_SIZE.size
-                size = _LONG_SIZE.unpack_from(self._bytes, _SIZE.size)[0] if len(self._bytes) >= end else 0
-            end += size
-        return begin, end
+        self._present = 0, 0  # where the next message begins and ends, as far as `whole` could see
 
     @property
     def whole(self) -> bool:
         """Whether the next message is here, which is the present one then."""
-        self._present = _, end = self._bounds()
-        return len(self._bytes) >= end
+        here, begin = len(self._bytes), _SIZE.size
+        size = _SIZE.unpack_from(self._bytes)[0] if here >= begin else 0
+        if size < 0:
+            begin += _LONG_SIZE.size
+            size = _LONG_SIZE.unpack_from(self._bytes, _SIZE.size)[0] if here >= begin else 0
+        self._present = begin, begin + size
+        return here >= begin + size
 
     @property
     def pending(self) -> int:
@@ -100,7 +94,7 @@ class _Incoming:
         if not self._pieces:
             if not self._wait(seconds):
                 return False
-            most = max(_PIECE, self._bounds()[1] - len(self._bytes))
+            most = max(_PIECE, self._present[1] - len(self._bytes))
             self._pieces.extend(map(os.read, (self._fd,), (most,)))  # read and stored in one step
         (piece,) = self._pieces
         at_once(partial(self._bytes.extend, piece), self._pieces.clear)

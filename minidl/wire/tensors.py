@@ -40,11 +40,17 @@ DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
 _registered: Any = reduction.ForkingPickler._extra_reducers  # type: ignore[attr-defined]  # grows as users register
 _by_copyreg: Any = copyreg.dispatch_table
-_SMALL_PART, _PAGES = 4, 1 << 16
-"""A tensor with less than 1/4 of its storage is a small part of it, if the storage is not small itself."""
-
 _UNTYPED: Any = torch.UntypedStorage  # its way of opening shared memory is not in its type stubs
-_new_shared: Any = torch.UntypedStorage._new_shared  # a worker whose batches lie in slabs replaces the attribute
+_cache: Any = shared_cache
+"""Segment -> a weak reference to the storage over it. It is torch's: no process maps a segment twice."""
+
+
+def _itself(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    return storage
+
+
+moved: Callable[[torch.UntypedStorage], torch.UntypedStorage] = _itself
+"""The storage that is moved to shared memory when one is sent: itself; or a copy, if a transport says so."""
 
 
 class TensorPickler(pickle.Pickler):
@@ -65,106 +71,38 @@ class TensorPickler(pickle.Pickler):
         if isinstance(obj, torch.Tensor):
             self.tensors += obj.is_cpu
             if kind is torch.Tensor and _is_plain(obj):
-                arena = getattr(_filling, "arena", None)
-                return reduce_tensor(obj) if arena is None else self._reduce_in_arena(obj, arena)
+                return self.reduce_tensor(obj)
         if kind is np.ndarray:
             return self.reduce_array(obj)
         return NotImplemented
 
-    def _reduce_in_arena(self, tensor: torch.Tensor, arena: Any) -> Reduced:
-        reduced: Reduced | None = arena.reduce_tensor(tensor)
-        if reduced is None:
-            _share_if_small_part(tensor)
-            return reduce_tensor(tensor)
-        if reduced[0] is not view_of:
-            self.shared_bytes += tensor.nbytes
-        return reduced
+    def reduce_tensor(self, tensor: torch.Tensor) -> Reduced:
+        """Reduce a tensor to its storage and the view of it.
+
+        A lazy conjugate or negative is computed first: its flag would be lost, as it is in torch's own queues.
+        """
+        if tensor.is_conj() or tensor.is_neg():
+            tensor = tensor.resolve_conj().resolve_neg()
+        return rebuild_tensor, (tensor.untyped_storage(), *view_of(tensor))
 
     def reduce_array(self, array: np.ndarray[Any, Any]) -> Any:
         """Reduce an array, so that the other side may write to it: with this pickle protocol it often may not.
 
         torch's queues use an older one, which calls the array's `__reduce__`.
         """
-        arena = getattr(_filling, "arena", None)
-        reduced = None if arena is None else arena.reduce_array(array)
-        if reduced is None:
-            return array.__reduce__()
-        self.shared_bytes += array.nbytes
-        return reduced
+        return array.__reduce__()
 
     def reduce_storage(self, storage: torch.UntypedStorage) -> Reduced:
         """Count the storage and reduce it."""
         self.shared_bytes += storage.nbytes()
         if storage.is_shared():
             return reduce_storage(storage)
-        arena = getattr(_filling, "arena", None)
-        if arena is not None:
-            return arena.reduce(storage)  # type: ignore[no-any-return]
         self.copied_bytes += storage.nbytes()
         return self.copy_storage(storage)
 
     def copy_storage(self, storage: torch.UntypedStorage) -> Reduced:
         """Reduce a storage whose bytes are not in shared memory yet; this is where the copy happens."""
-        return reduce_storage(out_of_slab(storage))
-
-
-_filling = threading.local()
-
-
-class filling:  # noqa: N801  # entered for each batch: contextlib's way costs a µs
-    """In this thread and block, storages that are not in shared memory are put into slabs (see `arena.Arena`)."""
-
-    def __init__(self, arena: Any) -> None:
-        self._arena = arena
-
-    def __enter__(self) -> None:
-        _filling.arena = self._arena
-
-    def __exit__(self, *error: object) -> None:
-        _filling.arena = None
-
-
-def is_filling() -> bool:
-    """Whether this thread pickles a batch whose storages go into slabs."""
-    return getattr(_filling, "arena", None) is not None
-
-
-def _share_if_small_part(tensor: torch.Tensor) -> None:
-    """Share a storage that is much larger than the tensor, so that slabs are not filled with all of it each time.
-
-    As in torch, whose first batch of such a storage moves the storage to shared memory, where it stays.
-    """
-    storage = tensor.untyped_storage()
-    if storage.nbytes() > _SMALL_PART * max(tensor.nbytes, _PAGES) and not _is_in_slab(storage):
-        storage.share_memory_()
-
-
-_IN_SLAB = "_minidl_in_slab"
-"""An attribute of storages; torch keeps a storage's Python object as long as the storage."""
-
-
-def mark_in_slab(storage: torch.UntypedStorage, root: Any) -> torch.UntypedStorage:
-    """Mark a storage that lies in a slab, and let it keep the batch's root.
-
-    Its bytes alone would not: `share_memory_()` replaces them, and arrays of them keep no more than the storage.
-    """
-    setattr(storage, _IN_SLAB, root)
-    return storage
-
-
-def _is_in_slab(storage: torch.UntypedStorage) -> bool:
-    return hasattr(storage, _IN_SLAB) and not storage.is_shared()
-
-
-def out_of_slab(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    """A copy in shared memory of a storage that lies in a slab; any other storage itself. For who shares it next.
-
-    torch would move the storage to a new segment, perhaps in a queue's feeder thread: away from the arrays and the
-    running computations that use it. Without slabs it stays where it is, because a worker's batch is shared already.
-    """
-    if _is_in_slab(storage):
-        return _new_shared(storage.nbytes()).copy_(storage)  # type: ignore[no-any-return]
-    return storage
+        return reduce_storage(moved(storage))
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -178,33 +116,9 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def reduce_tensor(tensor: torch.Tensor) -> Reduced:
-    """A tensor as its storage and the view of it: offset, size and stride, in elements.
-
-    A lazy conjugate or negative is computed first: its flag would be lost, as it is in torch's own queues.
-    """
-    if tensor.is_conj() or tensor.is_neg():
-        tensor = tensor.resolve_conj().resolve_neg()
-    return rebuild_tensor, (tensor.untyped_storage(), *_view(tensor))
-
-
-def _view(tensor: torch.Tensor) -> tuple[Any, ...]:
+def view_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """The dtype's name, and the view of the storage: offset, size and stride, in elements."""
     return NAMES[tensor.dtype], tensor.storage_offset(), tuple(tensor.size()), tensor.stride()
-
-
-def reduce_view(tensor: torch.Tensor, first: torch.Tensor) -> Reduced:
-    """A tensor as a view of the storage of another one in the same message."""
-    return view_of, (first, *_view(tensor))
-
-
-def view_of(first: torch.Tensor, *view: Any) -> torch.Tensor:
-    """The view over the storage of `first` again."""
-    return rebuild_tensor(first.untyped_storage(), *view)
-
-
-def storage_of(first: torch.Tensor) -> torch.UntypedStorage:
-    """The storage of a tensor that came in the same message."""
-    return first.untyped_storage()
 
 
 def rebuild_tensor(
@@ -219,12 +133,12 @@ def reduce_storage(storage: Any) -> Reduced:
     if mp.get_sharing_strategy() == "file_system":  # type: ignore[no-untyped-call]
         manager, handle, size = storage._share_filename_cpu_()
         storage._shared_incref()  # the message in flight holds the segment until the reader has it
-        _remember(handle, storage)
+        _cache[handle] = StorageWeakRef(storage)
         return rebuild_storage_filename, (manager, handle, size)
     if storage.nbytes() == 0:
         return torch.UntypedStorage, ()  # an empty segment can't be mapped
     fd, size = storage._share_fd_cpu_()
-    _remember(fd_id(fd), storage)
+    _cache[fd_id(fd)] = StorageWeakRef(storage)
     return rebuild_storage_fd, (reduction.DupFd(fd), size)
 
 
@@ -234,11 +148,9 @@ def rebuild_storage_fd(duplicate: Any, size: int) -> Any:
     A segment that this process has mapped already is not mapped twice. Raises OSError or RuntimeError if the sender is
     gone or this process has no descriptor left, NotHandedOverError if the sender does not answer in time.
     """
-    fd = _fetched(duplicate)
+    fd = duplicate.detach() if _handover.seconds is None else _fetched(duplicate, _handover.seconds)
     try:
-        key = fd_id(fd)
-        storage = _mapped(key)
-        return _remember(key, _UNTYPED._new_shared_fd_cpu(fd, size)) if storage is None else storage
+        return _mapped(fd_id(fd), _UNTYPED._new_shared_fd_cpu, fd, size)
     finally:
         os.close(fd)
 
@@ -267,7 +179,11 @@ class NotHandedOverError(Exception):
     """A batch has come, and its sender does not answer when it is asked for the batch's memory."""
 
 
-_handover = threading.local()
+class _Handover(threading.local):
+    seconds: float | None = None  # see `handover_timeout`
+
+
+_handover = _Handover()
 
 
 @contextlib.contextmanager
@@ -280,14 +196,11 @@ def handover_timeout(seconds: float) -> Iterator[None]:
     try:
         yield
     finally:
-        del _handover.seconds
+        _handover.seconds = None
 
 
-def _fetched(duplicate: Any) -> int:
-    """The descriptor that `duplicate` stands for, from its sender."""
-    seconds = getattr(_handover, "seconds", None)
-    if seconds is None:
-        return int(duplicate.detach())
+def _fetched(duplicate: Any, seconds: float) -> int:
+    """The descriptor that `duplicate` stands for, from its sender, within so many seconds."""
     address, key = duplicate._id
     fraction, whole = math.modf(seconds)
     limit = struct.pack("ll", int(whole), max(1, int(fraction * 1e6)))  # 0 would mean no limit
@@ -308,10 +221,7 @@ def _fetched(duplicate: Any) -> int:
 
 def rebuild_storage_filename(manager: bytes, handle: bytes, size: int) -> Any:
     """Open the segment by its name and map it; raises RuntimeError if the name is gone."""
-    storage = _mapped(handle)
-    if storage is None:
-        storage = _remember(handle, _UNTYPED._new_shared_filename_cpu(manager, handle, size))
-    return storage._shared_decref()
+    return _mapped(handle, _UNTYPED._new_shared_filename_cpu, manager, handle, size)._shared_decref()
 
 
 def fd_id(fd: int) -> tuple[int, int]:
@@ -320,12 +230,11 @@ def fd_id(fd: int) -> tuple[int, int]:
     return stat.st_ino, stat.st_dev
 
 
-def _mapped(key: Any) -> Any:
-    """The storage over this segment that this process has already, or None. The cache is torch's, shared with it."""
-    reference = shared_cache.get(key)  # type: ignore[no-untyped-call]
-    return None if reference is None else _UNTYPED._new_with_weak_ptr(reference.cdata)
-
-
-def _remember(key: Any, storage: Any) -> Any:
-    shared_cache[key] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+def _mapped(key: Any, make: Callable[..., Any], *about: Any) -> Any:
+    """The storage over this segment: that which this process has already, or a new one."""
+    reference = _cache.get(key)
+    storage = None if reference is None else _UNTYPED._new_with_weak_ptr(reference.cdata)
+    if storage is None:
+        storage = make(*about)
+        _cache[key] = StorageWeakRef(storage)
     return storage

@@ -44,8 +44,9 @@ from minidl.arena.arena import (
     Slab,
     reading,
 )
+from minidl.arena.pickling import SlabPickler, filling, is_filling
 from minidl.wire.message import dumps
-from minidl.wire.tensors import TensorPickler, filling, rebuild_tensor
+from minidl.wire.tensors import TensorPickler, rebuild_tensor
 
 BIG = 4 * INLINE
 """Bytes that go into a slab."""
@@ -66,7 +67,7 @@ class Pair:
 
     def pickled(self, batch: Any) -> Message:
         with filling(self.arena):
-            data, _ = dumps(batch)
+            data, _ = dumps(batch, SlabPickler)
         slabs, small = self.arena.seal()
         named = [(slab.number, slab.size, -1 if slab.announced else os.dup(slab.fd)) for slab in slabs]
         for slab in slabs:
@@ -444,7 +445,7 @@ def test_what_was_filled_copied_and_shared_is_counted(pair: Pair) -> None:
     made, array = pair.made(BIG, 1), np.zeros(2 * BIG, np.uint8)
     new = [torch.ones(BIG, dtype=torch.uint8) for _ in range(2)]
     with filling(pair.arena):
-        _, pickler = dumps([made, *new, new[0][5:], array, array.copy()])
+        _, pickler = dumps([made, *new, new[0][5:], array, array.copy()], SlabPickler)
     pair.arena.place(bytes(100))
     pair.arena.place(bytes(50))
     filled, copied = (sum(getattr(one, name) for one in pair.arena._open) for name in ("filled", "copied"))
@@ -1020,7 +1021,7 @@ def test_kept_batches_need_no_descriptors(pair: Pair) -> None:
 def test_a_slab_whose_descriptor_is_lost_is_made_again() -> None:
     pair = Pair()
     with filling(pair.arena):
-        data, _ = dumps(torch.ones(BIG))
+        data, _ = dumps(torch.ones(BIG), SlabPickler)
     (slab,), _ = pair.arena.seal()
     slab.announced = True
     pair.mappings.lost(slab.number)
@@ -1102,3 +1103,10 @@ def test_what_is_visible_never_changes(program: list[tuple[str, Any, Any]], slab
         assert all(tensor.eq(byte).all() for tensor, byte in seen)
     for message, _ in unread:
         pair.rebuilt(message)
+
+
+def test_a_thread_fills_slabs_within_its_block_alone() -> None:
+    assert not is_filling()
+    with filling(object()):
+        assert is_filling()
+    assert not is_filling()

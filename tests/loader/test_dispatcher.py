@@ -154,14 +154,6 @@ def test_reset_begins_at_task_and_worker_zero_with_everybody_active() -> None:
     assert d.receive(0, "new") == Deliver(0, 0, "new")  # not stale: what was given up is forgotten
 
 
-def test_to_wait_for_nothing_is_an_error() -> None:
-    dispatcher = Dispatcher(1, 1)
-    dispatcher.assign("a")
-    dispatcher.tasks_outstanding = 0  # as no call leaves it
-    with pytest.raises(DispatchError, match="task 0 of worker 0: nothing is outstanding"):
-        dispatcher.next_step()
-
-
 def test_a_copy_goes_its_own_way() -> None:
     dispatcher = Dispatcher(2, 2)
     for index in "abc":

@@ -15,6 +15,7 @@ import torch
 
 import minidl
 from minidl.arena.arena import FREE, KEPT, reading
+from minidl.arena.pickling import SlabPickler, filling
 from minidl.record import recorder
 from minidl.record.recorder import TraceConfig
 from minidl.record.shared import Shared
@@ -23,7 +24,6 @@ from minidl.tracefile.events import EVENTS, SlabEnd, SlabSource
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.wire.message import dumps, rebuild
 from minidl.wire.messages import RebuildFailure
-from minidl.wire.tensors import filling
 
 WIDE = 20_000
 """Bytes that do not go inline."""
@@ -45,7 +45,7 @@ class Pair:
         assert self.progress is not None
         self.progress.task = task
         with filling(self.arena):
-            data, _ = dumps(batch)
+            data, _ = dumps(batch, SlabPickler)
         slabs, small = self.arena.seal()
         news = [not slab.announced for slab in slabs]
         for slab in slabs:

@@ -28,7 +28,7 @@ from minidl.wire import tensors
 from minidl.wire.errors import ExceptionWrapper
 from minidl.wire.message import Envelope, dumps, packed, rebuild, unpacked
 from minidl.wire.messages import RebuildFailure, Result, Task
-from minidl.wire.tensors import NotHandedOverError, TensorPickler, filling, handover_timeout, is_filling
+from minidl.wire.tensors import NotHandedOverError, TensorPickler, handover_timeout
 
 SHM = Path("/dev/shm")
 
@@ -490,7 +490,7 @@ def test_a_segment_that_this_process_has_not_mapped_is_mapped_and_remembered(str
     del shared_cache[key]
     arrived = rebuild(sent)
     assert set(shared_cache) - before == {key}
-    assert tensors._mapped(key).data_ptr() == arrived.data_ptr() != tensor.data_ptr()
+    assert tensors._mapped(key, pytest.fail).data_ptr() == arrived.data_ptr() != tensor.data_ptr()
     assert arrived.fill_(7).tolist() == tensor.tolist() == [7, 7, 7]
 
 
@@ -541,10 +541,3 @@ def test_a_batch_that_cannot_be_sent_for_lack_of_descriptors_says_so(
     with pytest.raises(RuntimeError if named else ValueError, match="Too many open files" if named else "x") as raised:
         sent.reraise()
     assert str(error) in str(raised.value)  # with the traceback of what failed first
-
-
-def test_a_thread_fills_slabs_within_its_block_alone() -> None:
-    assert not is_filling()
-    with filling(object()):
-        assert is_filling()
-    assert not is_filling()
