@@ -39,13 +39,13 @@ from minidl.arena.arena import (
     reading,
 )
 from minidl.arena.packets import LATER, Readable, let_children_leave, socket_pair
-from minidl.arena.pickling import SlabPickler, filling
+from minidl.arena.pickling import SlabPickler, filling, packed, unpacked
 from minidl.data import collate
 from minidl.guides import more
 from minidl.live_repr import LiveRepr, counted
 from minidl.wire.atomic import Step, at_once
 from minidl.wire.errors import ExceptionWrapper
-from minidl.wire.message import packed, unpacked
+from minidl.wire.message import Envelope
 from minidl.wire.messages import RebuildFailure, Result
 
 _HEAD = struct.Struct("!HHhQI")

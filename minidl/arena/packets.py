@@ -23,10 +23,10 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+from minidl.arena.pickling import packed, unpacked
 from minidl.live_repr import LiveRepr, counted
 from minidl.wire import signal_handling
 from minidl.wire.atomic import at_once, each_once
-from minidl.wire.message import packed, unpacked
 from minidl.wire.queues import NoThreadError
 
 PACKET = 1 << 15
@@ -71,8 +71,7 @@ class Readable:
     @signal_handling.wait
     def wait(self, seconds: float | None) -> bool:
         """Wait for at most `seconds`, None = without a bound; whether there is something to read, or the end."""
-        if signal_handling.put_off:
-            signal_handling.raise_now()
+        signal_handling.raise_now()
         look = self._poll.poll
         if look(0):
             return True

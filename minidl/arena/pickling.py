@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from typing import Any
 
 import numpy as np
 import torch
 
+from minidl.wire.message import Envelope, dumps, load_result, load_task
+from minidl.wire.messages import Task
 from minidl.wire.tensors import Reduced, TensorPickler, rebuild_tensor, view_of
 
 _SMALL_PART, _PAGES = 4, 1 << 16
@@ -123,3 +126,33 @@ def rebuild_view(first: torch.Tensor, *view: Any) -> torch.Tensor:
 def storage_of(first: torch.Tensor) -> torch.UntypedStorage:
     """The storage of a tensor that came in the same message."""
     return first.untyped_storage()
+
+
+# --- Messages for queues without a feeder thread ----------------------------------------------------------------------
+def packed(message: Any, pickler: type[TensorPickler] = TensorPickler) -> bytes:
+    """A message for such a queue; `unpacked` undoes it. pickler: of what is not in an Envelope.
+
+    An Envelope is pickled as what it becomes: by a number for the function, whose name would cost both sides a µs.
+    """
+    if not isinstance(message, Envelope):
+        return _OTHER + dumps(message, pickler)[0]
+    function, arguments = message.__reduce__()
+    number = _NUMBERS.get(function)
+    if number is None:
+        return _CALL + pickle.dumps((function, arguments), pickle.HIGHEST_PROTOCOL)
+    return number + pickle.dumps(arguments, pickle.HIGHEST_PROTOCOL)
+
+
+def unpacked(data: memoryview) -> Any:
+    """The message again."""
+    first, rest = data[0], pickle.loads(data[1:])
+    if first >= len(_BY_NUMBER):
+        return rest
+    function, arguments = rest if first == 0 else (_BY_NUMBER[first], rest)
+    return function(*arguments)
+
+
+_BY_NUMBER: tuple[Any, ...] = (None, Task, load_task, load_result)
+_NUMBERS = {function: bytes([number]) for number, function in enumerate(_BY_NUMBER)}
+_CALL, _OTHER = bytes([0]), bytes([len(_BY_NUMBER)])
+"""What a packed message begins with: the function that makes it, any function, or nothing is called."""

@@ -23,17 +23,6 @@ import torch
 import torch.utils.data
 from torch import Generator, Tensor
 
-__all__ = [
-    "ChainDataset",
-    "ConcatDataset",
-    "Dataset",
-    "IterableDataset",
-    "StackDataset",
-    "Subset",
-    "TensorDataset",
-    "random_split",
-]
-
 _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
 _T_stack = TypeVar("_T_stack", tuple[Any, ...], dict[str, Any])

@@ -28,8 +28,6 @@ from torch import Tensor
 from minidl._libstdcxx import Mt19937, shuffle
 from minidl.data.sampler import Sampler, blocks, permutation
 
-__all__ = ["DistributedRandomSampler", "DistributedSampler", "DistributedSequentialSampler"]
-
 _T_co = TypeVar("_T_co", covariant=True)
 Archive = MutableMapping[str, Tensor] | str | os.PathLike[str] | IO[bytes]
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 
-class Progress(Protocol):
-    """The receiver of a fetcher's progress reports."""
+class Progress:
+    """The receiver of a fetcher's progress reports; this one ignores them."""
 
     def samples(self, count: int) -> None:
         """The dataset is called for `count` samples at once."""
@@ -24,14 +24,7 @@ class Progress(Protocol):
         """`count` samples are fetched and go to collate_fn."""
 
 
-class Unwatched:
-    """A Progress that ignores all reports."""
-
-    def samples(self, count: int) -> None: ...
-
-    def sample(self, position: int, index: Any) -> None: ...
-
-    def collate(self, count: int) -> None: ...
+_UNWATCHED = Progress()
 
 
 class _BaseDatasetFetcher:
@@ -41,13 +34,13 @@ class _BaseDatasetFetcher:
         auto_collation: bool,
         collate_fn: Callable[[Any], Any],
         drop_last: bool,
-        progress: Progress | None = None,
+        progress: Progress = _UNWATCHED,
     ) -> None:
         self.dataset = dataset
         self.auto_collation = auto_collation
         self.collate_fn = collate_fn
         self.drop_last = drop_last
-        self.progress: Progress = progress if progress is not None else Unwatched()
+        self.progress = progress
 
     def fetch(self, possibly_batched_index: Any) -> Any:
         """Return the batch of the indices, or one sample if the loader does not batch."""
@@ -116,14 +109,6 @@ class _DatasetKind:
     Iterable = 1
 
     @staticmethod
-    def create_fetcher(
-        kind: int,
-        dataset: Any,
-        auto_collation: bool,
-        collate_fn: Callable[[Any], Any],
-        drop_last: bool,
-        progress: Progress | None = None,
-    ) -> _BaseDatasetFetcher:
-        """Return a fetcher for a dataset of this kind."""
-        fetcher = _MapDatasetFetcher if kind == _DatasetKind.Map else _IterableDatasetFetcher
-        return fetcher(dataset, auto_collation, collate_fn, drop_last, progress)
+    def create_fetcher(kind: int, *options: Any) -> _BaseDatasetFetcher:
+        """Return a fetcher for a dataset of this kind. options: a `_BaseDatasetFetcher`'s."""
+        return (_MapDatasetFetcher if kind == _DatasetKind.Map else _IterableDatasetFetcher)(*options)

@@ -19,15 +19,6 @@ import torch
 import torch.utils.data
 from torch import Generator, Tensor
 
-__all__ = [
-    "BatchSampler",
-    "RandomSampler",
-    "Sampler",
-    "SequentialSampler",
-    "SubsetRandomSampler",
-    "WeightedRandomSampler",
-]
-
 _T_co = TypeVar("_T_co", covariant=True)
 
 DRAWN_AT_ONCE = 32  # indices in one draw with replacement; another size would draw other numbers

@@ -85,7 +85,7 @@ class _BlockingQueue(BoundedQueue):
         self._poll = self._reader.poll
 
     def get(self, block: bool = True, timeout: float | None = None, inbox: list[Any] | None = None) -> Any:
-        message = multiprocessing.queues.Queue.get(self, block, timeout)
+        message: Any = multiprocessing.queues.Queue.get(self, block, timeout)
         if inbox is not None:
             inbox.append(message)
         return message

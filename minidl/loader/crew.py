@@ -16,12 +16,14 @@ from collections.abc import Callable, Iterator
 from multiprocessing import util
 from typing import Any
 
+from torch._C import _remove_worker_pids, _set_worker_pids
+
 from minidl.live_repr import LiveRepr, numbers
 from minidl.loader.driver import END, Driver, Effect, JoinPin, JoinWorkers, PutSentinel, Simple, Terminate
 from minidl.loader.progress import ProgressBoard, Stage
 from minidl.wire.messages import Sentinel
 from minidl.wire.queues import NoThreadError
-from minidl.wire.signal_handling import _remove_worker_pids, _set_SIGCHLD_handler, _set_worker_pids, raise_now
+from minidl.wire.signal_handling import _set_SIGCHLD_handler, raise_now
 from minidl.wire.tensors import remove_left
 
 python_exit_status: bool | None = False

@@ -106,7 +106,8 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
     ) -> None:
         _refuse_datapipes(dataset)
         self.num_workers = num_workers
-        self.prefetch_factor = _checked_prefetch_factor(num_workers, timeout, prefetch_factor, persistent_workers)
+        _check_workers(num_workers, timeout, prefetch_factor, persistent_workers)
+        self.prefetch_factor = 2 if num_workers > 0 and prefetch_factor is None else prefetch_factor
         self.dataset = dataset
         self.pin_memory = pin_memory
         self.pin_memory_device = pin_memory_device
@@ -115,11 +116,17 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
         self.multiprocessing_context = multiprocessing_context
         self.in_order = in_order
         # The kind comes first: whoever passes a sampler for an iterable dataset should hear that, not of its details.
-        self._dataset_kind = _kind_of(dataset, shuffle, sampler, batch_sampler)
-        batch_size, drop_last = _checked_batching(batch_size, shuffle, sampler, batch_sampler, drop_last)
+        self._dataset_kind = _DatasetKind.Iterable if isinstance(dataset, IterableDataset) else _DatasetKind.Map
+        if self._dataset_kind == _DatasetKind.Iterable:
+            _check_stream(
+                shuffle=None if shuffle in {False, None} else shuffle, sampler=sampler, batch_sampler=batch_sampler
+            )
+        _check_batching(batch_size, shuffle, sampler, batch_sampler, drop_last)
         if sampler is None:
             sampler = self._default_sampler(bool(shuffle), generator)
-        if batch_size is not None and batch_sampler is None:
+        if batch_sampler is not None:
+            batch_size, drop_last = None, False
+        elif batch_size is not None:
             batch_sampler = BatchSampler(sampler, batch_size, drop_last)
         self.batch_size = batch_size
         self.drop_last = drop_last
@@ -299,58 +306,50 @@ def _refuse_datapipes(dataset: Any) -> None:
         )
 
 
-def _checked_prefetch_factor(
-    num_workers: int, timeout: float, prefetch_factor: int | None, persistent_workers: bool
-) -> int | None:
-    if num_workers < 0:
-        raise ValueError("num_workers option should be non-negative; use num_workers=0 to disable multiprocessing.")
-    if timeout < 0:
-        raise ValueError("timeout option should be non-negative")
-    if num_workers == 0 and prefetch_factor is not None:
-        raise ValueError(
+def _refuse(*cases: tuple[bool, str]) -> None:
+    """Raise ValueError with the text of the first case that is true."""
+    for wrong, message in cases:
+        if wrong:
+            raise ValueError(message)
+
+
+def _check_workers(num_workers: int, timeout: float, prefetch_factor: int | None, persistent_workers: bool) -> None:
+    _refuse(
+        (num_workers < 0, "num_workers option should be non-negative; use num_workers=0 to disable multiprocessing."),
+        (timeout < 0, "timeout option should be non-negative"),
+        (
+            num_workers == 0 and prefetch_factor is not None,
             "prefetch_factor option could only be specified in multiprocessing."
-            "let num_workers > 0 to enable multiprocessing, otherwise set prefetch_factor to None."
-        )
-    if num_workers > 0 and prefetch_factor is None:
-        prefetch_factor = 2
-    elif prefetch_factor is not None and prefetch_factor < 0:
-        raise ValueError("prefetch_factor option should be non-negative")
-    if persistent_workers and num_workers == 0:
-        raise ValueError("persistent_workers option needs num_workers > 0")
-    return prefetch_factor
+            "let num_workers > 0 to enable multiprocessing, otherwise set prefetch_factor to None.",
+        ),
+        (prefetch_factor is not None and prefetch_factor < 0, "prefetch_factor option should be non-negative"),
+        (persistent_workers and num_workers == 0, "persistent_workers option needs num_workers > 0"),
+    )
 
 
-def _kind_of(dataset: Any, shuffle: bool | None, sampler: Any, batch_sampler: Any) -> int:
-    """The dataset's kind; ValueError for options that mean nothing for an iterable one."""
-    if not isinstance(dataset, IterableDataset):
-        return _DatasetKind.Map
-    for name, value, absent in (
-        ("shuffle", shuffle, shuffle in {False, None}),
-        ("sampler", sampler, sampler is None),
-        ("batch_sampler", batch_sampler, batch_sampler is None),
-    ):
-        if not absent:
+def _check_stream(**given: Any) -> None:
+    """Raise ValueError for options that mean nothing for an iterable dataset."""
+    for name, value in given.items():
+        if value is not None:
             raise ValueError(
                 f"DataLoader with IterableDataset: expected unspecified {name} option, but got {name}={value}"
             )
-    return _DatasetKind.Iterable
 
 
-def _checked_batching(
+def _check_batching(
     batch_size: int | None, shuffle: bool | None, sampler: Any, batch_sampler: Any, drop_last: bool
-) -> tuple[int | None, bool]:
-    """batch_size and drop_last as the loader keeps them."""
-    if sampler is not None and shuffle:
-        raise ValueError("sampler option is mutually exclusive with shuffle")
-    if batch_sampler is not None:
-        if batch_size != 1 or shuffle or sampler is not None or drop_last:
-            raise ValueError(
-                "batch_sampler option is mutually exclusive with batch_size, shuffle, sampler, and drop_last"
-            )
-        return None, False
-    if batch_size is None and drop_last:
-        raise ValueError("batch_size=None option disables auto-batching and is mutually exclusive with drop_last")
-    return batch_size, drop_last
+) -> None:
+    _refuse(
+        (sampler is not None and bool(shuffle), "sampler option is mutually exclusive with shuffle"),
+        (
+            batch_sampler is not None and (batch_size != 1 or bool(shuffle) or sampler is not None or drop_last),
+            "batch_sampler option is mutually exclusive with batch_size, shuffle, sampler, and drop_last",
+        ),
+        (
+            batch_sampler is None and batch_size is None and drop_last,
+            "batch_size=None option disables auto-batching and is mutually exclusive with drop_last",
+        ),
+    )
 
 
 def _checked_context(context: Any, num_workers: int) -> Any:

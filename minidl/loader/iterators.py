@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 import torch.multiprocessing
@@ -49,15 +49,9 @@ from minidl.wire.queues import ReadyQueue, start_tracker_apart
 from minidl.wire.tensors import NotHandedOverError, handover_timeout
 
 # Frameworks test for torch's iterator types, so ours are subclasses of them; every method is our own. The type checker
-# sees plain classes instead, because our methods have other signatures.
-if TYPE_CHECKING:
-
-    class _TorchSingle: ...
-
-    class _TorchMulti: ...
-else:
-    from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as _TorchMulti
-    from torch.utils.data.dataloader import _SingleProcessDataLoaderIter as _TorchSingle
+# knows nothing of them, because our methods have other signatures.
+_TorchSingle: Any = torch.utils.data.dataloader._SingleProcessDataLoaderIter
+_TorchMulti: Any = torch.utils.data.dataloader._MultiProcessingDataLoaderIter
 
 Loader: TypeAlias = Any
 """A `dataloader.DataLoader`, whose module imports this one."""
@@ -274,14 +268,13 @@ def _pinning(loader: Loader) -> tuple[bool, str | None]:
     return device not in (None, "mps"), device
 
 
-class _SingleProcessDataLoaderIter(_BaseDataLoaderIter, _TorchSingle):
+class _SingleProcessDataLoaderIter(_BaseDataLoaderIter, _TorchSingle):  # type: ignore[misc]
     """Fetches in this process, one batch at a time. Article 1 §2.3.3."""
 
     def __init__(self, loader: Loader) -> None:
         super().__init__(loader)
         if self._timeout != 0 or self._num_workers != 0:
             raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0 and num_workers == 0")
-        self._progress = self._ports.progress()
         self._record.skip()
         self._dataset_fetcher = self._record.opened(loader, self._create_fetcher)
         for event in (LoaderEvent.START, LoaderEvent.EPOCH_BEGIN, LoaderEvent.PRIMED):
@@ -289,9 +282,8 @@ class _SingleProcessDataLoaderIter(_BaseDataLoaderIter, _TorchSingle):
         self._record.begun(loader)
 
     def _create_fetcher(self) -> _BaseDatasetFetcher:
-        return _DatasetKind.create_fetcher(
-            self._dataset_kind, self._dataset, self._auto_collation, self._collate_fn, self._drop_last, self._progress
-        )
+        options = self._dataset, self._auto_collation, self._collate_fn, self._drop_last, self._ports.progress()
+        return _DatasetKind.create_fetcher(self._dataset_kind, *options)
 
     def _next_data(self) -> Any:
         """Fetch the next batch. If an exception of a signal's handler has ended the last call, its batch comes now.
@@ -339,7 +331,7 @@ class _SingleProcessDataLoaderIter(_BaseDataLoaderIter, _TorchSingle):
             raise StopIteration
 
 
-class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):
+class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):  # type: ignore[misc]
     """Hands tasks to worker processes and yields what they send back. Article 1 §2.4.
 
     Data flow: index queue (one per worker) -> worker -> result queue (one) -> consumer; if memory is pinned,

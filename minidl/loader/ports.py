@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from minidl.data.fetch import Progress, Unwatched
+from minidl.data.fetch import Progress
 from minidl.loader.progress import ProgressBoard, WorkerProgress
 from minidl.wire.message import Envelope
 from minidl.wire.messages import Result, Task
@@ -230,7 +230,7 @@ class Ports:
     # --- where batches are fetched: in a worker, or without workers in the loader's process
     def progress(self) -> Progress:
         """The observer of a fetch in the loader's process."""
-        return Unwatched()
+        return Progress()
 
     def worker_progress(self, board: ProgressBoard, worker_id: int) -> WorkerProgress:
         """The observer of a worker's fetches, which writes to the board."""

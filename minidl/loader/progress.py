@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from minidl.data.fetch import Progress
 from minidl.live_repr import LiveRepr
 
 _FIELDS = 4
@@ -104,8 +105,8 @@ class ProgressBoard(LiveRepr):
         return memoryview(self._cells[worker_id].numpy())  # type: ignore[arg-type]
 
 
-class WorkerProgress:
-    """The worker's side: a `fetch.Progress` that writes to the board."""
+class WorkerProgress(Progress):
+    """The worker's side, which writes to the board."""
 
     def __init__(self, worker_id: int, row: memoryview) -> None:
         self._worker_id = worker_id

@@ -21,6 +21,7 @@ import numpy.random  # now: NumPy imports it when it is used first, which would 
 import torch
 import torch.multiprocessing
 import torch.utils.data._utils.worker as torch_worker
+from torch._C import _set_worker_signal_handlers
 
 from minidl.data import worker_info
 from minidl.data.fetch import _BaseDatasetFetcher, _DatasetKind
@@ -33,7 +34,6 @@ from minidl.wire import signal_handling
 from minidl.wire.errors import ExceptionWrapper
 from minidl.wire.message import SentPayload, WorkerPayload
 from minidl.wire.messages import RebuildFailure, Result, ResumeIteration, Sentinel, Task, WorkerExhausted
-from minidl.wire.signal_handling import _set_worker_signal_handlers
 from minidl.wire.tensors import remove_unsized
 
 
@@ -165,15 +165,9 @@ class _Worker:
 
     def create_fetcher(self) -> _BaseDatasetFetcher:
         """A fetcher of the whole dataset."""
-        spec = self.spec
-        return _DatasetKind.create_fetcher(
-            spec.dataset_kind,
-            self.users.dataset,
-            spec.auto_collation,
-            self.users.collate_fn,
-            spec.drop_last,
-            self.progress,
-        )
+        spec, users = self.spec, self.users
+        options = users.dataset, spec.auto_collation, users.collate_fn, spec.drop_last, self.progress
+        return _DatasetKind.create_fetcher(spec.dataset_kind, *options)
 
     def initialise(self) -> None:
         """Run worker_init_fn and make the first fetcher."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import Any
 
+from minidl.data.fetch import Progress
 from minidl.loader.progress import WorkerProgress
 from minidl.record.cpu_time import SHORT_NS, Reader, no_reading, spent
 from minidl.record.draws import Draws
@@ -16,8 +17,8 @@ from minidl.tracefile import events as ev
 _SAMPLE_END = ev.SAMPLE[1]
 
 
-class TracedProgress:
-    """A `fetch.Progress` that emits the steps of a task, and those between tasks; each closes the one before it.
+class TracedProgress(Progress):
+    """Emits the steps of a task, and those between tasks; each closes the one before it.
 
     One reading of the CPU clock serves the end of a step and the begin of the next. clock, delay: a `cpu_clock` and a
     `run_delay` of the thread that fetches. samples: whether samples are recorded.

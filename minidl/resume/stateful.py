@@ -29,7 +29,7 @@ import torch.distributed
 import torch.utils.data
 from torch import Tensor
 
-from minidl.data.fetch import Unwatched, _BaseDatasetFetcher, _DatasetKind
+from minidl.data.fetch import Progress, _BaseDatasetFetcher, _DatasetKind
 from minidl.data.sampler import BatchSampler
 from minidl.loader.ports import EpochRecord, Fetching
 from minidl.resume import frameworks
@@ -129,7 +129,7 @@ def opened(start: FetchStart, dataset: Any, make: Callable[[], Any]) -> Any:
         fetcher = make() if start.over else fetcher
     if state["ended"] and not start.over:
         fetcher.ended = True
-    progress, fetcher.progress = fetcher.progress, Unwatched()  # it belongs to no task
+    progress, fetcher.progress = fetcher.progress, Progress()  # it belongs to no task
     for _ in range(start.again):
         try:
             fetcher.fetch(start.index)

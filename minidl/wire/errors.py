@@ -124,16 +124,11 @@ class ExceptionWrapper:
 
     def _from_text(self) -> BaseException | None:
         text = _Message(self.text) if issubclass(self.exc_type, KeyError) else self.text
+        make: Callable[..., BaseException] = self.exc_type
         try:
-            if getattr(self.exc_type, "message", None):
-                return self._make(message=text)
-            return self._make(text)
+            return make(message=text) if getattr(make, "message", None) else make(text)
         except Exception:
             return None
-
-    @property
-    def _make(self) -> Callable[..., BaseException]:
-        return self.exc_type
 
     def _from_pickle(self) -> BaseException | None:
         try:

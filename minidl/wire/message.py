@@ -97,41 +97,12 @@ def load_result(idx: int, worker_id: int, payload: bytes, state: tuple[int, byte
     return Result(idx, worker_id, rebuild(payload), state)
 
 
-def packed(message: Any, pickler: type[TensorPickler] = TensorPickler) -> bytes:
-    """A message for a queue without a feeder thread; `unpacked` undoes it. pickler: of what is not in an Envelope.
-
-    An Envelope is pickled as what it becomes: by a number for the function, whose name would cost both sides a µs.
-    """
-    if not isinstance(message, Envelope):
-        return _OTHER + dumps(message, pickler)[0]
-    function, arguments = message.__reduce__()
-    number = _NUMBERS.get(function)
-    if number is None:
-        return _CALL + pickle.dumps((function, arguments), pickle.HIGHEST_PROTOCOL)
-    return number + pickle.dumps(arguments, pickle.HIGHEST_PROTOCOL)
-
-
-def unpacked(data: memoryview) -> Any:
-    """The message again."""
-    first, rest = data[0], pickle.loads(data[1:])
-    if first >= len(_BY_NUMBER):
-        return rest
-    function, arguments = rest if first == 0 else (_BY_NUMBER[first], rest)
-    return function(*arguments)
-
-
 def rebuild(payload: bytes) -> Any:
     """The data again, or the RebuildFailure that says why not."""
     try:
         return pickle.loads(payload)
     except Exception as error:
         return RebuildFailure(error)
-
-
-_BY_NUMBER: tuple[Any, ...] = (None, Task, load_task, load_result)
-_NUMBERS = {function: bytes([number]) for number, function in enumerate(_BY_NUMBER)}
-_CALL, _OTHER = bytes([0]), bytes([len(_BY_NUMBER)])
-"""What a packed message begins with: the function that makes it, any function, or nothing is called."""
 
 
 # --- What a worker gets when it starts --------------------------------------------------------------------------------

@@ -39,7 +39,9 @@ from minidl.wire.atomic import Step, at_once, move
 _SIZE = struct.Struct("!i")  # how a Connection announces a message; -1: an 8-byte size follows
 _LONG_SIZE = struct.Struct("!Q")
 
-SemLock: Any = _SemLock  # its private parts are not in its type stubs
+# Their private parts are not in their type stubs.
+SemLock: Any = _SemLock
+_Queue: Any = multiprocessing.queues.Queue
 
 
 class NoThreadError(RuntimeError):
@@ -85,8 +87,7 @@ class _Incoming:
 
     @signal_handling.wait
     def _wait(self, seconds: float | None) -> bool:
-        if signal_handling.put_off:
-            signal_handling.raise_now()
+        signal_handling.raise_now()
         return bool(self._poll.poll(None if seconds is None else seconds * 1e3))
 
     def read(self, seconds: float | None) -> bool:
@@ -166,7 +167,7 @@ class _News:
             self._none.release()
 
 
-class BoundedQueue(LiveRepr, multiprocessing.queues.Queue):  # type: ignore[type-arg]
+class BoundedQueue(LiveRepr, _Queue):  # type: ignore[misc]
     """A multiprocessing queue with one reader, whose `get` keeps its timeout even in the middle of a message.
 
     The reader takes what is in the pipe, also of later messages. It keeps a part of a message, so that a writer that
@@ -174,23 +175,13 @@ class BoundedQueue(LiveRepr, multiprocessing.queues.Queue):  # type: ignore[type
     Python 3.10 to 3.14.
     """
 
-    _reader: Connection
-    _writer: Connection
-    _send_bytes: Any
     _thread: Any
-    _buffer: Any
-    _closed: bool
-    _finalize_close: Any
-    _on_queue_feeder_error: Any
-    _rlock: Any
-    _wlock: Any
-    _sem: Any
 
     def __init__(self, context: Any) -> None:
         super().__init__(ctx=context.get_context())
 
     def _reset(self, after_fork: bool = False) -> None:
-        super()._reset(after_fork)  # type: ignore[misc]
+        super()._reset(after_fork)
         if not after_fork:
             # A signal handler may interrupt a put and shut the loader down: its own put must not wait for the first.
             self._notempty = _News()
@@ -344,7 +335,7 @@ def _not_written(reference: Callable[[], BoundedQueue | None], error: Exception,
     the other side would wait for the message forever. The thread has this function, and a thread that had the queue
     would keep it: a queue that nobody refers to any more ends its thread.
     """
-    multiprocessing.queues.Queue._on_queue_feeder_error(error, message)  # type: ignore[attr-defined]
+    _Queue._on_queue_feeder_error(error, message)
     queue = reference()
     if queue is not None:
         queue._failure = error
@@ -388,8 +379,7 @@ class ReadyQueue(LiveRepr):
 
     @signal_handling.wait
     def _wait(self, seconds: float) -> bool:
-        if signal_handling.put_off:
-            signal_handling.raise_now()
+        signal_handling.raise_now()
         return self._news.acquire(timeout=seconds)
 
 

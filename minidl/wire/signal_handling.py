@@ -22,9 +22,7 @@ from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
-from torch._C import _error_if_any_worker_fails, _remove_worker_pids, _set_worker_pids, _set_worker_signal_handlers
-
-__all__ = ["_remove_worker_pids", "_set_SIGCHLD_handler", "_set_worker_pids", "_set_worker_signal_handlers"]
+from torch._C import _error_if_any_worker_fails
 
 _SIGCHLD_handler_set = False
 

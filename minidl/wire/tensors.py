@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.multiprocessing as mp
-from torch.multiprocessing.reductions import StorageWeakRef, shared_cache
+from torch.multiprocessing import reductions
 
 from minidl.process_stat import remove_segments_of
 
@@ -41,8 +41,10 @@ DTYPES = {name: dtype for dtype, name in NAMES.items()}
 _registered: Any = reduction.ForkingPickler._extra_reducers  # type: ignore[attr-defined]  # grows as users register
 _by_copyreg: Any = copyreg.dispatch_table
 _UNTYPED: Any = torch.UntypedStorage  # its way of opening shared memory is not in its type stubs
-_cache: Any = shared_cache
+_cache: Any = reductions.shared_cache
 """Segment -> a weak reference to the storage over it. It is torch's: no process maps a segment twice."""
+
+_WeakRef: Any = reductions.StorageWeakRef
 
 
 def _itself(storage: torch.UntypedStorage) -> torch.UntypedStorage:
@@ -133,12 +135,12 @@ def reduce_storage(storage: Any) -> Reduced:
     if mp.get_sharing_strategy() == "file_system":  # type: ignore[no-untyped-call]
         manager, handle, size = storage._share_filename_cpu_()
         storage._shared_incref()  # the message in flight holds the segment until the reader has it
-        _cache[handle] = StorageWeakRef(storage)
+        _cache[handle] = _WeakRef(storage)
         return rebuild_storage_filename, (manager, handle, size)
     if storage.nbytes() == 0:
         return torch.UntypedStorage, ()  # an empty segment can't be mapped
     fd, size = storage._share_fd_cpu_()
-    _cache[fd_id(fd)] = StorageWeakRef(storage)
+    _cache[fd_id(fd)] = _WeakRef(storage)
     return rebuild_storage_fd, (reduction.DupFd(fd), size)
 
 
@@ -236,5 +238,5 @@ def _mapped(key: Any, make: Callable[..., Any], *about: Any) -> Any:
     storage = None if reference is None else _UNTYPED._new_with_weak_ptr(reference.cdata)
     if storage is None:
         storage = make(*about)
-        _cache[key] = StorageWeakRef(storage)
+        _cache[key] = _WeakRef(storage)
     return storage

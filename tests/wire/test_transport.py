@@ -24,9 +24,10 @@ from oracle_twice import different
 from torch.multiprocessing.reductions import StorageWeakRef, shared_cache
 
 import minidl
+from minidl.arena.pickling import packed, unpacked
 from minidl.wire import tensors
 from minidl.wire.errors import ExceptionWrapper
-from minidl.wire.message import Envelope, dumps, packed, rebuild, unpacked
+from minidl.wire.message import Envelope, dumps, rebuild
 from minidl.wire.messages import RebuildFailure, Result, Task
 from minidl.wire.tensors import NotHandedOverError, TensorPickler, handover_timeout
 

@@ -362,7 +362,7 @@ class SlowLock:
 def joins_a_feeder() -> bool:
     """Whether the main thread of this process, which ends, waits for a feeder thread."""
     frame: Any = current_frames()[threading.main_thread().ident]  # type: ignore[index]
-    while frame is not None and frame.f_code is not BoundedQueue._finalize_join.__code__:  # type: ignore[attr-defined]
+    while frame is not None and frame.f_code is not BoundedQueue._finalize_join.__code__:
         frame = frame.f_back
     return frame is not None
 
