@@ -43,7 +43,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from minidl.live_repr import LiveRepr, counted, numbers
-from minidl.loader.dispatcher import EPOCH_END, Assignment, Deliver, Dispatcher, DispatchError, Frozen
+from minidl.loader.dispatcher import EPOCH_END, Assignment, Deliver, Dispatcher, DispatchError, Frozen, Signal, Wait
 from minidl.loader.protocol import LoaderEvent, LoaderLifecycle, LoaderState, ProtocolError
 from minidl.wire.messages import Result, ResumeIteration, WorkerExhausted
 
@@ -293,22 +293,21 @@ class Driver(LiveRepr):
             if self.lifecycle.state in (LoaderState.RESUMING, LoaderState.PRIMING):
                 raise ProtocolError(_NEVER_BEGAN) from None
             raise
-        return END if self.closed else self._step()
+        return END if self.closed else self._after(self.dispatcher.next_step())
 
     def again(self) -> None:
         """The consumer asks for a batch again: the effect that was not answered is performed again."""
         self.lifecycle.handle(LoaderEvent.NEXT)
 
-    def _step(self) -> Effect:
-        step = self.dispatcher.next_step()
+    def _after(self, step: Deliver | Wait | Signal) -> Effect:
+        """What follows from the dispatcher's step."""
         if step is EPOCH_END:
             self.lifecycle.handle(LoaderEvent.EPOCH_END)
             return END if self.persistent else self._follow(SHUT_DOWN, END)
-        return self._deliver(step) if type(step) is Deliver else self.get
-
-    def _deliver(self, step: Deliver) -> Effect:
-        self.plan = (step,)
-        return DRAW
+        if type(step) is Deliver:
+            self.plan = (step,)
+            return DRAW
+        return self.get
 
     def drawn(self, index: Any) -> Effect:
         """The sampler gave `index`: which worker gets the task. Article 1 §2.4.4."""
@@ -327,7 +326,7 @@ class Driver(LiveRepr):
             if type(step) is not LoaderEvent and type(step) is not _WasTold:
                 return step  # type: ignore[return-value]
             self._take(step)
-        return END if self.closed else self._step()
+        return END if self.closed else self._after(self.dispatcher.next_step())
 
     def received(self, message: Any) -> Effect:
         """A message has come."""
@@ -340,7 +339,7 @@ class Driver(LiveRepr):
         if type(message.data) is WorkerExhausted:
             return self._exhausted(message)
         step = self.dispatcher.receive(message.idx, message.data)
-        return self._deliver(step) if type(step) is Deliver else self._step()
+        return self._after(step if type(step) is Deliver else self.dispatcher.next_step())
 
     def _exhausted(self, result: Result) -> Effect:
         """A worker's dataset has ended: it gets its sentinel, unless it is persistent; the others get one more task."""

@@ -316,6 +316,10 @@ class Record(EpochRecord):
     drawing: Drawing | None = None
     generators: list[torch.Generator] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        for name in ("hand_out", "fail", "end"):
+            setattr(self, name, getattr(self.course, name))
+
     @property
     def resumed(self) -> bool:
         """Whether the epoch goes on where another loader's ended."""
@@ -417,15 +421,6 @@ class Record(EpochRecord):
             self.course.epoch_begun(message.worker_id, message.state)
         elif not stale:
             self.course.received(message.idx, message.worker_id, message.state)
-
-    def hand_out(self, task_and_worker: tuple[int, int]) -> None:
-        self.course.hand_out(task_and_worker)
-
-    def fail(self, task_and_worker: tuple[int, int]) -> None:
-        self.course.fail(task_and_worker)
-
-    def end(self) -> None:
-        self.course.end()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()  # it belongs to one process: a loader's pickle or deep copy has none

@@ -8,7 +8,6 @@ process never releases it; `SharedFlag` has no lock.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import multiprocessing
 import multiprocessing.queues
@@ -347,40 +346,27 @@ def _not_written(reference: Callable[[], BoundedQueue | None], error: Exception,
 class ReadyQueue(LiveRepr):
     """A queue between two threads, one that puts and one that gets: the pin thread's output.
 
-    A `queue.Queue` waits and takes in one function. An error that a signal's handler raises there can lose a message.
+    A `queue.Queue` waits and takes in Python, where an error that a signal's handler raises can lose a message.
     """
 
     def __init__(self) -> None:
-        self._messages: collections.deque[Any] = collections.deque()
-        self._news = threading.Lock()  # held until a message comes
-        self._news.acquire()
+        self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.put = self._messages.put
 
     def _phrases(self) -> Iterator[str]:
-        yield counted(len(self._messages), "message")
+        yield counted(self._messages.qsize(), "message")
 
-    def put(self, message: Any) -> None:
-        """Add a message, and wake the reader."""
-        self._messages.append(message)
-        if self._news.locked():
-            self._news.release()
-
+    @signal_handling.wait
     def get(self, timeout: float | None = None, inbox: list[Any] | None = None) -> Any:
         """The next message. Raises queue.Empty if none comes within `timeout` seconds.
 
         inbox: the message is put there in the step that takes it from the queue.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while not self._messages:
-            if not self._wait(-1 if deadline is None else max(0.0, deadline - time.monotonic())):
-                raise queue.Empty
+        if self._messages.empty():
+            signal_handling.raise_now()
         inbox = [] if inbox is None else inbox
-        move(self._messages.popleft, inbox)
+        move(partial(self._messages.get, True, timeout), inbox)
         return inbox[-1]
-
-    @signal_handling.wait
-    def _wait(self, seconds: float) -> bool:
-        signal_handling.raise_now()
-        return self._news.acquire(timeout=seconds)
 
 
 class SharedFlag(LiveRepr):

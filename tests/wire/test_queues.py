@@ -324,20 +324,6 @@ def test_the_ready_queue_keeps_order_and_its_timeout() -> None:
         ready.get(timeout=0.02)  # the lock of a message that was not waited for is no message
 
 
-def test_the_ready_queue_waits_as_long_as_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    ready, waits, box = ReadyQueue(), list[float](), list[Any]()
-
-    def wait(seconds: float) -> bool:
-        waits.append(seconds)
-        ready.put("came")
-        return True
-
-    monkeypatch.setattr(ready, "_wait", wait)
-    assert [ready.get(timeout, box) for timeout in (None, 0, wl.BOUND)] == box == ["came"] * 3
-    assert (waits[0], waits[1]) == (-1, 0)
-    assert 0 < waits[2] <= wl.BOUND
-
-
 def test_the_ready_queue_wakes_a_reader_that_waits() -> None:
     ready, got = ReadyQueue(), []
     reader = threading.Thread(target=lambda: got.extend(ready.get() for _ in range(2000)))

@@ -178,10 +178,10 @@ def test_an_error_that_was_put_off_is_raised_once_and_in_the_main_thread() -> No
     thread.start()
     thread.join()
     assert queue.get() == "raises nothing here"  # without a wait
-    queue.put("the next")
-    assert queue._wait.__func__.__code__ in signal_handling._waits  # type: ignore[attr-defined]
+    assert ReadyQueue.get.__code__ in signal_handling._waits
     with pytest.raises(RuntimeError, match="worker is killed"):
-        queue._wait(0)
+        queue.get(timeout=0)
+    queue.put("the next")
     assert queue.get() == "the next"
     signal_handling.raise_now()
 
