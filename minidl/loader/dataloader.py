@@ -116,17 +116,13 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
         self.multiprocessing_context = multiprocessing_context
         self.in_order = in_order
         # The kind comes first: whoever passes a sampler for an iterable dataset should hear that, not of its details.
-        self._dataset_kind = _DatasetKind.Iterable if isinstance(dataset, IterableDataset) else _DatasetKind.Map
-        if self._dataset_kind == _DatasetKind.Iterable:
-            _check_stream(
-                shuffle=None if shuffle in {False, None} else shuffle, sampler=sampler, batch_sampler=batch_sampler
-            )
+        self._dataset_kind = _kind_of(dataset, shuffle=shuffle or None, sampler=sampler, batch_sampler=batch_sampler)
         _check_batching(batch_size, shuffle, sampler, batch_sampler, drop_last)
-        if sampler is None:
-            sampler = self._default_sampler(bool(shuffle), generator)
         if batch_sampler is not None:
             batch_size, drop_last = None, False
-        elif batch_size is not None:
+        if sampler is None:
+            sampler = self._default_sampler(bool(shuffle), generator)
+        if batch_size is not None:
             batch_sampler = BatchSampler(sampler, batch_size, drop_last)
         self.batch_size = batch_size
         self.drop_last = drop_last
@@ -327,13 +323,16 @@ def _check_workers(num_workers: int, timeout: float, prefetch_factor: int | None
     )
 
 
-def _check_stream(**given: Any) -> None:
-    """Raise ValueError for options that mean nothing for an iterable dataset."""
+def _kind_of(dataset: Any, **given: Any) -> int:
+    """The dataset's kind. given: options that mean nothing for an iterable one: ValueError for what is not None."""
+    if not isinstance(dataset, IterableDataset):
+        return _DatasetKind.Map
     for name, value in given.items():
         if value is not None:
             raise ValueError(
                 f"DataLoader with IterableDataset: expected unspecified {name} option, but got {name}={value}"
             )
+    return _DatasetKind.Iterable
 
 
 def _check_batching(

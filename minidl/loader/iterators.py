@@ -126,10 +126,9 @@ class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderI
             self._sampler_iter = self._open_sampler()
         else:
             self._sampler_iter = self._ports.sampler_iter(self._index_sampler, iter)
-        if self._record.base_seed is None:
+        self._base_seed = self._record.base_seed
+        if self._base_seed is None:
             self._base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
-        else:
-            self._base_seed = self._record.base_seed
         self._num_yielded = self._record.batches
         self._profile_name = f"enumerate(DataLoader)#{self.__class__.__name__}.__next__"
 
@@ -231,13 +230,13 @@ class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderI
         raise NotImplementedError(f"{type(self).__name__} cannot be pickled: it holds worker processes and queues")
 
 
-def _users_level() -> int:
-    """The stacklevel of the program's own line for a warning of the function that calls this one."""
-    frame: types.FrameType | None = sys._getframe(1)
+def _warn(message: str) -> None:
+    """Warn about the program's own line."""
+    frame: types.FrameType | None = sys._getframe()
     level = 1
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame, level = frame.f_back, level + 1
-    return level
+    warnings.warn(message, stacklevel=level)
 
 
 _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
@@ -248,24 +247,18 @@ def _pinning(loader: Loader) -> tuple[bool, str | None]:
     if not loader.pin_memory:
         return False, None
     if loader.pin_memory_device:
-        warnings.warn(
+        _warn(
             "pin_memory_device is deprecated, the current accelerator will be used as the device,"
-            f"ignore pin_memory_device='{loader.pin_memory_device}'.",
-            stacklevel=_users_level(),
+            f"ignore pin_memory_device='{loader.pin_memory_device}'."
         )
     device = accelerator_type()
-    if device is None:
-        warnings.warn(
-            "'pin_memory' argument is set as true but no accelerator is found, "
-            "then device pinned memory won't be used.",
-            stacklevel=_users_level(),
-        )
-    elif device == "mps":
-        warnings.warn(
-            "'pin_memory' argument is set as true but not supported on MPS now, device pinned memory won't be used.",
-            stacklevel=_users_level(),
-        )
-    return device not in (None, "mps"), device
+    if device in _CANNOT_PIN:
+        _warn(f"'pin_memory' argument is set as true but {_CANNOT_PIN[device]} device pinned memory won't be used.")
+    return device not in _CANNOT_PIN, device
+
+
+_CANNOT_PIN = {None: "no accelerator is found, then", "mps": "not supported on MPS now,"}
+"""Types of accelerators for which nothing is pinned -> the reason, in torch's words."""
 
 
 class _SingleProcessDataLoaderIter(_BaseDataLoaderIter, _TorchSingle):  # type: ignore[misc]
@@ -275,6 +268,7 @@ class _SingleProcessDataLoaderIter(_BaseDataLoaderIter, _TorchSingle):  # type: 
         super().__init__(loader)
         if self._timeout != 0 or self._num_workers != 0:
             raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0 and num_workers == 0")
+        self._progress = self._ports.progress()
         self._record.skip()
         self._dataset_fetcher = self._record.opened(loader, self._create_fetcher)
         for event in (LoaderEvent.START, LoaderEvent.EPOCH_BEGIN, LoaderEvent.PRIMED):
@@ -282,7 +276,7 @@ class _SingleProcessDataLoaderIter(_BaseDataLoaderIter, _TorchSingle):  # type: 
         self._record.begun(loader)
 
     def _create_fetcher(self) -> _BaseDatasetFetcher:
-        options = self._dataset, self._auto_collation, self._collate_fn, self._drop_last, self._ports.progress()
+        options = self._dataset, self._auto_collation, self._collate_fn, self._drop_last, self._progress
         return _DatasetKind.create_fetcher(self._dataset_kind, *options)
 
     def _next_data(self) -> Any:
@@ -292,19 +286,14 @@ class _SingleProcessDataLoaderIter(_BaseDataLoaderIter, _TorchSingle):  # type: 
         """
         self._lifecycle.handle(LoaderEvent.NEXT)
         self._stop_if_closed()
-        pending = self._pending
-        if pending.effect is None:
-            pending.batch = _NOTHING
-            pending.taken.clear()
-        elif pending.batch is not _NOTHING and self._dataset_kind == _DatasetKind.Iterable:
-            raise RuntimeError(_STREAM_INTERRUPTED)
-        pending.effect = _DECIDING
+        pending = self._begun()
         try:
             if not (self._record.counted or pending.taken or pending.drawing):
                 self._record.first_draw(int(self._base_seed))
             index = self._next_index()
             pending.batch = self._record.counted, 0
-            data = self._fetch(index)
+            data = self._record.fetch(self._dataset_fetcher, index)
+            data = pin_memory(data, self._pin_memory_device) if self._pin_memory else data
         except StopIteration:
             pending.batch = _NOTHING
             self._record.end()
@@ -318,12 +307,16 @@ class _SingleProcessDataLoaderIter(_BaseDataLoaderIter, _TorchSingle):  # type: 
         self._lifecycle.handle(LoaderEvent.YIELD)
         return data
 
-    def _fetch(self, index: Any) -> Any:
-        task, _ = self._pending.batch
-        self._record.asks_for(task)
-        data = self._dataset_fetcher.fetch(index)
-        self._record.fetched(task)
-        return pin_memory(data, self._pin_memory_device) if self._pin_memory else data
+    def _begun(self) -> _Pending:
+        """What this next() goes on with: a new batch, or that of the last call, which was interrupted."""
+        pending = self._pending
+        if pending.effect is None:
+            pending.batch = _NOTHING
+            pending.taken.clear()
+        elif pending.batch is not _NOTHING and self._dataset_kind == _DatasetKind.Iterable:
+            raise RuntimeError(_STREAM_INTERRUPTED)
+        pending.effect = _DECIDING
+        return pending
 
     def _stop_if_closed(self) -> None:
         """Raise StopIteration after `close()`, which the dataset, or a signal's handler, may call while next() runs."""
@@ -406,17 +399,12 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):  # type:
 
     def _start_pin_memory_thread(self) -> None:
         """Start the thread between the result queue and the ready queue; article 1 §2.4.6."""
-        device = self._pin_memory_device
         self._pin_memory_thread_done_event = done_event = self._ports.done_event("pin thread")
         self._data_queue = self._ports.queue("ready", ReadyQueue())
-        device_id = torch.accelerator.current_device_index()
-        queues = (self._worker_result_queue, self._data_queue)
+        queues = self._worker_result_queue, self._data_queue
+        device = torch.accelerator.current_device_index(), done_event, str(self._pin_memory_device)
         thread = self._ports.pin_memory_thread(
-            PinMemoryThread(
-                _pin_memory_loop,
-                (*queues, device_id, done_event, str(device), self._ports),
-                self._ports.decider(PinLifecycle),
-            )
+            PinMemoryThread(_pin_memory_loop, (*queues, *device, self._ports), self._ports.decider(PinLifecycle))
         )
         with signal_handling.put_off_all():
             thread.start()

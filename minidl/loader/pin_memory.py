@@ -37,9 +37,7 @@ def pin_memory(data: Any, device: str | None = None) -> Any:
 
     An object with a `pin_memory` method is asked to do it itself. `device` is upstream's parameter, and without effect.
     """
-    if isinstance(data, torch.Tensor):
-        return data.pin_memory()
-    if hasattr(data, "pin_memory"):
+    if hasattr(data, "pin_memory"):  # a tensor has it, too
         return data.pin_memory()
     if isinstance(data, (str, bytes)):
         return data
@@ -56,10 +54,9 @@ class PinMemoryThread(LiveRepr, threading.Thread):
     """The thread, which runs `target(*args, lifecycle)`. failure: the exception that ended it."""
 
     def __init__(self, target: Callable[..., None], args: tuple[Any, ...], lifecycle: PinLifecycle) -> None:
-        super().__init__(name="pin_memory", daemon=True)
+        super().__init__(name="pin_memory", target=target, args=(*args, lifecycle), daemon=True)
         self.failure: BaseException | None = None
         self.lifecycle = lifecycle
-        self._loop, self._loop_args = target, args
 
     def _phrases(self) -> Iterator[str]:
         yield "not started" if self.ident is None else self.lifecycle.state.name
@@ -70,11 +67,9 @@ class PinMemoryThread(LiveRepr, threading.Thread):
 
     def run(self) -> None:
         try:
-            self._loop(*self._loop_args, self.lifecycle)
+            super().run()
         except BaseException as error:
             self.failure = error
-        finally:
-            del self._loop, self._loop_args
 
 
 def _pin_memory_loop(

@@ -171,11 +171,9 @@ class EpochRecord:
     def first_draw(self, base_seed: int) -> None:
         """The sampler draws for the first time, without workers."""
 
-    def asks_for(self, task: int) -> None:
-        """This process's dataset is asked for a task's samples."""
-
-    def fetched(self, task: int) -> None:
-        """They are here."""
+    def fetch(self, fetcher: Any, index: Any) -> Any:
+        """The next batch of this process's dataset."""
+        return fetcher.fetch(index)
 
     def state_came(self, message: Any, *, stale: bool) -> None:
         """A worker has sent a state along. stale: with a result of the last epoch."""

@@ -171,9 +171,6 @@ class _Worker:
 
     def initialise(self) -> None:
         """Run worker_init_fn and make the first fetcher."""
-        if self.unusable is not None:
-            self.progress.initialising()  # as far as it comes
-            return
         try:
             if self.users.worker_init_fn is not None:
                 self.progress.initialising()

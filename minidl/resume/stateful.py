@@ -407,14 +407,15 @@ class Record(EpochRecord):
         if not self.resumed:
             self.begin, self.base_seed = _random_states(self.generators), base_seed
 
-    def asks_for(self, task: int) -> None:
+    def fetch(self, fetcher: Any, index: Any) -> Any:
+        task = self.counted
         self.asked = task + 1
-
-    def fetched(self, task: int) -> None:
+        data = fetcher.fetch(index)
         if self.keeper is not None:
             self.keeper.number = self.first + task
             if (state := self.keeper.after(exhausted=False)) is not None:
                 self.course.received(task, 0, state)
+        return data
 
     def state_came(self, message: Any, *, stale: bool) -> None:
         if type(message) is ResumeIteration:
