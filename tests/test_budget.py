@@ -17,8 +17,8 @@ import structure
 ROOT = Path(__file__).parent.parent
 
 AT_MOST = {
-    "minidl/loader minidl/data minidl/wire": 3820,
-    "minidl/resume minidl/arena minidl/device minidl/dataloader.py": 2380,
+    "minidl/loader minidl/data minidl/wire": 3620,
+    "minidl/resume minidl/arena minidl/device minidl/dataloader.py": 2500,
     "minidl/tracefile minidl/record": 7300,
     "minidl/playback minidl/check": 3480,
     "minidl/hang": 5960,

@@ -56,7 +56,6 @@ _TorchMulti: Any = torch.utils.data.dataloader._MultiProcessingDataLoaderIter
 Loader: TypeAlias = Any
 """A `dataloader.DataLoader`, whose module imports this one."""
 
-
 Answer: TypeAlias = Callable[[], Effect]
 """The driver's input that answers an effect which was performed; returns the next effect."""
 
@@ -81,7 +80,6 @@ _STREAM_INTERRUPTED = (
 
 _NOTHING: tuple[int, int] = (-1, -1)
 """No task, and no worker."""
-
 
 _NO_CAUSE: tuple[Exception | None, float] = (None, 0.0)
 """In place of the error with which a read has ended, and the seconds that it took."""
@@ -486,6 +484,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):  # type:
             pending.effect = _DECIDING
             effect = answer()
             pending.taken.clear()
+            del answer  # a batch that was dropped should not stay while the next one is waited for
 
     def _perform_rare(self, effect: Effect) -> Answer:
         match effect:

@@ -99,7 +99,7 @@ def test_a_loader_that_minidls_refuses_is_torchs(monkeypatch: pytest.MonkeyPatch
         raise TypeError("a defect of minidl's")
 
     with replaced(), observed_iterators():
-        monkeypatch.setattr("minidl.loader.dataloader._checked_batching", refuse)
+        monkeypatch.setattr("minidl.loader.dataloader._check_batching", refuse)
         assert [batch.tolist() for batch in torch.utils.data.DataLoader(range(4), batch_size=2)] == [[0, 1], [2, 3]]
         with pytest.raises(ValueError, match="batch_sampler option is mutually exclusive") as caught:
             torch.utils.data.DataLoader(range(4), batch_size=2, batch_sampler=[[1]])
