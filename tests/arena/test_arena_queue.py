@@ -921,7 +921,9 @@ def test_what_a_program_holds_in_any_way_never_changes(seed: int, way: str) -> N
     assert volume.slabs > 0
 
 
-CODE = ("minidl.arena.arena_queue", "minidl.arena.arena", "minidl.wire.message", "minidl.wire.atomic")
+CODE = tuple(
+    f"minidl.{name}" for name in ("arena.arena_queue", "arena.arena", "arena.pickling", "wire.message", "wire.atomic")
+)
 
 
 def descriptors() -> int:

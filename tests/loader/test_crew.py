@@ -275,6 +275,21 @@ def test_in_a_forked_child_and_while_python_exits_nothing_is_done(monkeypatch: p
     assert ended(crew)
 
 
+def test_a_crew_is_kept_until_its_driver_says_that_it_has_ended() -> None:
+    driver: Any = SimpleNamespace(close=lambda: END, ended=False)
+    crew: Any = Crew(driver, SimpleNamespace(let_go=lambda: None), None, None)  # type: ignore[arg-type]
+    for driver.ended in (False, True):
+        crew.shut_down()
+        assert (crew in module._running) is not driver.ended
+
+
+def test_an_effect_that_is_no_step_is_refused() -> None:
+    crew: Any = made()
+    with pytest.raises(KeyError, match="END"):
+        crew.perform(END)
+    crew.shut_down()
+
+
 def test_all_joins_have_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     crew: Any = made(pin=False)
     clock = [100.0]

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -26,8 +26,6 @@ from minidl.check import examine
 from minidl.loader import crew as module
 from minidl.loader import iterators
 from minidl.loader import worker as worker_module
-from minidl.loader.crew import Crew
-from minidl.loader.driver import END, JoinPin
 from minidl.loader.progress import WorkerProgress
 from minidl.loader.protocol import LoaderState
 from minidl.loader.worker import _Worker
@@ -638,42 +636,3 @@ def test_an_iterator_that_is_kept_keeps_no_slabs(traced: bool, tmp_path: Path) -
         batches = [batch.sum().item() for batch in iterator]
     assert batches == [9000.0] * 4
     assert [len(each._memory) for each in iterator._worker_result_queue._mappings] == [0]
-
-
-# --- A crew alone -----------------------------------------------------------------------------------------------------
-@pytest.fixture
-def crew() -> Iterator[Crew]:
-    """A crew of nobody, whose driver says that there is nothing to do."""
-    driver: Any = SimpleNamespace(close=lambda: END, ended=False)
-    results: Any = SimpleNamespace(let_go=lambda: None)
-    made = Crew(driver, results, None, None)  # type: ignore[arg-type]
-    yield made
-    module._running.discard(made)
-
-
-def test_a_crew_is_kept_until_its_driver_says_that_it_has_ended(crew: Crew) -> None:
-    crew.shut_down()
-    assert crew in module._running
-    crew.driver.ended = True  # type: ignore[misc]
-    crew.shut_down()
-    assert crew not in module._running
-
-
-def test_at_exit_only_crews_that_asked_for_it_are_shut_down(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = []
-    crews = [SimpleNamespace(closes_at_exit=at_exit, shut_down=lambda n=n: ended.append(n)) for n, at_exit in
-             enumerate((True, False, True))]  # fmt: skip
-    monkeypatch.setattr(module, "_running", crews)
-    module._close_all()
-    assert ended == [0, 2]
-
-
-def test_an_effect_that_is_no_step_is_refused(crew: Crew) -> None:
-    with pytest.raises(KeyError, match="END"):
-        crew.perform(END)
-
-
-def test_a_pin_thread_that_does_not_end_is_left_behind_with_a_warning(crew: Crew) -> None:
-    crew.pin_thread = SimpleNamespace(join=lambda timeout: None, is_alive=lambda: True)
-    with pytest.warns(RuntimeWarning, match=r"the pin memory thread did not end within 0\.5 s"):
-        crew.perform(JoinPin(0.5))

@@ -42,11 +42,11 @@ from minidl.wire import signal_handling
 CODE = {
     f"minidl.{name}"
     for name in (
-        "arena.arena", "arena.arena_queue", "arena.packets", "data.fetch", "data.sampler", "device.loader",
-        "device.streams", "loader.dataloader", "loader.dispatcher", "loader.driver", "loader.iterators",
-        "loader.liveness", "loader.pin_memory", "loader.ports", "loader.progress", "loader.protocol", "loader.crew",
-        "loader.worker", "resume.frameworks", "resume.position", "resume.stateful", "wire.atomic",
-        "wire.message", "wire.messages", "wire.queues", "wire.signal_handling", "wire.tensors",
+        "arena.arena", "arena.arena_queue", "arena.farewell", "arena.packets", "arena.pickling", "data.fetch",
+        "data.sampler", "device.loader", "device.streams", "loader.dataloader", "loader.dispatcher", "loader.driver",
+        "loader.iterators", "loader.liveness", "loader.pin_memory", "loader.ports", "loader.progress",
+        "loader.protocol", "loader.crew", "loader.worker", "resume.frameworks", "resume.position", "resume.stateful",
+        "wire.atomic", "wire.message", "wire.messages", "wire.queues", "wire.signal_handling", "wire.tensors",
     )
 }  # fmt: skip
 
