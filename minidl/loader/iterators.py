@@ -468,8 +468,8 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):  # type:
     def _perform(self, effect: Effect) -> Effect:
         """Perform each effect and answer it, up to the next one that is for the caller: a batch, END, or READY."""
         pending = self._pending
+        pending.effect = effect
         while True:
-            pending.effect = effect
             kind = type(effect)
             if kind is Get:
                 answer = self._get_data(effect.timeout)  # type: ignore[union-attr]
@@ -482,8 +482,8 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):  # type:
             else:
                 answer = self._perform_rare(effect)
             pending.effect = _DECIDING
-            effect = answer()
             pending.taken.clear()
+            effect = pending.effect = answer()
             del answer  # a batch that was dropped should not stay while the next one is waited for
 
     def _perform_rare(self, effect: Effect) -> Answer:

@@ -29,8 +29,3 @@ def at_once(*steps: Step) -> None:
 def each_once(calls: Iterator[Any]) -> Step:
     """A step that takes all of `calls`, a `map` of such a function, and drops what they return."""
     return partial(_nowhere.extend, calls)
-
-
-def move(take: Step, to: list[Any]) -> None:
-    """Append what `take` returns to a list, at once."""
-    to.extend(map(call, (take,)))

@@ -33,7 +33,7 @@ import torch
 
 from minidl.live_repr import LiveRepr, counted
 from minidl.wire import signal_handling
-from minidl.wire.atomic import Step, at_once, move
+from minidl.wire.atomic import Step, at_once
 
 _SIZE = struct.Struct("!i")  # how a Connection announces a message; -1: an 8-byte size follows
 _LONG_SIZE = struct.Struct("!Q")
@@ -365,7 +365,7 @@ class ReadyQueue(LiveRepr):
         if self._messages.empty():
             signal_handling.raise_now()
         inbox = [] if inbox is None else inbox
-        move(partial(self._messages.get, True, timeout), inbox)
+        inbox.extend(map(self._messages.get, (True,), (timeout,)))  # waited for, taken and stored in one step
         return inbox[-1]
 
 

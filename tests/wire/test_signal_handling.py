@@ -20,7 +20,7 @@ import minidl
 from minidl.loader import iterators, liveness
 from minidl.loader.crew import Crew
 from minidl.wire import signal_handling
-from minidl.wire.queues import ReadyQueue
+from minidl.wire.queues import BoundedQueue, ReadyQueue
 
 pytestmark = pytest.mark.live
 
@@ -184,6 +184,20 @@ def test_an_error_that_was_put_off_is_raised_once_and_in_the_main_thread() -> No
     queue.put("the next")
     assert queue.get() == "the next"
     signal_handling.raise_now()
+
+
+@pytest.mark.parametrize("made", [ReadyQueue, lambda: BoundedQueue(torch.multiprocessing.get_context("fork"))])
+def test_a_handler_that_comes_while_a_queue_waits_may_raise_at_once(made: Any) -> None:
+    waiting: Any = made()
+    before = signal.signal(
+        signal.SIGALRM, lambda signum, frame: fail() if frame.f_code in signal_handling._waits else None
+    )
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        with pytest.raises(RuntimeError, match="worker is killed"):
+            waiting.get(timeout=wl.BOUND)
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_the_programs_own_handler_is_called_too_and_ours_is_installed_once(monkeypatch: pytest.MonkeyPatch) -> None:
