@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -186,7 +187,7 @@ def test_an_error_that_was_put_off_is_raised_once_and_in_the_main_thread() -> No
     signal_handling.raise_now()
 
 
-@pytest.mark.parametrize("made", [ReadyQueue, lambda: BoundedQueue(torch.multiprocessing.get_context("fork"))])
+@pytest.mark.parametrize("made", [ReadyQueue, lambda: BoundedQueue(multiprocessing.get_context("fork"))])
 def test_a_handler_that_comes_while_a_queue_waits_may_raise_at_once(made: Any) -> None:
     waiting: Any = made()
     before = signal.signal(
