@@ -60,11 +60,10 @@ class _Incoming:
         self._poll.register(self._fd, select.POLLIN)
         self._bytes = bytearray()
         self._pieces: list[bytes] = []  # one at most: it was read, and is not in `_bytes` yet
-        self._present = 0, 0  # where the next message begins and ends, as far as `whole` could see
 
     @property
     def whole(self) -> bool:
-        """Whether the next message is here, which is the present one then."""
+        """Whether the next message is here, which is the present one then; `_present`: where it begins and ends."""
         here, begin = len(self._bytes), _SIZE.size
         size = _SIZE.unpack_from(self._bytes)[0] if here >= begin else 0
         if size < 0:

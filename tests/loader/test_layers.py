@@ -65,10 +65,11 @@ def test_a_workers_fetching_sends_no_state_along() -> None:
 
 def test_what_was_handed_out_is_counted() -> None:
     record = EpochRecord()
-    record.hand_out((0, 0))
-    record.fail((1, 1))
+    for task in (0, 1):
+        record.hand_out((task, 0))
+    record.fail((2, 1))
     record.end()
-    assert (record.counted, record.batches, record.turn) == (2, 0, 0)
+    assert (record.counted, record.batches, record.turn) == (3, 0, 0)
 
 
 MOST_MODULES = 24

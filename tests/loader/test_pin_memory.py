@@ -28,11 +28,11 @@ def simulated(simulate: None) -> None:
 class Loop:
     """The loop in a thread of its own, as the loader runs it."""
 
-    def __init__(self, device: str = sim.NAME) -> None:
+    def __init__(self, device: str = sim.NAME, ports: Ports | None = None) -> None:
         self.results: Any = queue.Queue()
         self.ready: Any = queue.Queue()
         self.done = threading.Event()
-        arguments = (self.results, self.ready, 0, self.done, device, Ports())
+        arguments = (self.results, self.ready, 0, self.done, device, ports or Ports())
         self.thread = PinMemoryThread(_pin_memory_loop, arguments, PinLifecycle())
 
     def run(self, *messages: Any) -> list[Any]:
@@ -53,6 +53,15 @@ def test_results_are_pinned_and_other_messages_handed_on() -> None:
     result, other = loop.run(Result(0, 0, torch.arange(3)), ended)
     assert (result.idx, result.data.tolist(), other) == (0, [0, 1, 2], ended)
     assert loop.thread.failure is None
+
+
+def test_the_ports_make_what_pins_for_the_device() -> None:
+    class Noting(Ports):
+        def pinning(self, pin_memory: Any, device: str) -> Any:
+            return lambda result: (pin_memory(result.data), device)
+
+    (result,) = Loop("a device", Noting()).run(Result(0, 0, 7))
+    assert result.data == (7, "a device")
 
 
 def test_a_sentinel_wakes_it_and_is_not_handed_on() -> None:
