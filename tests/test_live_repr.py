@@ -224,7 +224,7 @@ def stuck(no_sigchld: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     while iterator._board.read(0).position != 1 or iterator._board.read(0).task != 2:
         time.sleep(0.005)
     pin = iterator._pin_memory_thread.lifecycle
-    while (len(iterator._data_queue._messages), pin.state) != (2, PinState.WAITING):
+    while (iterator._data_queue._messages.qsize(), pin.state) != (2, PinState.WAITING):
         time.sleep(0.005)
     while iterator._board.read(1).stage is not progress.Stage.WAITING:
         time.sleep(0.005)

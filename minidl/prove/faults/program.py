@@ -414,7 +414,7 @@ class FaultyTraining:
                         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         else:
             if cell.pin and cell.name in USED_UP:  # the batch that is being pinned would give back what it has
-                while len(iterator._data_queue._messages) < iterator._tasks_outstanding:
+                while iterator._data_queue._messages.qsize() < iterator._tasks_outstanding:
                     time.sleep(0.001)
             inject(cell.name)
 
