@@ -41,7 +41,7 @@ BLOCKED: Final[dict[str, Callable[[World], bool]]] = {
     at.JOIN_PIN: lambda w: w.pin is None or w.pin.life is not PinState.ENDED,
     at.TELL_WORKERS: lambda w: w.event_dead,  # in Event.set, whose lock a dead worker holds
     at.SEND_SENTINELS: lambda w: w.frozen is not None and w.frozen >= 0,  # in Queue.put: the lock of a stopped thread
-    at.JOIN_WORKERS: lambda w: not w.nobody,
+    at.JOIN_WORKERS: lambda w: not w.all_gone,
 }
 """Where the loader is in its shutdown -> what keeps it there."""
 
@@ -508,14 +508,14 @@ class Loader(Acting):
             w.phase = at.ENDED
             self._took(out, w, "loader", "ends")
             return
-        if self.protocol.daemon and not w.nobody:
+        if self.protocol.daemon and not w.all_gone:
             self._signal(w, 15)
         w.phase = at.JOIN_CHILDREN
         self._took(out, w, "loader", "exits")
 
     def _join_children(self, state: State, out: list[Step]) -> None:
         w = World(state)
-        if w.nobody:
+        if w.all_gone:
             w.phase = at.JOIN_FEEDERS
             self._took(out, w, "loader", at.JOIN_CHILDREN)
 

@@ -114,7 +114,7 @@ class Model(Loader, Workers, PinThread):
     def _joins_over(self, state: State, out: list[Step]) -> None:
         """The loader waits no longer for an actor that goes on."""
         w = World(state)
-        joins = w.phase == at.JOIN_PIN or (w.phase == at.JOIN_WORKERS and not w.nobody)
+        joins = w.phase == at.JOIN_PIN or (w.phase == at.JOIN_WORKERS and not w.all_gone)
         if joins and w.decisions.effect.timeout is not None:
             self._perform(w, w.decisions.effect)
             self._took(out, w, "loader", JOIN_OVER)

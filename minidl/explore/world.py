@@ -172,7 +172,7 @@ class World:
         self.buffer(number, ())
 
     @property
-    def nobody(self) -> bool:
+    def all_gone(self) -> bool:
         """Whether every worker is gone."""
         return all(worker.place == GONE for worker in self.crew)
 

@@ -70,7 +70,7 @@ class Graph:
         return world.freeze()
 
     def steps(self, state: Any) -> list[Any]:
-        return [(("somebody", "goes", -1), self.state(name)) for name in self.edges.get(state[0], "")]
+        return [(("an actor", "goes", -1), self.state(name)) for name in self.edges.get(state[0], "")]
 
     def crashes(self, state: Any) -> list[Any]:
         return []
@@ -238,7 +238,7 @@ def test_two_interruptions_leave_the_rest_of_the_shutdown_to_the_next() -> None:
 
 
 def test_a_table_that_allows_otherwise_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An exhausted worker that answers what it is still sent, in place of skipping it: nobody may read the answer."""
+    """An exhausted worker that answers what it is still sent, in place of skipping it: it may never be read."""
     row = protocol.WORKER_TABLE[WorkerState.EXHAUSTED]
     broken = {**row, WorkerEvent.TASK: (WorkerState.FETCHING, Action.FETCH)}
     monkeypatch.setitem(protocol.WORKER_TABLE, WorkerState.EXHAUSTED, broken)  # type: ignore[arg-type]
@@ -466,7 +466,7 @@ def test_the_model_follows_a_loader_whose_worker_is_killed(tmp_path: Path, monke
     assert cli.main(["explore", "--follow", str(tmp_path / "live")]) == 0
     followed = follow(live, crashes=(Crash.WORKER_KILLED,))
     assert followed, followed.lost
-    assert not follow(live)  # nobody dies by himself
+    assert not follow(live)  # a worker does not die by itself
     begun = np.flatnonzero((live.events["code"] == ev.FETCH[0]) & (live.events["task"] == 5))
     live.events["code"][begun] = ev.INDEX_GET[0]  # killed between the task's get and its fetch: not compared
     assert follow(live, crashes=(Crash.WORKER_KILLED,)).events == followed.events - 1

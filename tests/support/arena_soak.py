@@ -2,7 +2,7 @@
 
 `soak(batches, seed)` draws what to do with each batch: keep, drop, slice, view, change, pickle, send to a thread, to
 another process, fork. Each holder has the same made in this process, without workers, and what is done to the one is
-done to the other. A batch that is written again while somebody holds it differs; so does one that a change of another
+done to the other. A batch that is written again while it is held differs; so does one that a change of another
 batch has reached.
 
 The ways differ in who iterates: in an "alarmed" one, a signal's handler raises KeyboardInterrupt again and again while
@@ -52,7 +52,7 @@ WAYS = ("plain", "persistent", "unordered", "tee", "thread", "list", "alarmed", 
 
 
 class Records(minidl.Dataset[Any]):
-    """Records of an index: tensors and arrays from nothing to a MB, small leaves, and a part that nobody changes."""
+    """Records of an index: tensors and arrays from nothing to a MB, small leaves, and a part that is not changed."""
 
     def __init__(self, length: int, seed: int) -> None:
         self.length = length

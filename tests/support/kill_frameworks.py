@@ -397,7 +397,7 @@ class Outcome:
 
 
 def train(case: Case, reapers: list[Reaper]) -> Outcome:
-    """Train, in as many lives as there are reapers, and one that nobody kills."""
+    """Train, in as many lives as there are reapers, and one that is not killed."""
     kills = 0
     with tempfile.TemporaryDirectory(prefix="minidl-kills-") as place:
         folder = Path(place)

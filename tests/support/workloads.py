@@ -376,7 +376,7 @@ def not_shared(samples: list[Any]) -> Any:
 
 
 def impatient(monkeypatch: Any, seconds: float = 0.3) -> None:
-    """Liveness checks and joins of our loader after `seconds` in place of 5, for tests in which somebody is stuck."""
+    """Liveness checks and joins of our loader after `seconds` in place of 5, for tests in which an actor is stuck."""
     from minidl.loader import driver, pin_memory
 
     for module in (driver, pin_memory, worker_module):

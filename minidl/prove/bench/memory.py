@@ -35,4 +35,4 @@ def held(pids: Iterable[int]) -> int:
                     stat = descriptor.stat()
                     device = f"{os.major(stat.st_dev):02x}:{os.minor(stat.st_dev):02x}"
                     blocks[f"{device} {stat.st_ino}"] = stat.st_blocks * 512
-    return anonymous + sum((sizes | blocks).values())  # a file that nobody has open any more: what is mapped of it
+    return anonymous + sum((sizes | blocks).values())  # of a file that no process has open: what is mapped

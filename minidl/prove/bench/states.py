@@ -1,7 +1,7 @@
 """Cost of a loader's state: of what travels with each batch, and of asking for it.
 
 Interface: `bench_states(rounds, length)`. The dataset is iterable and has a state of 1 KiB; the batches are small. A
-loader of which nobody asks for a state is compared with one whose dataset has none; the difference is noise.
+loader whose state is not asked for is compared with one whose dataset has none; the difference is noise.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ NOT_OF_MINI: Final = (
     "SIGKILL of the group", "loader killed while a sample hangs",
 )  # fmt: skip
 """Faults in these steps that it has no answer to: what torch's queues can't send, an earlier batch of a stopped worker,
-which can't be handed over, the names of semaphores that nobody is left to remove, a worker that hangs as an orphan."""
+which can't be handed over, the names of semaphores that outlive all processes, a worker that hangs as an orphan."""
 
 
 # --- The steps --------------------------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ class Cell:
             return Expected(Follows.ERROR if in_step else Follows.RAISED, RESOURCES[self.name], must=needed)
         if self.in_loader:
             return self._in_loader()
-        if self.step.startswith("shutdown") or self.step == "worker's exit":  # nobody may wait for the worker any more
+        if self.step.startswith("shutdown") or self.step == "worker's exit":  # the loader needs the worker no more
             return Expected(Follows.NOTHING, DIED, must=False)
         return self._in_worker()
 

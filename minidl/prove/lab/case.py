@@ -126,12 +126,9 @@ class LabCase:
 def launch(main: Callable[[LabOptions], None]) -> None:
     """Run a case's program with the options of the command line."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--workers", type=int)
-    parser.add_argument("--batch-size", type=int)
-    parser.add_argument("--at", type=int)
-    parser.add_argument("--pause", type=float)
-    parser.add_argument("--method")
-    parser.add_argument("--fixed", action="store_true")
+    for field in dataclasses.fields(LabOptions):
+        kind: dict[str, Any] = {"action": "store_true"} if field.name == "fixed" else {"type": type(field.default)}
+        parser.add_argument(f"--{field.name.replace('_', '-')}", **kind)
     torch.set_num_threads(1)
     options = LabOptions(**vars(parser.parse_args()))
     print("ready", flush=True)

@@ -41,6 +41,6 @@ class Bucket(Pictures):
 
 
 def main(options: LabOptions) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:  # nobody calls accept: the kernel does the handshake
+    with socket.create_server(("127.0.0.1", 0)) as server:  # no accept(): the kernel does the handshake
         for number, _ in enumerate(DataLoader(Bucket(options, server.getsockname()[1]), **options.loading)):
             step(number)

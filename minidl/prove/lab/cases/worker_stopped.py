@@ -19,7 +19,7 @@ CASE = LabCase(
     thread="https://github.com/pytorch/pytorch/issues/165832",
     fix="kill -CONT PID; find out who sends SIGSTOP.",
     truth=in_sample("stopped"),
-    simulated="the worker sends the signal to itself; in the field somebody else does",
+    simulated="the worker sends the signal to itself; in the field another process sends it",
     methods=FORK,
 )
 
