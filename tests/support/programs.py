@@ -58,8 +58,12 @@ def _others_run_python() -> bool:
     )
 
 
-def unprivileged(program: str, *arguments: object, seconds: float = 110) -> subprocess.CompletedProcess[str]:
+def unprivileged(
+    program: str, *arguments: object, seconds: float = 110, prefix: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
     """Run a program as another user without capabilities, or as this one, if that is not root already.
+
+    prefix: a command that root runs before it gives up its rights.
 
     Skips the test if the user can't read this Python, or the package, where they are. The program may fork, but it may
     find no Python that it could execute.
@@ -68,7 +72,7 @@ def unprivileged(program: str, *arguments: object, seconds: float = 110) -> subp
     if os.geteuid() == 0:
         if not _others_run_python():
             pytest.skip("setpriv is not installed, or no other user can read this Python or this folder")
-        command = [*_AS_NOBODY, *command]
+        command = [*prefix, *_AS_NOBODY, *command]
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support")])
     env = {name: value for name, value in os.environ.items() if name not in NOT_HANDED_ON}
     env |= {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HOME": "/nonexistent"}
