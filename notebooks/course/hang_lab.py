@@ -166,7 +166,7 @@ def lost(rule: Callable[[str, list[str]], object]) -> str:
     def steps(name: str) -> tuple[str, list[str]]:
         case = RunFacts([evidence(mystery(name))])
         loop = case.loops[0]
-        workers = [case.place(pid, pid).step for pid in case.workers]
+        workers = [case.at(pid).step for pid in case.workers]
         return loop.place.step.name, [step.name for step in workers]
 
     _expect(

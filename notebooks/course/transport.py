@@ -23,7 +23,7 @@ from course import place, recorded
 from course.asking import Asked, Choice, Count, question, rows
 from course.checking import Wrong, exercise, whole
 from minidl.arena import arena_queue
-from minidl.arena.arena import FREE, INLINE, KEPT, TAKEN, Arena
+from minidl.arena.arena import BUDGET, FREE, INLINE, KEPT, TAKEN, Arena
 from minidl.arena.arena_queue import ArenaWriter
 from minidl.speed.ledger import ledger
 
@@ -352,7 +352,7 @@ def layout(function: Callable[[Sequence[int], int], Sequence[int | None]]) -> st
         [INLINE, large, large + 75, 64, 3 * large],
         [2 * INLINE] * 3,
     ):
-        part = Arena(memoryview(bytearray(8)))
+        part = Arena(memoryview(bytearray(8)), BUDGET, locked=False)
         leaves = [torch.zeros(size, dtype=torch.uint8).untyped_storage() for size in sizes]
         for _ in range(2):  # the second batch finds a slab that has room for all of it
             wanted = [None if place < 0 else begin for _, (place, begin, _) in map(part.reduce, leaves)]
