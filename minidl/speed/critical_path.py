@@ -12,6 +12,7 @@ import numpy as np
 
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Bools, Ints, Rows, distinct
+from minidl.tracefile.batches import epochs
 from minidl.tracefile.events import EVENTS, Phase, Track
 from minidl.tracefile.loaders import first_epochs
 from minidl.tracefile.open_spans import open_spans
@@ -88,10 +89,9 @@ def _batch(trace: Trace, task: int, loader: int | None, epoch: int | None) -> tu
         born = np.flatnonzero(mine & (events["code"] == ev.FETCH[0]))
     born = born[np.argsort(trace.events["time"][born], kind="stable")]
     first = first_epochs(trace)
-    epochs = np.array(
-        [_epoch_of(trace, at) + first.get(int(events["loader"][at]), 0) for at in born.tolist()], np.int64
-    )
-    found = np.flatnonzero((epochs == epoch) | (epoch is None))
+    numbers = np.maximum(0, epochs(events, events["loader"][born], events["time"][born]))
+    numbers += np.array([first.get(number, 0) for number in events["loader"][born].tolist()], np.int64)
+    found = np.flatnonzero((numbers == epoch) | (epoch is None))
     if not len(found):
         have = _tasks_of(events if loader is None else events[events["loader"] == loader])
         of = "".join(f" of {what} {n}" for what, n in (("iterator", loader), ("epoch", epoch)) if n is not None)
@@ -101,7 +101,7 @@ def _batch(trace: Trace, task: int, loader: int | None, epoch: int | None) -> tu
     for later in born[born != put].tolist():
         if trace.order.happened_before(put, later):
             mine &= trace.order.before(later)
-    name = f"batch {task} of iterator {events['loader'][put]}, epoch {epochs[found[-1]]}"
+    name = f"batch {task} of iterator {events['loader'][put]}, epoch {numbers[found[-1]]}"
     many = f"{len(found)} batches have the number {task}: this is the last one; --iterator and --epoch choose another"
     titles = [many] if len(found) > 1 else []
     since = "(times since the trace's first event). Its own steps"
@@ -118,29 +118,16 @@ def _tasks_of(events: Rows) -> str:
     return f"tasks {sent.min()} to {sent.max()}" if len(sent) else "no batches"
 
 
-def _epoch_of(trace: Trace, at: int) -> int:
-    """Return the number of the epoch that an event of the loader's own process is in."""
-    row = trace.events[at]
-    begins = (trace.events["code"] == ev.EPOCH[0]) & (trace.events["loader"] == row["loader"])
-    begins &= (trace.order.process == trace.order.process[at]) & (trace.order.rank < trace.order.rank[at])
-    found = np.flatnonzero(begins)
-    return int(trace.events["x"][found[trace.order.rank[found].argmax()]]) if len(found) else 0
-
-
 def _actors(trace: Trace) -> dict[tuple[int, int], str]:
-    """Name each thread."""
-    events = trace.events
+    """Name each thread, by the track of an event that only such a thread emits."""
     several = len(trace.loaders) > 1
-    feeds = np.isin(events["code"], ev.codes_where(lambda event: event.track is Track.FEEDER))
-    pins = np.isin(events["code"], ev.codes_where(lambda event: event.track is Track.PIN))
     out: dict[tuple[int, int], str] = {}
-    for kind, mask in (("pin thread", pins), ("feeder", feeds), ("", np.ones(len(events), bool))):
-        rows = events[mask]
-        for process, tid in distinct(rows, "process", "tid"):
+    for kind, track in (("pin thread", Track.PIN), ("feeder", Track.FEEDER), ("", None)):
+        codes = [code for code, event in EVENTS.items() if track in (event.track, None)]
+        for process, tid in distinct(trace.events[np.isin(trace.events["code"], codes)], "process", "tid"):
             who = trace.processes[process]
             number = f" {who.worker}" if who.role == "worker" else ""
-            name = f"{kind or ('worker' if number else 'loader')}{number}"
-            name = "queue feeder" if name == "feeder" else name
+            name = "queue feeder" if (kind, number) == ("feeder", "") else f"{kind or who.role}{number}"
             out.setdefault((process, tid), f"{name} of iterator {who.loader}" if several and number else name)
     return out
 

@@ -110,17 +110,28 @@ def test_a_joined_trace_says_the_same(place: Path, tmp_path: Path, name: str) ->
 
 
 # --- Samplers that repeat samples by design ---------------------------------------------------------------------------
-def repeating(place: Path, ranks: int, *present: int, **options: Any) -> Audit:
-    """The audit of ranks with a `Repeating` sampler over 31 samples, one after the other in this process."""
-    for rank in present or range(ranks):
-        sampler: Any = Repeating(31, rank, ranks, **options)
-        group = mock.patch.dict(os.environ, RANK=str(rank), WORLD_SIZE=str(ranks))
+def of_ranks(place: Path, *ranks: dict[str, Any] | None, told: list[int] | None = None) -> Audit:
+    """The audit of ranks, each with a loader of these options, in two epochs, one rank after the other; None = absent.
+
+    told: the epoch that each rank begins with.
+    """
+    for rank, options in enumerate(ranks):
+        group = mock.patch.dict(os.environ, RANK=str(rank), WORLD_SIZE=str(len(ranks)))
+        if options is None:
+            continue
         with group, minidl.trace(place / f"rank{rank}"):
-            loader = minidl.DataLoader(range(31), batch_size=4, sampler=sampler)
+            loader: Any = minidl.DataLoader(**{"batch_size": 4, **options})
             for epoch in range(2):
-                sampler.set_epoch(epoch)
+                if hasattr(loader.sampler, "set_epoch"):
+                    loader.sampler.set_epoch(epoch + (told[rank] if told else 0))
                 list(loader)
     return audit([read_trace(path) for path in traces_in([place])])
+
+
+def repeating(place: Path, ranks: int, *present: int, **options: Any) -> Audit:
+    """The audit of ranks with a `Repeating` sampler over 31 samples."""
+    each = [{"dataset": range(31), "sampler": Repeating(31, rank, ranks, **options)} for rank in range(ranks)]
+    return of_ranks(place, *(one if rank in (present or range(ranks)) else None for rank, one in enumerate(each)))
 
 
 @pytest.mark.parametrize(
@@ -169,16 +180,10 @@ def test_ranks_of_one_order_are_told_to_deal_it_out(tmp_path: Path) -> None:
 
 
 def parallel(place: Path, dealt: list[tuple[int, int]], samples: int = 32, told: list[int] | None = None) -> Audit:
-    """The audit of ranks, each of which is dealt a share of so many, in two epochs; told: the epochs on each rank."""
-    for rank, (share, shares) in enumerate(dealt):
-        group = mock.patch.dict(os.environ, RANK=str(rank), WORLD_SIZE=str(len(dealt)))
-        sampler: Any = minidl.DistributedSampler(range(samples), num_replicas=shares, rank=share)
-        with group, minidl.trace(place / f"rank{rank}"):
-            loader = minidl.DataLoader(range(samples), batch_size=4, sampler=sampler)
-            for epoch in range(2):
-                sampler.set_epoch(epoch + (told[rank] if told else 0))
-                list(loader)
-    return audit([read_trace(path) for path in traces_in([place])])
+    """The audit of ranks, each of which is dealt a share of so many."""
+    data = range(samples)
+    samplers = [minidl.DistributedSampler(data, num_replicas=shares, rank=share) for share, shares in dealt]  # type: ignore[arg-type]
+    return of_ranks(place, *({"dataset": data, "sampler": sampler} for sampler in samplers), told=told)
 
 
 def test_ranks_that_hold_the_parts_of_one_model_may_have_one_share(tmp_path: Path) -> None:
@@ -213,17 +218,6 @@ def test_other_shares_of_several_ranks_are_mistakes(dealt: Any, told: Any, rule:
     assert rules(parallel(tmp_path, dealt, told=told), MISTAKE) == [rule]
 
 
-def own(place: Path, *ranks: dict[str, Any]) -> Audit:
-    """The audit of ranks, each of which has a loader with such options and iterates it twice."""
-    for rank, options in enumerate(ranks):
-        group = mock.patch.dict(os.environ, RANK=str(rank), WORLD_SIZE=str(len(ranks)))
-        with group, minidl.trace(place / f"rank{rank}"):
-            loader = minidl.DataLoader(**{"batch_size": 4, **options})
-            for _ in range(2):
-                list(loader)
-    return audit([read_trace(path) for path in traces_in([place])])
-
-
 class Subset(list[int]):
     """Samples that say, as Hugging Face's datasets do, which ones they are."""
 
@@ -250,7 +244,7 @@ def seeded(seed: int) -> dict[str, Any]:
 def test_the_same_samples_without_shares_are_a_mistake_only_if_they_can_not_be_meant(
     ranks: list[dict[str, Any]], level: str, tmp_path: Path
 ) -> None:
-    (subject,) = own(tmp_path, *ranks).subjects
+    (subject,) = of_ranks(tmp_path, *ranks).subjects
     rule = {MISTAKE: "forgotten DistributedSampler", QUESTION: "the same samples on each rank", UNKNOWN: "overlap"}
     assert rule[level] in [f.rule for f in subject.findings if f.level == level]
     assert [f.level for f in subject.findings if f.rule in rule.values()] == [level]
@@ -277,7 +271,7 @@ def test_uneven_batches_are_a_mistake_only_where_batches_are_to_be_even(
             shares: Any = minidl.DistributedSampler(range(32), 2, rank, shuffle=sampler.get("shuffle", True))
             vars(shares).update(sampler)
             ranks.append({"dataset": range(32), "sampler": shares, "batch_size": batch_size})
-    (subject,) = own(tmp_path, *ranks).subjects
+    (subject,) = of_ranks(tmp_path, *ranks).subjects
     assert [f.level for f in subject.findings if f.rule == "uneven batches"] == [level]
 
 

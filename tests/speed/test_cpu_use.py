@@ -12,8 +12,8 @@ import pytest
 
 from minidl.speed.cpu_use import CpuLimit, CpuUse, cpu_use, cpus_of
 from minidl.speed.summary import summary
-from minidl.speed.verdict import judge, verdict
-from minidl.speed.wall_clock import Bound, Cause, Waiting
+from minidl.speed.verdict import verdict
+from minidl.speed.wall_clock import Bound, Cause
 from minidl.tracefile import events as ev
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.spans import SPAN
@@ -77,51 +77,6 @@ def test_where_all_cpus_are_in_use_more_workers_do_not_help() -> None:
     assert full.held(2)[0] is CpuLimit.SHORT
     assert full.held(8)[0] is CpuLimit.UNKNOWN
     assert replace(full, cpu=400, wall=410, during=200).held(2)[0] is CpuLimit.COMPUTES
-
-
-STEPS = {
-    CpuLimit.COMPUTES: (
-        CpuUse(100, 90, 2, 100, True),
-        "more workers (2 for 8 CPUs)",
-        "do not help samples that compute",
-    ),
-    CpuLimit.SHORT: (
-        CpuUse(100, 40, 50, 100, True),
-        "more CPUs: they are short",
-        "they are short (2 CPUs for 2 workers)",
-    ),
-    CpuLimit.WAITS: (
-        CpuUse(100, 10, 2, 100, True),
-        "more workers, which wait together",
-        "more workers, which wait",
-    ),
-    CpuLimit.UNKNOWN: (CpuUse(), "more workers (2 for 8 CPUs)", "help only if samples wait"),
-}
-
-
-@pytest.mark.parametrize("held", STEPS)
-def test_what_helps_follows(held: CpuLimit) -> None:
-    use, many, few = STEPS[held]
-    causes = dict.fromkeys(Cause, 0) | {Cause.SAMPLES: 50}
-    found = Waiting(causes, consumer=0, batches=100, workers=2, alike=1, cpu=use)
-    assert many in judge(found, cpus=8).next_step
-    assert few in judge(found, cpus=2).next_step
-
-
-def test_other_programs_may_have_the_cpus() -> None:
-    causes = dict.fromkeys(Cause, 0) | {Cause.SAMPLES: 50}
-    own, others = (CpuUse(400, cpu, 300, 100, True) for cpu in (100, 30))
-    told = [judge(Waiting(causes, 0, 100, 4, 1, cpu=use), cpus=2).next_step for use in (own, others)]
-    assert "other work has the rest" not in told[0]
-    assert told[1].endswith("; other work uses most of them: fetching used 0.3 on average")
-
-
-def test_a_reader_that_shares_the_cpus_is_helped_by_what_its_workers_do() -> None:
-    causes = dict.fromkeys(Cause, 0) | {Cause.REBUILD: 60}
-    reading = Waiting(causes, 0, 100, 4, 1, payload=250, tensors=1, busy=0.66)
-    computes, waits = (replace(reading, cpu=STEPS[held][0]) for held in (CpuLimit.COMPUTES, CpuLimit.WAITS))
-    assert judge(computes, cpus=2).next_step.startswith("make samples cheaper: 2.6 workers on average were busy")
-    assert judge(waits, cpus=2).next_step.startswith("use larger batches")
 
 
 @pytest.mark.parametrize(
