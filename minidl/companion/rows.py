@@ -18,15 +18,13 @@ A row without `ours` and `upstream` has no counterpart; its statement says why. 
 
 from __future__ import annotations
 
-import configparser
 import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Final
 
-from minidl.articles import ARTICLES, Section, sections
+from minidl.articles import ARTICLES, Section, sections, table
 
 LANGUAGES: Final = {"en": "English", "ru": "Русский", "zh": "中文"}
 """Languages of the page: code -> the language's own name for itself."""
@@ -100,9 +98,7 @@ def anchor_of(key: str) -> str:
 
 def read(name: str) -> dict[str, Mapping[str, str]]:
     """Return the sections of a data file beside this module, each as its fields."""
-    parser = configparser.ConfigParser(interpolation=None, delimiters=("=",), comment_prefixes=("#",))
-    parser.read_string(files("minidl.companion").joinpath(name).read_text(encoding="utf-8"), name)
-    return {key: dict(parser[key]) for key in parser.sections()}
+    return table("minidl.companion", name)
 
 
 def listed(fields: Mapping[str, str], name: str) -> tuple[str, ...]:
