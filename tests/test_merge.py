@@ -86,19 +86,6 @@ def test_each_training_step_lies_within_the_consumers_time(trained: Path, tmp_pa
 
 
 @pytest.mark.live
-def test_an_offset_of_a_step_would_be_seen(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check above can fail."""
-    offset = profiles._wall_offset
-    trace = read_trace(trained / "trace")
-    spans = consumers(trace)
-    shift = spans[1][0] - spans[0][0]
-    monkeypatch.setattr(profiles, "_wall_offset", lambda trace: (offset(trace)[0] + shift, 0, 0))
-    one = read_trace(merge([trained / "trace", trained / "profile.json"], tmp_path / "merged")).attachments[0]
-    steps = found(one.slices, "train_step")
-    assert any(not (a <= begin and end <= b) for (begin, end), (a, b) in zip(steps, spans, strict=True))
-
-
-@pytest.mark.live
 def test_the_profiled_operators_stand_in_the_loaders_process(trained: Path, tmp_path: Path) -> None:
     from minidl.views.chrome import to_chrome
 
