@@ -60,7 +60,7 @@ ORDER = (
     ("speed", "device_use ledger cpu_use stages wall_clock advice verdict"),
     ("hang", "life live recent snapshot consult"),
     ("hang.headline", "run_context missing bounds hangs ends __init__"),
-    ("speed", "summary critical_path transport_use diff audit"),
+    ("speed", "summary critical_path transport_use diff findings passes audit_rules audit"),
     ("hang", "top"),
     ("hang", "examine"),
     (

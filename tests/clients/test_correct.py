@@ -10,7 +10,8 @@ import pytest
 from client_runs import Client
 
 from minidl.check import check
-from minidl.speed.audit import MISTAKE, QUESTION, audit
+from minidl.speed.audit import audit
+from minidl.speed.findings import MISTAKE, QUESTION
 from minidl.tracefile.ranks import lacking
 from minidl.tracefile.reader import read_trace
 

@@ -8,7 +8,8 @@ import client_runs
 import pytest
 from client_runs import Client
 
-from minidl.speed.audit import MISTAKE, audit
+from minidl.speed.audit import audit
+from minidl.speed.findings import MISTAKE
 from minidl.tracefile.ranks import lacking
 from minidl.tracefile.reader import read_trace
 

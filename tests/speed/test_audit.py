@@ -19,18 +19,10 @@ from subclassed_loaders import Repeating
 
 import minidl
 from minidl import cli
-from minidl.speed.audit import (
-    HARMLESS,
-    MISTAKE,
-    QUESTION,
-    UNKNOWN,
-    Audit,
-    Share,
-    Subject,
-    _ordinal,
-    _unseen,
-    audit,
-)
+from minidl.speed.audit import Audit, audit
+from minidl.speed.audit_rules import _ordinal, _unseen
+from minidl.speed.findings import HARMLESS, MISTAKE, QUESTION, UNKNOWN
+from minidl.speed.passes import Share, Subject
 from minidl.tracefile import events as ev
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.join import join, traces_in
