@@ -102,20 +102,27 @@ def _coverage(subject: Subject, world: int) -> Iterator[AuditFinding]:
     if "iterable" in subject.fact("dataset_kind"):
         yield findings.ITERABLE
         return
-    reported: set[str] = set()
+    first: dict[str, AuditFinding] = {}
     for epoch, passes in subject.epochs():
-        for finding in _overlap(subject, epoch, passes, world):
-            if finding.rule not in reported:
-                reported.add(finding.rule)
-                yield finding
+        known = all(one.indices is not None for one in passes.values())
+        judged = _overlap(subject, epoch, passes, world) if known else _without_indices(subject, epoch, passes)
+        for finding in judged:
+            first.setdefault(finding.rule, finding)
+    yield from first.values()
+
+
+def _dealt(passes: dict[int, Pass]) -> bool:
+    """Whether a sampler dealt out shares."""
+    return any(one.share is not None for one in passes.values())
+
+
+def _without_indices(subject: Subject, epoch: int, passes: dict[int, Pass]) -> Iterator[AuditFinding]:
+    found = _alike(subject, passes) if len(passes) > 1 and not _dealt(passes) else ""
+    yield _without_shares(subject, f"in epoch {epoch}, {found}", passes) if found else findings.NO_INDICES
 
 
 def _overlap(subject: Subject, epoch: int, passes: dict[int, Pass], world: int) -> Iterator[AuditFinding]:
-    dealt = any(one.share is not None for one in passes.values())
-    if any(one.indices is None for one in passes.values()):
-        found = _alike(subject, passes) if len(passes) > 1 and not dealt else ""
-        yield _without_shares(subject, f"in epoch {epoch}, {found}", passes) if found else findings.NO_INDICES
-        return
+    dealt = _dealt(passes)
     seen = Counter(index for one in passes.values() for index in one.seen)
     if dealt and (times := _repeats(subject, passes)):
         yield _repeated(subject, epoch, passes, seen, times)
@@ -131,7 +138,7 @@ def _overlap(subject: Subject, epoch: int, passes: dict[int, Pass], world: int) 
         yield findings.DRAWN_TWICE.of(epoch=epoch, samples=counted(len(twice), "sample"), which=_some(twice))
     elif padding:
         yield findings.PADDED.of(epoch=epoch, samples=counted(padding.total(), "sample"), which=_some(padding))
-    if len(passes) == world and all(one.whole for one in passes.values()) and dealt:
+    if dealt and len(passes) == world and all(one.whole for one in passes.values()):
         yield from _unseen(subject, epoch, len(passes), seen, cut)
 
 
@@ -257,20 +264,22 @@ def _same_order(subject: Subject) -> Iterator[AuditFinding]:
     """Find the same order in several epochs: a forgotten `set_epoch`, a reseeded generator, or no shuffling."""
     if "iterable" in subject.fact("dataset_kind"):
         return
-    whole = {rank: [one for one in mine if one.whole] for rank, mine in sorted(subject.passes.items())}
-    pairs = {rank: list(pairwise(mine)) for rank, mine in whole.items()}
-    if not any(pairs.values()):
+    whole = [[one for one in mine if one.whole] for _, mine in sorted(subject.passes.items())]
+    pairs = [pair for mine in whole for pair in pairwise(mine)]
+    alike = [(first, second) for first, second in pairs if first.order and first.order == second.order]
+    if not pairs:
         yield findings.ONE_EPOCH
-        return
-    if not any(first.order for each in pairs.values() for first, _ in each):
+    elif not any(first.order for first, _ in pairs):
         yield findings.NO_ORDER
-    alike = {rank: [(a, b) for a, b in each if a.order and a.order == b.order] for rank, each in pairs.items()}
-    rank, same = next(((rank, each) for rank, each in alike.items() if each), (0, []))
-    if not same:
-        return
-    first, second = same[0]
-    found = f"rank {rank} had the same order in epochs {first.epoch} and {second.epoch}"
-    found += f" (and in {counted(len(same) - 1, 'more pair')})" if len(same) > 1 else ""
+    elif alike:
+        yield from _judged_order(subject, [pair for pair in alike if pair[0].rank == alike[0][0].rank])
+
+
+def _judged_order(subject: Subject, alike: list[tuple[Pass, Pass]]) -> Iterator[AuditFinding]:
+    """Judge one rank's pairs of epochs with the same order."""
+    first, second = alike[0]
+    found = f"rank {first.rank} had the same order in epochs {first.epoch} and {second.epoch}"
+    found += f" (and in {counted(len(alike) - 1, 'more pair')})" if len(alike) > 1 else ""
     shuffles = subject.fact("sampler") <= set(_SHUFFLING) or subject.has(sampler_shuffle=True)
     if _in_order(subject):
         yield findings.NO_SHUFFLING.of(found=found)
