@@ -57,7 +57,7 @@ ORDER = (
     ("hang", "limits places finding remedies case chain"),
     ("hang.rules", "judgement activity processes motion parties threads semaphores kernel table"),
     ("hang", "outcomes sentence diagnose"),
-    ("speed", "device_use ledger cpu_use stages wall_clock advice verdict"),
+    ("speed", "stages device_use ledger cpu_use wall_clock advice verdict"),
     ("hang", "life live recent snapshot consult"),
     ("hang.headline", "run_context missing bounds hangs ends __init__"),
     ("speed", "summary critical_path transport_use diff findings passes audit_rules audit"),

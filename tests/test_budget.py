@@ -22,7 +22,7 @@ AT_MOST = {
     "minidl/tracefile minidl/record": 7300,
     "minidl/playback minidl/check": 3480,
     "minidl/hang": 5960,
-    "minidl/speed": 2680,
+    "minidl/speed": 2660,
     "minidl/views": 4150,
     "minidl/explore": 2486,
     "minidl/prove": 5410,

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from minidl.speed.stages import covered
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.spans import total
@@ -101,12 +100,7 @@ class CpuUse:
 def cpu_use(spans: Rows) -> CpuUse:
     """Sum up the fetches among `spans`: array of SPAN."""
     rows = spans[(spans["code"] == ev.FETCH[0]) & (spans["end"] >= 0) & (spans["cpu"] > 0)]
-    if not len(rows):
-        return CpuUse()
-    rows = rows[np.argsort(rows["begin"], kind="stable")]
-    till = np.maximum.accumulate(rows["end"])
-    idle = np.maximum(0, rows["begin"][1:] - till[:-1])
-    during = int(till[-1] - rows["begin"][0] - idle.sum())
+    during, _ = covered(rows)
     told = bool(rows["cpu_wait"].any())
     return CpuUse(total(rows), int(rows["cpu"].sum()), int(rows["cpu_wait"].sum()), during, told)
 

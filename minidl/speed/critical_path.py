@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from minidl.tracefile import events as ev
-from minidl.tracefile.arrays import Bools, Ints, Rows, distinct
+from minidl.tracefile.arrays import Bools, Ints, distinct
 from minidl.tracefile.batches import epochs
 from minidl.tracefile.events import EVENTS, Phase, Track
 from minidl.tracefile.loaders import first_epochs
@@ -93,7 +93,9 @@ def _batch(trace: Trace, task: int, loader: int | None, epoch: int | None) -> tu
     numbers += np.array([first.get(number, 0) for number in events["loader"][born].tolist()], np.int64)
     found = np.flatnonzero((numbers == epoch) | (epoch is None))
     if not len(found):
-        have = _tasks_of(events if loader is None else events[events["loader"] == loader])
+        sent = events["task"][np.isin(events["code"], [ev.INDEX_PUT, ev.FETCH[0]]) & (events["task"] >= 0)
+                              & (True if loader is None else events["loader"] == loader)]  # fmt: skip
+        have = f"tasks {sent.min()} to {sent.max()}" if len(sent) else "no batches"
         of = "".join(f" of {what} {n}" for what, n in (("iterator", loader), ("epoch", epoch)) if n is not None)
         raise ValueError(f"the trace has no batch {task}{of}: it has {have}")
     put = int(born[found[-1]])
@@ -111,11 +113,6 @@ def _batch(trace: Trace, task: int, loader: int | None, epoch: int | None) -> tu
     known = np.flatnonzero(mine)
     last = int(known[trace.events["time"][known].argmax()])
     return put, last, [*titles, f"B{name[1:]}, was never yielded {since}, as far as known:"]
-
-
-def _tasks_of(events: Rows) -> str:
-    sent = events["task"][np.isin(events["code"], [ev.INDEX_PUT, ev.FETCH[0]]) & (events["task"] >= 0)]
-    return f"tasks {sent.min()} to {sent.max()}" if len(sent) else "no batches"
 
 
 def _actors(trace: Trace) -> dict[tuple[int, int], str]:

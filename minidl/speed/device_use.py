@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from minidl.speed.stages import covered
 from minidl.tracefile import events as ev
-from minidl.tracefile.arrays import Ints, Rows
+from minidl.tracefile.arrays import Rows
 from minidl.tracefile.spans import total
 from minidl.tracefile.words import duration, percent, plain, size
 
@@ -81,7 +82,7 @@ def device_use(trace: Trace, loader: int, spans: Rows | None = None) -> DeviceUs
     if not len(enqueued):
         return None
     aside = np.concatenate([copies, transforms])
-    computed, whole = _covered(marked)
+    computed, whole = covered(marked)
     calibrations = trace.events[(trace.events["code"] == ev.CLOCK_CALIBRATION) & (trace.events["loader"] == loader)]
     return DeviceUse(
         batches=len(copies),
@@ -109,13 +110,3 @@ def _overlap(spans: Rows, others: Rows) -> int:
     start = edges[0]  # floats can hold the ns of a trace, but not those since boot
     until, since = (np.interp((spans[name] - start).astype(float), edges - start, sums) for name in ("end", "begin"))
     return round(float((until - since).sum()))
-
-
-def _covered(spans: Rows) -> tuple[int, int]:
-    """ns that at least one of the spans covers, and ns from the first to the last."""
-    if not len(spans):
-        return 0, 0
-    ends: Ints = np.maximum.accumulate(spans["end"])  # they come by their begins
-    gaps = np.maximum(spans["begin"][1:] - ends[:-1], 0)
-    whole = int(ends[-1] - spans["begin"][0])
-    return whole - int(gaps.sum()), whole

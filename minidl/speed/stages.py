@@ -73,6 +73,17 @@ def by_stage(spans: Rows) -> dict[str, Rows]:
     return {stage: mine for stage, mine in found if len(mine)}
 
 
+def covered(spans: Rows) -> tuple[int, int]:
+    """ns that at least one of the spans covers, and ns from the first to the last."""
+    if not len(spans):
+        return 0, 0
+    spans = spans[np.argsort(spans["begin"], kind="stable")]
+    ends: Ints = np.maximum.accumulate(spans["end"])
+    gaps = np.maximum(spans["begin"][1:] - ends[:-1], 0)
+    whole = int(ends[-1] - spans["begin"][0])
+    return whole - int(gaps.sum()), whole
+
+
 def prefetching(events: Rows) -> dict[str, int]:
     """The prefetch factor, from an epoch's begin; {} without workers."""
     begins = events[events["code"] == ev.EPOCH[0]]

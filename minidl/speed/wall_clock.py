@@ -11,8 +11,9 @@ divided among their steps.
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -143,6 +144,7 @@ def waiting(trace: Trace, loader: int, spans: Rows | None = None) -> Waiting:
     uneven, out = clock.uneven()
     messages, samples = clock.steps(ev.RESULT_REBUILD), clock.steps(ev.SAMPLE)
     samples = samples[(samples["task"] == task) & (samples["worker"] == worker)]
+    averages = [float(messages[column].mean()) if len(messages) else 0.0 for column in ("bx", "ey", "ex")]
     return Waiting(
         causes=clock.causes(),
         consumer=total(clock.steps(ev.CONSUMER)),
@@ -160,15 +162,11 @@ def waiting(trace: Trace, loader: int, spans: Rows | None = None) -> Waiting:
         uneven=uneven,
         ending=clock.ending(),
         out=out,
-        payload=_mean(messages["bx"]),
-        shared=_mean(messages["ey"]),
-        tensors=_mean(messages["ex"]),
+        payload=averages[0],
+        shared=averages[1],
+        tensors=averages[2],
         cpu=cpu_use(clock.whole),
     )
-
-
-def _mean(values: Ints) -> float:
-    return float(values.mean()) if len(values) else 0.0
 
 
 _STATES: Final = [*Cause]
@@ -263,14 +261,13 @@ class WallClock:
         worker = np.clip(self._of_latest(self.needs, "worker"), -1, self.workers)
         return np.asarray(self.at < first[np.searchsorted(self.epochs, self.at, side="right"), worker])
 
-    def _supplying(self) -> dict[Cause, Ints]:
-        """The number of workers at each supplying step."""
-        collate, sending = self.open(ev.COLLATE), self.open(ev.RESULT_PICKLE, ev.RESULT_WRITE)
-        samples = np.maximum(0, self.open(ev.FETCH) - collate)
-        return {Cause.SAMPLES: samples, Cause.COLLATE: collate, Cause.IPC: sending}
+    def _by_step(self, measure: Callable[..., Any]) -> dict[Cause, Any]:
+        """A measure of the spans of each supplying step; a fetch without its collation is the samples."""
+        collate, sending = measure(ev.COLLATE), measure(ev.RESULT_PICKLE, ev.RESULT_WRITE)
+        return {Cause.SAMPLES: np.maximum(0, measure(ev.FETCH) - collate), Cause.COLLATE: collate, Cause.IPC: sending}
 
     def _states(self) -> Ints:
-        self.supplying = self._supplying()
+        self.supplying: dict[Cause, Ints] = self._by_step(self.open)  # the number of workers at each step
         self.working = sum(self.supplying.values(), np.zeros(len(self.at), np.int64))
         state = {cause: place for place, cause in enumerate(_STATES)}
         # The first that holds is the cause. The loader's own thread comes before other threads, and the reading side
@@ -298,10 +295,7 @@ class WallClock:
 
     def work(self) -> dict[Cause, int]:
         """The total duration of the supplying steps, in ns."""
-        collate = total(self.steps(ev.COLLATE))
-        sending = total(self.steps(ev.RESULT_PICKLE, ev.RESULT_WRITE))
-        samples = max(0, total(self.steps(ev.FETCH)) - collate)
-        return {Cause.SAMPLES: samples, Cause.COLLATE: collate, Cause.IPC: sending}
+        return {step: int(ns) for step, ns in self._by_step(lambda *pairs: total(self.steps(*pairs))).items()}
 
     def blocker(self) -> tuple[int, int, float]:
         """The task and the worker that blocked the line longest, and that worker's share of it; -1 = no blocking.
