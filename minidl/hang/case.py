@@ -189,14 +189,18 @@ class RunFacts:
         """The threads that iterate, those that wait in the loader first; else the main threads of workers' parents."""
         homes = {self.home_of(pid) for pid in self.workers} | set(self.told.ranks)
         below = {one.pid for pid in self.workers for one in self.family(pid)}
-        found: list[ThreadFacts] = []
-        for process in self.now.processes:
-            if not process.ended and not self.is_server(process.pid) and process.pid not in below:
-                instead = [self.at(process.pid)] if process.main and process.pid in homes | {self.now.main} else []
-                found += [one for one in self.threads(process.pid) if one.iterates] or instead
+        others = (one for one in self.now.processes if one.pid not in below and not one.ended)
+        found = [loop for one in others for loop in self._loops_of(one, one.pid in homes | {self.now.main})]
         if any(one.pid in homes for one in found):
             found = [one for one in found if one.pid in homes or one.iterates]
         return sorted(found, key=lambda one: (one.pid != self.told.pid, not one.iterates, one.pid))
+
+    def _loops_of(self, process: SeenProcess, is_home: bool) -> list[ThreadFacts]:
+        """The threads of a process that iterate; else, if it has workers or is the program, its main thread."""
+        if self.is_server(process.pid):
+            return []
+        instead = [self.at(process.pid)] if process.main is not None and is_home else []
+        return [one for one in self.threads(process.pid) if one.iterates] or instead
 
     def is_loop(self, pid: int) -> bool:
         return any(pid == loop.pid for loop in self.loops)

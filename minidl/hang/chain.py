@@ -275,19 +275,29 @@ def _task_of_a_pool(link: ThreadFacts) -> ThreadFacts | None:
 
 
 def _inside_the_lock(link: ThreadFacts) -> ThreadFacts | None:
-    """The holder of a lock without an owner, by the stacks: a thread that is further on in the waiting function."""
-    shared, case = link.kind is Blocked.SEMAPHORE, link.case
+    """The holder of a lock without an owner, by the stacks: the thread that is further on in the waiting function."""
+    found = _further_on(link)
+    return replace(found[0], by="holds the lock, by its stack") if len(found) == 1 else None
+
+
+def _cannot_release(link: ThreadFacts) -> ThreadFacts | None:
+    """For a thread at the lock of one of the loader's queues: the process that shares the lock, and can't run."""
+    if link.kind is not Blocked.SEMAPHORE or link.step not in LOADERS_LOCK or _further_on(link):
+        return None
+    stuck = [one for holder in link.wait.holders if _cannot_answer(one := link.case.at(holder.pid))]
+    return replace(stuck[0], by="shares the lock of the loader's queue, and can't run") if len(stuck) == 1 else None
+
+
+def _further_on(link: ThreadFacts) -> list[ThreadFacts]:
+    """The threads that are further on in the function in which a thread waits for a lock."""
+    shared = link.kind is Blocked.SEMAPHORE
     lock = (frame for frame in link.stack if not frame.file.endswith(("synchronize.py", "threading.py")))
     asks = next(lock, None)  # also the loader's own: a feeder asks for its lock
-    if asks is None or not (shared or link.kind is Blocked.FUTEX):
-        return None
+    if asks is None or link.kind not in (Blocked.SEMAPHORE, Blocked.FUTEX):
+        return []
     pids = [holder.pid for holder in link.wait.holders] if shared else [link.pid]
-    others = [one for pid in pids for one in case.threads(pid) if one.wait.target != link.wait.target]
-    found, by = [one for one in others if _is_further(one, asks, shared)], "holds the lock, by its stack"
-    if not found and shared and link.step in LOADERS_LOCK:
-        found = [one for one in map(case.at, pids) if _cannot_answer(one)]
-        by = "shares the lock of the loader's queue, and can't run"
-    return replace(found[0], by=by) if len(found) == 1 else None
+    others = [one for pid in pids for one in link.case.threads(pid) if one.wait.target != link.wait.target]
+    return [one for one in others if _is_further(one, asks, shared)]
 
 
 LOADERS_LOCK: Final = (LoaderStep.WRITE, LoaderStep.READ, LoaderStep.IDLE)
@@ -394,16 +404,14 @@ def _at_the_other_end(link: ThreadFacts) -> ThreadFacts | None:
 
     A descriptor belongs to a process; the stacks show which of its threads reads or writes there.
     """
-    case, waited_at = link.case, _descriptor(link)
-    why = {one.pid: one.why for one in link.wait.holders if one.pid in case.processes}
+    end, why = _descriptor(link), {one.pid: one.why for one in link.wait.holders if one.pid in link.case.processes}
     others = [pid for pid in why if pid != link.pid] or list(why)
-    if len(others) != 1 or (case.is_server(others[0]) and joins(link)):  # the server's child is gone
+    if len(others) != 1 or (link.case.is_server(others[0]) and joins(link)):  # the server's child is gone
         return None
-    kept = waited_at.about == BACKLOG or link.pid in why or _keeps_other_end(link, waited_at)
-    if kept and any(others[0] == one.pid for one in (*link.waiters, link)):
+    kept, (pid,) = end.about == BACKLOG or link.pid in why or _keeps_other_end(link, end), others
+    if kept and pid in [one.pid for one in (*link.waiters, link)]:
         return None
-    (pid,) = others
-    chosen = _uses_it(link, pid, waited_at) or _in_a_call(case, pid) or _only_thread(link, pid)
+    chosen = _uses_it(link, pid, end) or _in_a_call(link.case, pid) or _only_thread(link, pid)
     return replace(chosen, by=why[pid]) if chosen is not None else None
 
 
@@ -501,6 +509,7 @@ STEPS: Final = (
     ChainStep("it joins a process", _joined_process),
     ChainStep("it waits for a rank", _other_rank),
     ChainStep("it waits for a lock", _inside_the_lock),
+    ChainStep("it waits for the lock of a queue of the loader", _cannot_release),
     ChainStep("it starts a process", _fork_server),
     ChainStep("it waits for a pool", _task_of_a_pool),
     ChainStep("an event loop: the descriptors of its selector name no other thread", _nowhere,

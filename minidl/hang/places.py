@@ -184,9 +184,7 @@ def place_of(thread: SeenThread) -> ThreadPlace:
     stack = thread.stack
     if not stack:
         return ThreadPlace(LoaderStep.OTHER, seen=False)
-    steps = [None if _users_queue(stack, i) else step_of(frame) for i, frame in enumerate(stack)]
-    found = [(i, step) for i, step in enumerate(steps) if step is not None]
-    interrupted = _interruption(stack)
+    found, interrupted = _steps_of(stack), _interruption(stack)
     if not found and not interrupted:
         at_exit = thread.python_name == "MainThread" and stack[-1].function not in ("<module>", "_run_module_as_main")
         return ThreadPlace(LoaderStep.EXIT if at_exit else LoaderStep.OTHER, stack)
@@ -200,6 +198,12 @@ def place_of(thread: SeenThread) -> ThreadPlace:
     return ThreadPlace(
         step, stack[:at], outer, task=_task(stack) if fetched else -1, worker=_worker(stack), sample=sample
     )
+
+
+def _steps_of(stack: tuple[Frame, ...]) -> list[tuple[int, LoaderStep]]:
+    """The steps of a loader in a stack, innermost first, each with the position of its frame."""
+    steps = [None if _users_queue(stack, i) else step_of(frame) for i, frame in enumerate(stack)]
+    return [(i, step) for i, step in enumerate(steps) if step is not None]
 
 
 def _users_queue(stack: tuple[Frame, ...], i: int) -> bool:

@@ -137,7 +137,13 @@ def _after(run: RunContext, home: int, stall: Stall) -> Finding | None:
     if found.outcome is RunOutcome.HUNG:
         there = in_place or (own and _no_loader_waits(run, home, stall.since))
         return dataclasses.replace(found, head=head) if there else None
-    if not in_place or found.outcome is not RunOutcome.MAYBE_HUNG or home not in run.over or took < allowed:
+    too_long = home in run.over and took >= allowed
+    return _after_the_end(found, head) if in_place and too_long else None
+
+
+def _after_the_end(found: Finding, head: str) -> Finding | None:
+    """The finding of a process that may hang, and that lasts too long after its program."""
+    if found.outcome is not RunOutcome.MAYBE_HUNG:
         return None
     helps = found.fix or "end all threads and processes that the program has started before the program ends"
     return dataclasses.replace(  # the doctor's reason is about a wait for a batch

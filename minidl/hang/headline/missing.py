@@ -52,7 +52,7 @@ class HeldUp:
         home, made_by = run.processes[wait.home], run.process_of(self.focus.loader, number)
         workers = [p for p in run.processes if p.role == "worker"]
         mine = [p for p in workers if (p.loader, p.ppid) == (self.focus.loader, home.pid)]
-        step = run.step_at(self.focus.process, wait.until) if self.focus.process != wait.home else None
+        step, step_since = self._workers_step()
         of_worker = number >= 0 and wait.for_data
         return RecordedWait(
             hung=wait.is_hang(run.runs),
@@ -65,8 +65,8 @@ class HeldUp:
             worker=number if of_worker else -1,
             worker_pid=run.processes[made_by].pid if of_worker else 0,
             sample=run.sample(self.focus),
-            step=doing(step) if step is not None else "",
-            step_since=since(run.trace, step) if step is not None else 0,
+            step=step,
+            step_since=step_since,
             own_code=not wait.for_data,
             numbers={process.pid: process.worker for process in mine},
             workers=0 if state.alone else len(state.workers),
@@ -74,6 +74,12 @@ class HeldUp:
             ranks={one.pid: one.rank for one in run.processes if one.rank >= 0 and one.worker < 0},
             facts=from_trace(*evidence),
         )
+
+    def _workers_step(self) -> tuple[str, int]:
+        """The step in focus, if it is not the loop's own, in words, and since when."""
+        run, focus = self.run, self.focus
+        step = run.step_at(focus.process, self.wait.until) if focus.process != self.wait.home else None
+        return ("", 0) if step is None else (doing(step), since(run.trace, step))
 
     def opinion(self, evidence: Iterable[str] = ()) -> Finding | None:
         """The doctor's finding, if a watchdog took evidence in the wait."""

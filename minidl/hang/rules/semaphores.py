@@ -25,7 +25,14 @@ class _Shared:
     pids: tuple[int, ...]
     same: tuple[int, ...]
     could: tuple[int, ...]
-    facts: tuple[EvidenceLine, ...]
+
+    @property
+    def facts(self) -> tuple[EvidenceLine, ...]:
+        """The threads that wait for it, as evidence."""
+        end, semaphore = self.end, semaphore_at(self.end.process, self.end.call.address)
+        value = f", value {semaphore.value}" if semaphore is not None and semaphore.value >= 0 else ""
+        own = EvidenceLine(f"{end.name} waits for {end.wait.target}{value}", f"futex of {end.tid}, maps")
+        return own, *(EvidenceLine(f"{end.case.name(pid)} waits for the same one", "futex") for pid in self.same)
 
     def functions(self, file: str) -> list[str]:
         """The functions of a library's file that the waiting thread is in, innermost first."""
@@ -37,15 +44,11 @@ def _shared(end: ThreadFacts) -> _Shared | None:
     asks_again = end.step in USERS and same_place(end)
     if end.kind is not Blocked.SEMAPHORE or (end.wait.bounded and not asks_again):
         return None
-    case, semaphore = end.case, semaphore_at(end.process, end.call.address)
     pids = tuple(holder.pid for holder in end.wait.holders)
-    waiting = {pid for pid in pids for one in case.threads(pid) if one.wait.target == end.wait.target}
-    users = [pid for pid in pids if in_users_code(case, pid)]
+    waiting = {pid for pid in pids for one in end.case.threads(pid) if one.wait.target == end.wait.target}
+    users = [pid for pid in pids if in_users_code(end.case, pid)]
     same = tuple(pid for pid in users if pid in waiting)
-    value = f", value {semaphore.value}" if semaphore is not None and semaphore.value >= 0 else ""
-    facts = [EvidenceLine(f"{end.name} waits for {end.wait.target}{value}", f"futex of {end.tid}, maps")]
-    facts += [EvidenceLine(f"{case.name(pid)} waits for the same one", "futex") for pid in same]
-    return _Shared(end, pids, same, tuple(pid for pid in users if pid not in same), tuple(facts))
+    return _Shared(end, pids, same, tuple(pid for pid in users if pid not in same))
 
 
 def full_queue(chain: Chain) -> Judgement | None:
