@@ -84,7 +84,7 @@ def test_a_hang_is_looked_at_and_raised_in_the_loop(tmp_path: Path, options: tup
     done = run(tmp_path, HANGS, "--hang-after", "0.6", "--on-hang", "raise", *options)
     trace = finished(tmp_path)
     assert done.returncode == 1
-    assert f"LoaderHangError: {trace.watched.said[0]}\n" in done.stderr
+    assert f"LoaderHangError: {trace.watched.said[0]} (more: minidl help hang)\n" in done.stderr
     assert f"minidl: {trace.watched.said[0]}\n" in done.stderr
     assert f"next: minidl doctor {tmp_path / 'trace'}" in trace.watched.said[0]
     (uncaught,) = trace.described("uncaught")
