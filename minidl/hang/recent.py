@@ -18,6 +18,25 @@ MOST_OPEN = 1_000
 """The number of older begins of open spans that `Recent` keeps."""
 
 
+class Gaps:
+    """Events that were not read, look by look. last: a process's file -> sequence number and time of its last event."""
+
+    def __init__(self) -> None:
+        self.last: dict[str, tuple[int, int]] = {}
+
+    def take(self, trace: Trace) -> dict[int, int]:
+        """Take the new events; return process index -> time up to which events are missing since the last look."""
+        missing = {}
+        for index in np.unique(trace.events["process"]).tolist():
+            rows, file = trace.events[trace.events["process"] == index], trace.processes[index].file
+            first, last = rows[np.argmin(rows["seq"])], rows[np.argmax(rows["seq"])]
+            known = self.last.get(file, (0, 0))
+            if int(first["seq"]) > known[0] + 1:
+                missing[index] = int(first["time"])
+            self.last[file] = int(last["seq"]), max(known[1], int(rows["time"].max()))
+        return missing
+
+
 class Recent:
     """The newest events of a followed run as a trace: a window of time without gaps in any process.
 
@@ -29,11 +48,11 @@ class Recent:
         self.begin = 0
         self._files: list[str] = []
         self._rows: Rows | None = None
-        self._last: dict[str, int] = {}  # of each process's file, the sequence number of its last event
+        self._gaps = Gaps()
 
     def take(self, trace: Trace) -> Trace:
         """Add the new events of `trace`, the latest reading; return it with the events of the window."""
-        after_gaps = self._after_gaps(trace)
+        after_gaps = self._gaps.take(trace)
         self.begin = max([self.begin, *after_gaps.values()])
         rows = trace.events
         if self._rows is not None:
@@ -54,16 +73,6 @@ class Recent:
         for process in trace.processes:
             process.whole_from = self.begin if process.start_ns < self.begin else 0
         return trace
-
-    def _after_gaps(self, trace: Trace) -> dict[int, int]:
-        """Index of each process with unread events -> the time of the first event read after them."""
-        found = {}
-        for index in np.unique(trace.events["process"]).tolist():
-            rows, file = trace.events[trace.events["process"] == index], trace.processes[index].file
-            if int(rows["seq"].min()) > self._last.get(file, 0) + 1:
-                found[index] = int(rows["time"].min())
-            self._last[file] = int(rows["seq"].max())
-        return found
 
     def _is_open(self, rows: Rows) -> Bools:
         """Which of the events before the window are begins without an end."""

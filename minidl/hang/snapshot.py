@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from minidl.hang.limits import LONG
+from minidl.hang.recent import Gaps
 from minidl.loader.protocol import LoaderState
 from minidl.playback.actors import as_dicts
 from minidl.playback.follower import Follower, causal_order
@@ -188,12 +189,12 @@ class Job:
     def __init__(self) -> None:
         self.iterators: dict[int, _Iterator] = {}
         self.ended = 0  # iterators that were dropped
-        self.last: dict[str, tuple[int, int]] = {}  # process's file -> sequence number and time of its last event
+        self.gaps = Gaps()
         self.longest = 0  # ns of a `next` that ended
 
     def take(self, trace: Trace) -> None:
         """Follow the events of `trace`, which are later than all events taken before."""
-        missing = self._missing(trace)
+        missing = self.gaps.take(trace)
         for number in np.unique(trace.events["loader"]).tolist():
             if number:
                 rows = trace.events[trace.events["loader"] == number]
@@ -207,21 +208,9 @@ class Job:
                 del self.iterators[number]
                 self.ended += 1
 
-    def _missing(self, trace: Trace) -> dict[int, int]:
-        """Return process index -> time up to which events are missing since the last look."""
-        missing = {}
-        for index in np.unique(trace.events["process"]).tolist():
-            rows = trace.events[trace.events["process"] == index]
-            first, last = rows[np.argmin(rows["seq"])], rows[np.argmax(rows["seq"])]
-            known = self.last.get(trace.processes[index].file, (0, 0))
-            if int(first["seq"]) > known[0] + 1:
-                missing[index] = int(first["time"])
-            self.last[trace.processes[index].file] = (int(last["seq"]), max(known[1], int(rows["time"].max())))
-        return missing
-
     def cut(self, process: Process) -> int:
         """Return the time since which a process can no longer record; 0 if it can."""
-        return self.last.get(process.file, (0, process.start_ns))[1] if process.whole_until else 0
+        return self.gaps.last.get(process.file, (0, process.start_ns))[1] if process.whole_until else 0
 
     def snapshot(self, trace: Trace, now: int, lives: Mapping[int, ProcessLife]) -> Snapshot:
         """Return the run as it stands at `now`; `trace` is the one taken last."""
@@ -240,7 +229,7 @@ class Job:
     def moment(self, trace: Trace, lives: Mapping[int, ProcessLife]) -> int:
         """Return the present time if a process may still record events; else the time of the last event."""
         ended = trace.described("trace_end") or not any(life.there for life in lives.values())
-        last = max((moment for _, moment in self.last.values()), default=0)
+        last = max((moment for _, moment in self.gaps.last.values()), default=0)
         return last if ended and last else time.monotonic_ns()
 
 
