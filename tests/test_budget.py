@@ -21,7 +21,7 @@ AT_MOST = {
     "minidl/resume minidl/arena minidl/device minidl/dataloader.py": 2500,
     "minidl/tracefile minidl/record": 7300,
     "minidl/playback minidl/check": 3480,
-    "minidl/hang": 5960,
+    "minidl/hang": 5970,
     "minidl/speed": 2660,
     "minidl/views": 4150,
     "minidl/explore": 2486,
