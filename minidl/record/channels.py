@@ -299,7 +299,8 @@ class TracedQueue(Proxy):
         """Emit the end of the get."""
         end = self.get_span[1]
         if isinstance(message, Result):
-            self.shared.emit(end, message.idx, message.worker_id, _RESULT, outcome_of(message.data))
+            outcome = _OUTCOMES.get(type(message.data), _DATA)  # once a batch: without a call of ours
+            self.shared.emit(end, message.idx, message.worker_id, _RESULT, outcome)
         elif isinstance(message, ResumeIteration):
             self.shared.emit(end, -1, message.worker_id, _RESUME)
         else:
