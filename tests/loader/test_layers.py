@@ -65,6 +65,7 @@ def test_a_workers_fetching_sends_no_state_along() -> None:
 
 def test_what_was_handed_out_is_counted() -> None:
     record = EpochRecord()
+    assert record.fetch(SimpleNamespace(fetch=str), 5) == "5"
     for task in (0, 1):
         record.hand_out((task, 0))
     record.fail((2, 1))

@@ -12,6 +12,7 @@ import select
 import struct
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -309,6 +310,28 @@ def test_who_finds_the_queue_being_read_waits_no_longer_than_its_timeout(pipe: A
                 pipe.get(**options)
     finally:
         pipe._rlock.release()
+
+
+def test_an_error_that_ends_the_feeder_thread_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, ended, worker = list[Any](), list[int](), BoundedQueue(torch.multiprocessing.get_context("fork"))
+    monkeypatch.setattr(threading, "excepthook", seen.append)
+    monkeypatch.setattr(os, "_exit", ended.append)
+    worker.enter_worker()
+    worker._thread = "the feeder"
+    for thread in ("another", "the feeder"):
+        threading.excepthook(SimpleNamespace(thread=thread))  # type: ignore[arg-type]
+    assert ([about.thread for about in seen], ended) == (["another", "the feeder"], [1])
+
+
+@pytest.mark.parametrize(
+    ("alive", "closed", "failure"),
+    [(True, False, ""), (False, False, "the thread that writes it has ended"), (False, True, "")],
+)
+def test_a_queue_whose_thread_has_ended_has_failed(alive: bool, closed: bool, failure: str) -> None:
+    queue: Any = BoundedQueue(torch.multiprocessing.get_context("fork"))
+    assert queue.failure == ""
+    queue._thread, queue._closed = SimpleNamespace(is_alive=lambda: alive), closed
+    assert queue.failure == failure
 
 
 # --- The ready queue --------------------------------------------------------------------------------------------------

@@ -508,6 +508,7 @@ def test_a_descriptor_is_waited_for_no_longer_than_is_asked(monkeypatch: pytest.
     sent, _ = dumps([torch.arange(3), torch.arange(4)])
     with handover_timeout(wl.BOUND + 0.25):
         assert [tensor.tolist() for tensor in rebuild(sent)] == [[0, 1, 2], [0, 1, 2, 3]]
+    assert rebuild(dumps([torch.arange(2)])[0])[0].tolist() == [0, 1]  # after the block, without a limit
     limit = struct.pack("ll", int(wl.BOUND), 250_000)
     assert set(limits) == {(socket.SOL_SOCKET, option, limit) for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO)}
     with Socket(socket.AF_UNIX) as silent:
