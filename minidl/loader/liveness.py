@@ -6,11 +6,10 @@ Article 4 §shutdown; upstream: `_try_get_data`.
 
 from __future__ import annotations
 
-from minidl.guides import more
 from minidl.loader.crew import Crew
 from minidl.loader.driver import PIN, Evidence, Failure, NoteDeath, Raise
 from minidl.loader.ports import FoundAlive, FoundDead, Ports, TimedOut
-from minidl.wire.errors import ExceptionWrapper, with_remedy
+from minidl.wire.errors import ExceptionWrapper, more, with_remedy
 from minidl.wire.messages import Result
 
 

@@ -15,9 +15,14 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-from minidl.guides import more
-
 _LARGEST_PICKLE = 1 << 20  # bytes; an exception that refers to a dataset is sent as text only
+
+
+def more(about: str) -> str:
+    """Say which page explains `about`, see `guides.more`; an epoch without an error loads no guides."""
+    from minidl import guides
+
+    return guides.more(about)
 
 
 class LoaderHangError(RuntimeError):
