@@ -8,6 +8,7 @@ import re
 import shlex
 from pathlib import Path
 
+import minidl
 from minidl import cli
 from minidl.hang.headline import headline
 from minidl.tracefile.reader import read_trace
@@ -86,6 +87,10 @@ def test_no_sentence_stands_in_two_pages() -> None:
     assert sum(map(len, pages.values())) > 2000
     twice = {(a, b): sorted(pages[a] & pages[b]) for a, b in itertools.combinations(pages, 2) if pages[a] & pages[b]}
     assert twice == {}
+
+
+def test_the_citation_has_the_packages_version() -> None:
+    assert f"version: {minidl.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_each_command_is_named_in_a_guide() -> None:
