@@ -9,7 +9,6 @@ import itertools
 import json
 import os
 import re
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from browser import WRITTEN, driven, needs_driver
 from made_trace import made, made_killed
 from oracle_trace import write_process
 from pages import EVIL, Parsed, Read, needs_chromium, opened
-from pictures import artists, drawn_bars
 
 from minidl.references import source_line
 from minidl.tracefile import events as ev
@@ -30,7 +28,7 @@ from minidl.tracefile.reader import Trace, read_trace
 from minidl.views.page import Page, html
 from minidl.views.picture import timeline
 from minidl.views.replay_page import describe, replay
-from minidl.views.scene import FADING, NEVER, Scene, scene_of
+from minidl.views.scene import FADING, scene_of
 
 RUNS = {
     "healthy": made_trace.HEALTHY,
@@ -101,88 +99,6 @@ def test_a_fact_that_is_empty_is_not_shown(tmp_path: Path) -> None:
 
 
 # --- The same facts ---------------------------------------------------------------------------------------------------
-def facts_of_page(page: Read, batch: int) -> dict[str, object]:
-    bars = Counter((*where, int(code)) for where, code in zip(page.rows(), page["bar.code"], strict=True))
-    first, last = {}, {}
-    for where, begin, end in zip(page.rows(), page.begin.tolist(), page.end.tolist(), strict=True):
-        first[where], last[where] = min(first.get(where, begin), begin), max(last.get(where, end), end)
-    fading = np.isin(page["bar.fate"], page.words["fading"])
-    open_ = Counter(
-        (*where, int(code)) for where, code, f in zip(page.rows(), page["bar.code"], fading, strict=True) if f
-    )
-    stops = page["stop.batch"] == batch
-    begin, end = page["stop.begin"][stops].astype(np.int64), page["stop.end"][stops].astype(np.int64)
-    arrows = list(zip(np.minimum(end[:-1], begin[1:]).tolist(), begin[1:].tolist(), strict=True))
-    counters = {
-        (c["name"], c["slot"]): (
-            np.cumsum(page[f"counter.{n}.time"].astype(np.int64)).tolist(), page[f"counter.{n}.value"].tolist()
-        )
-        for n, c in enumerate(page.words["counters"])
-    }  # fmt: skip
-    lanes_there = [(lane["title"], len(lane["heights"])) for lane in page.words["lanes"]]
-    return {"lanes": lanes_there, "bars": bars, "first": first, "last": last, "open": open_, "arrows": arrows,
-            "counters": counters}  # fmt: skip
-
-
-def facts_of_lanes(drawn: Scene, batch: int) -> dict[str, object]:
-    bars: Counter[tuple[int, int, int]] = Counter()
-    open_: Counter[tuple[int, int, int]] = Counter()
-    first: dict[tuple[int, int], int] = {}
-    last: dict[tuple[int, int], int] = {}
-    for bar in drawn.bars:
-        where, code = (int(bar["lane"]), int(bar["row"])), int(bar["code"])
-        bars[(*where, code)] += 1
-        open_[(*where, code)] += bool(bar["fate"] in FADING)
-        first[where] = min(first.get(where, NEVER), int(bar["begin"]))
-        last[where] = max(last.get(where, 0), int(bar["end"]))
-    arrows = drawn.arrows(np.array([batch]))
-    return {
-        "lanes": [(lane.title, len(lane.heights)) for lane in drawn.lanes],
-        "bars": bars,
-        "first": first,
-        "last": last,
-        "open": +open_,
-        "arrows": list(zip(arrows["left"].tolist(), arrows["reached"].tolist(), strict=True)),
-        "counters": {(c.name, c.slot): (c.times.tolist(), c.values.tolist()) for c in drawn.counters},
-    }
-
-
-def facts_of_figure(figure: Any, drawn: Scene) -> dict[str, object]:
-    """As the artists have them. Lengths are in ms there; the window's ends are added to each counter's line."""
-    ended, fading = drawn_bars(figure)
-    first: dict[tuple[int, int], int] = {}
-    last: dict[tuple[int, int], int] = {}
-    for kind in ("bars", "open"):
-        for (lane, row, _), shape in artists(figure, kind):
-            x = np.concatenate([path.vertices[:4, 0] for path in shape.get_paths()]) * 1e6  # type: ignore[attr-defined]
-            first[lane, row] = min(first.get((lane, row), NEVER), round(x.min()))
-            last[lane, row] = max(last.get((lane, row), 0), round(x.max()))
-    ends = [patch._posA_posB for _, patch in artists(figure, "arrow")]  # type: ignore[attr-defined]
-    counters = {}
-    for line in (line for axes in figure.axes for line in axes.get_lines() if line.get_gid()):
-        name, slot = line.get_gid().removeprefix("counter ").rsplit(" ", 1)
-        times, values = np.round(line.get_xdata()[1:-1] * 1e6).astype(int), line.get_ydata()[1:-1]
-        counters[name, int(slot)] = times.tolist(), values.tolist()
-    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    return {
-        "lanes": [(label, len(lane.heights)) for label, lane in zip(labels, drawn.lanes, strict=True)],
-        "bars": ended + fading, "first": first, "last": last, "open": fading,
-        "arrows": [(round(tail[0] * 1e6), round(head[0] * 1e6)) for tail, head in ends], "counters": counters,
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
-def test_figure_page_and_lanes_say_the_same(tmp_path: Path, run: dict[str, object]) -> None:
-    trace = made(tmp_path / "trace", **run)
-    drawn = scene_of(trace)
-    expected = facts_of_lanes(drawn, 3)
-    assert expected["bars"].total() > 100  # type: ignore[attr-defined]
-    assert len(expected["arrows"]) >= 4  # type: ignore[arg-type]
-    assert facts_of_page(Read(html(trace)), 3) == expected
-    figure = timeline(trace, width=400, batches=[tuple(int(drawn.batches[n][3]) for n in ("loader", "epoch", "task"))])  # type: ignore[list-item]
-    assert facts_of_figure(figure, drawn) == expected
-
-
 def test_each_bars_own_fields_are_its_spans(healthy: Trace) -> None:
     page, drawn = Read(html(healthy)), scene_of(healthy)
     spans = drawn.spans[drawn.bars["span"]]

@@ -5,6 +5,7 @@ The table is `scene.scene`. Each view is read back from what it gives out: JSON,
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections import Counter
@@ -34,8 +35,6 @@ from minidl.views.page import html
 from minidl.views.picture import timeline
 from minidl.views.scene import AT_END, FADING, FATES, IDLE, Fate, Scene, per_pixel, scene_of
 from minidl.views.text import LETTERS, render
-
-pytestmark = pytest.mark.live
 
 WIDTH = 240
 SECONDS = r"(\d+\.\d{9}) s"
@@ -85,30 +84,32 @@ def imagined() -> dict[str, list[Run]]:
     }
 
 
-NAMES = [*REAL, *imagined()]
-
-
 @pytest.fixture(scope="module")
-def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trace]:
-    found = {}
-    for name, run in REAL.items():
-        found[name] = read_trace(record(run, tmp_path_factory.mktemp(name)))
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Trace]:
+    """A trace by its name; each is made once."""
+
+    @functools.cache
+    def found(name: str) -> Trace:
+        place = tmp_path_factory.mktemp("made") / "trace"
+        if name not in REAL:
+            return read_trace(made_trace.write(place, *imagined()[name]))
+        path = record(REAL[name], place.parent)
         for iterator in LEFT:
             iterator.close()
         LEFT.clear()
-    for name, runs in imagined().items():
-        found[name] = read_trace(made_trace.write(tmp_path_factory.mktemp("made") / "trace", *runs))
+        return read_trace(path)
+
     return found
 
 
-@pytest.fixture(params=NAMES)
-def trace(request: pytest.FixtureRequest, traces: dict[str, Trace]) -> Trace:
-    found: Trace = traces[request.param]
-    return found
+@pytest.fixture(params=[*(pytest.param(name, marks=pytest.mark.live) for name in REAL), *imagined()])
+def trace(request: pytest.FixtureRequest, traces: Callable[[str], Trace]) -> Trace:
+    return traces(request.param)
 
 
-def test_the_traces_hold_what_views_could_disagree_about(traces: dict[str, Trace]) -> None:
-    scenes = {name: scene_of(trace) for name, trace in traces.items()}
+@pytest.mark.live
+def test_the_traces_hold_what_views_could_disagree_about(traces: Callable[[str], Trace]) -> None:
+    scenes = {name: scene_of(traces(name)) for name in (*REAL, *imagined())}
     fates = {name: set(found.bars["fate"].tolist()) for name, found in scenes.items()}
     assert set().union(*fates.values()) >= {Fate.ENDED, Fate.OPEN, Fate.UNSEEN}
     assert Fate.OPEN in fates["killed"]
@@ -163,6 +164,12 @@ def test_the_page(trace: Trace) -> None:
     drawn, page = scene_of(trace), Read(str(html(trace)))
     assert [lane["title"] for lane in page.words["lanes"]] == [lane.title for lane in drawn.lanes]
     assert page.words["slots"] == [slot.title for slot in drawn.slots]
+    assert [len(lane["heights"]) for lane in page.words["lanes"]] == [len(lane.heights) for lane in drawn.lanes]
+    assert page.rows() == list(zip(drawn.bars["lane"].tolist(), drawn.bars["row"].tolist(), strict=True))
+    for number, counter in enumerate(drawn.counters):
+        assert page.words["counters"][number] == {name: getattr(counter, name) for name in ("name", "unit", "slot")}
+        assert np.cumsum(page[f"counter.{number}.time"].astype(np.int64)).tolist() == counter.times.tolist()
+        assert page[f"counter.{number}.value"].tolist() == counter.values.tolist()
     where = [lane for lane, _ in page.rows()]
     columns = (page[f"bar.{name}"].tolist() for name in ("code", "fate", "simulated"))
     code, fate, simulated = columns
@@ -191,17 +198,17 @@ def test_the_figure(trace: Trace) -> None:
     axes = figure.axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == [lane.title for lane in drawn.lanes]
     scale = {"s": 1e9, "ms": 1e6, "µs": 1e3, "ns": 1}[figure.axes[-1].get_xlabel().split()[0]]
-    solid: Counter[tuple[int, int, int, int]] = Counter()
+    solid: Counter[tuple[int, ...]] = Counter()
     for key, shape in artists(figure, "bars"):
         for path in shape.get_paths():
             x = np.round(path.vertices[:4, 0] * scale).astype(np.int64)
-            solid[key[0], key[2], int(x.min()), int(x.max())] += 1
-    fading = Counter((key[0], key[2]) for key, _ in artists(figure, "open"))
+            solid[(*key, int(x.min()), int(x.max()))] += 1
+    fading = Counter(tuple(key) for key, _ in artists(figure, "open"))
     wide, _ = per_pixel(drawn.bars, drawn.begin, drawn.end, int((60 - 1.15 - 0.3) * 144))
     faded = np.isin(wide["fate"], FADING)
-    assert fading == Counter(zip(wide["lane"][faded].tolist(), wide["code"][faded].tolist(), strict=True))
+    assert fading == Counter(zip(*(wide[name][faded].tolist() for name in ("lane", "row", "code")), strict=True))
     firm = wide[~faded]
-    columns = (firm[name].tolist() for name in ("lane", "code", "begin", "end"))
+    columns = (firm[name].tolist() for name in ("lane", "row", "code", "begin", "end"))
     expected = Counter(zip(*columns, strict=True))
     assert nearly(solid) == nearly(expected)
     picked = drawn.pick(sorted(set(drawn.batches["task"].tolist()))[:4])
@@ -210,9 +217,9 @@ def test_the_figure(trace: Trace) -> None:
     assert ("simulated" in words) == bool(drawn.bars["simulated"].any())
 
 
-def nearly(bars: Counter[tuple[int, int, int, int]]) -> list[tuple[int, int, int]]:
+def nearly(bars: Counter[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """Bars in their order; of times, which went through a double of ms, what is sure."""
-    return sorted((lane, code, begin // 1000) for lane, code, begin, _ in bars.elements())
+    return sorted((*key, begin // 1000) for *key, begin, _ in bars.elements())
 
 
 # --- The viewer -------------------------------------------------------------------------------------------------------
