@@ -23,7 +23,7 @@ AT_MOST = {
     "minidl/playback minidl/check": 3480,
     "minidl/hang": 5970,
     "minidl/speed": 2660,
-    "minidl/views": 4150,
+    "minidl/views": 4110,
     "minidl/explore": 2486,
     "minidl/prove": 5410,
     "minidl": 42080,

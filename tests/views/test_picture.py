@@ -88,14 +88,6 @@ def test_no_label_covers_another(tmp_path: Path, run: dict[str, object] | None, 
 
 
 # --- Bars -------------------------------------------------------------------------------------------------------------
-def test_each_bar_that_is_a_pixel_wide_is_a_shape(healthy: Trace) -> None:
-    figure = timeline(healthy, width=400)  # so wide that every bar is
-    ended, fading = drawn_bars(figure)
-    assert ended == wide(healthy)
-    assert not fading
-    assert not artists(figure, "narrow")
-
-
 def test_bars_are_where_their_spans_are(healthy: Trace) -> None:
     figure = timeline(healthy, width=400)
     drawn = scene_of(healthy)
