@@ -11,6 +11,7 @@ import contextlib
 import io
 import sys
 import tempfile
+import termios
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +55,7 @@ class Tour(contextlib.ExitStack):
 
     # The stops' outputs
     def record(self) -> str:
-        with contextlib.redirect_stdout(io.StringIO()) as said:
+        with terminal.busy("training"), contextlib.redirect_stdout(io.StringIO()) as said:
             recorded = demo.train(demo.Options(workers=2, epochs=1, work_dir=self.folder)).trace
         self.trace = read_trace(recorded)
         return f"{said.getvalue()}recorded in {recorded}"
@@ -163,6 +164,8 @@ def in_terminal(tour: Tour) -> None:
 def _goes_on(tour: Tour, stop: Stop) -> bool:
     """Wait for Enter; tell whether the tour goes on."""
     keys = "Enter: next stop" + ", s: step through it" * (stop.play is not None) + ", q: end"
+    with contextlib.suppress(termios.error, OSError):  # not a terminal
+        termios.tcflush(sys.stdin, termios.TCIFLUSH)  # keys that were pressed during the stop
     while (answer := input(f"\n[{keys}] ").strip().lower()) == "s" and stop.play is not None:
         stop.play(tour)
     return answer != "q"

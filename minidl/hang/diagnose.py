@@ -79,7 +79,8 @@ def _no_loop(case: RunFacts) -> Finding:
         how = exit_in_words(process.exit_code)
         return Finding(RunOutcome.DIED, f"{said}: {how}", HangCause.DIED, sure=Sure.CERTAIN)
     said = f"no loop over a DataLoader was found in process {process.pid}"
-    return Finding(RunOutcome.UNKNOWN, said, HangCause.UNKNOWN, not_seen=_not_seen(case))
+    other = "ask again if the program has just started; else give the id of the process that iterates, or of its parent"
+    return Finding(RunOutcome.UNKNOWN, said, HangCause.UNKNOWN, not_seen=_not_seen(case), next_step=other)
 
 
 _AGAIN: Final = {

@@ -1,6 +1,7 @@
 """`minidl doctor`: examine a process, a trace, or a trace whose processes still run, and say what holds it up.
 
-Interface: `examine(target)` -> `Finding`. target: a process id, or a trace (its directory or its packed file).
+Interface: `examine(target)` -> `Finding`. target: the id of a process (the training, or one of its workers), or a trace
+(its directory or its packed file).
 
 Rules of use: it changes nothing in the processes that it examines. If the first look does not show a hang, it looks
 again after `seconds`: a process that moved between the looks does not hang.
@@ -12,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 from minidl import check
@@ -23,6 +25,7 @@ from minidl.hang.finding import EvidenceLine, Finding, HangCause, RecordedWait, 
 from minidl.hang.headline import headline
 from minidl.hang.life import is_here, life
 from minidl.hang.limits import is_long
+from minidl.process_stat import stat_fields, stat_of
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.words import plain
@@ -36,11 +39,26 @@ INTERVAL: Final = 0.5
 def examine(target: str, *, py_spy: bool = True, seconds: float = APART) -> Finding:
     """Say what holds up a process or a traced run. Raises TraceError if there is neither."""
     if target.isdecimal() and not os.path.exists(target):
-        pid = int(target)
+        pid = home_of(int(target))
         if not live.records_trace(pid):
             return look_at(pid, lambda: None, py_spy=py_spy, seconds=seconds)
+        target = str(pid)
     path = live.find_trace(target)
     return of_trace(read_trace(path), py_spy=py_spy, seconds=seconds)
+
+
+def home_of(pid: int) -> int:
+    """The process that reads the batches of a loader's worker, by its parents; any other process is its own home."""
+    try:
+        name, fields = stat_of(Path(f"/proc/{pid}/stat").read_text(errors="replace"))
+        parent = int(fields[1])
+        if parent <= 1 or not name.startswith("pt_data_worker"):
+            return pid
+        while b"multiprocessing.forkserver" in Path(f"/proc/{parent}/cmdline").read_bytes():
+            parent = int(stat_fields(parent)[1])
+    except OSError:  # one of them has ended
+        return pid
+    return parent
 
 
 def look_at(

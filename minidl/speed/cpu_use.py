@@ -32,7 +32,7 @@ class CpuLimit(enum.Enum):
 
     COMPUTES = "which compute"
     SHORT = "which wait for a CPU"
-    WAITS = "which wait for a disk, a network or a lock"
+    WAITS = "which wait for a disk, a network, a lock or a sleep"
     UNKNOWN = ""
 
 

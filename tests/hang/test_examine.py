@@ -11,8 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch.utils.data
 from made_evidence import LOCKED, LOOP, SLEEPS, look, loop, thread, user, worker
 
+import minidl
 from minidl import cli
 from minidl.hang import examine
 from minidl.hang.consult import opinion
@@ -91,6 +93,16 @@ def test_a_program_that_hangs_after_its_trace_has_ended_is_looked_at(tmp_path: P
     )  # after its loaders, and without a stack, nothing says that it has to go on
     assert said.who["pid"] == program.pid
     assert of_trace(trace, py_spy=False, seconds=0).sentence.startswith("fine")  # it is gone
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_worker_is_asked_for_at_the_process_that_reads_its_batches(method: str) -> None:
+    for make in (torch.utils.data.DataLoader, minidl.DataLoader):
+        batches = iter(make(range(4), num_workers=1, multiprocessing_context=method))
+        next(batches)
+        assert examine.home_of(batches._workers[0].pid) == examine.home_of(os.getpid()) == os.getpid()
+        list(batches)
 
 
 def test_what_is_neither_a_trace_nor_a_process_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -154,8 +154,9 @@ def test_a_title_says_since_when_and_one_duration(tmp_path: Path, stuck: tuple[i
         ),
         (
             "slow: training.py:74 is supply-bound: the loop waited 28% of its time, partly while workers fetched "
-            "samples, which wait for a disk, a network or a lock (62% of their time)",
-            "waited 28% of its time, partly while workers fetched samples, which wait for a disk, a network or a lock",
+            "samples, which wait for a disk, a network, a lock or a sleep (62% of their time)",
+            "waited 28% of its time, partly while workers fetched samples, which wait for a disk, a network, a lock "
+            "or a sleep",
         ),
         ("hung for 12.0 s: " + "the loop waits and waits " * 20 + "for a lock of worker 1", "for a lock of worker 1"),
     ],
