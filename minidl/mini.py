@@ -1,8 +1,9 @@
 """A whole DataLoader on one page, to be read from top to bottom beside torch's and article 1 §2.1 to §2.4.
 
 It yields the batches that torch yields, in the same order, from map-style and iterable datasets, in this process or
-from workers. It ends as torch's does, except that at Python's exit every iterator is shut down in order. Names are
-those of torch and of the article. Processes and threads (§2.4.1):
+from workers. It ends as torch's does, except that at Python's exit every iterator is shut down before multiprocessing
+terminates its workers. Names are those of torch and of the article; the article's `_tasks_outstanding`, which torch has
+no more, is left out. Processes and threads (§2.4.1):
 
     this process      _try_put_index --(idx, index)--> one index queue for each worker
     worker processes  _worker_loop   --(idx, data)---> the worker result queue
@@ -13,7 +14,8 @@ What it leaves out, and the file that has it:
 
 - `loader/dispatcher.py`, `driver.py`, `protocol.py`: each decision in a class that does no I/O, which an explorer and a
   checker run, too; the death of a worker that had no work left, but held the result queue's lock;
-- `loader/iterators.py`: a timeout that also holds while a message is read; nothing is lost by a Ctrl-C; warnings;
+- `loader/iterators.py`: a timeout that also holds while a message is read; nothing is lost by a Ctrl-C; warnings, some
+  of which are in `loader/dataloader.py`, as is the check of attributes that are set later;
 - `loader/liveness.py`, `worker.py`: errors that name the task and the sample, or a lack of open files;
 - `loader/crew.py`: an iterator that is collected in a reference cycle; a shutdown that is interrupted;
 - `loader/ports.py`: where tracing is put in;
@@ -45,8 +47,8 @@ MP_STATUS_CHECK_INTERVAL = 5.0  # seconds after which a wait looks whether the o
 
 
 # --- Samplers: which samples, in which order; and which of them make a batch ------------------------------------------
-# Samplers and loader are subclasses of torch's, because frameworks test for those types. All their methods are written
-# here, except the setter of multiprocessing_context, which checks the value.
+# Public samplers and the loader are subclasses of torch's, because frameworks test for those types. What the loader
+# calls is written here, except the property multiprocessing_context, whose setter checks the value.
 class _Sampler:
     def __init__(self, data_source, generator=None):
         self.data_source, self.generator = data_source, generator
@@ -249,7 +251,7 @@ def default_collate(batch):
     if isinstance(elem, np.ndarray) and elem.dtype.kind not in "SUO":
         return default_collate([torch.as_tensor(sample) for sample in batch])
     if isinstance(elem, (int, float, np.number, np.bool_)):
-        return torch.as_tensor(np.asarray(batch))
+        return torch.tensor(batch, dtype=torch.float64 if isinstance(elem, float) else None)
     if isinstance(elem, (str, bytes)):
         return batch
     if isinstance(elem, Mapping):

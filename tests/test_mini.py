@@ -111,6 +111,13 @@ def test_batches_of_every_kind(samples: str, batch_size: int | None, num_workers
     agree(lambda lib: steps(lib.DataLoader(SAMPLES[samples], batch_size=batch_size, num_workers=num_workers)))
 
 
+@pytest.mark.parametrize("batch", [[1, 2.5], [1.5, 2], [1, 2], [True, False], [np.float32(1)] * 2, [np.int8(1)]])
+def test_numbers_get_torchs_type(batch: list[Any]) -> None:
+    """Of mixed numbers the first one's type decides."""
+    ours, theirs = mini.default_collate(batch), torch.utils.data.default_collate(batch)
+    assert (ours.dtype, ours.tolist()) == (theirs.dtype, theirs.tolist())
+
+
 @pytest.mark.live
 def test_a_worker_collates_into_shared_memory() -> None:
     assert all(batch.is_shared() for batch in mini.DataLoader(torch.arange(6.0).reshape(3, 2), num_workers=1))

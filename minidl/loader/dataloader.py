@@ -67,7 +67,7 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
     torch: `close()` and `with` end the workers of every iterator at once. Article 1 §2.1 to §2.3.
 
     `minidl.DataLoader` is `minidl.dataloader.DataLoader`, which can be saved and resumed, too, and has another
-    transport. It overrides `_new_transport`, `_new_epoch` and `_goes_on`.
+    transport. It overrides `_new_transport`, `_new_epoch`, `_goes_on`, and around them `_iterate` and `_make_iterator`.
     """
 
     dataset: Any

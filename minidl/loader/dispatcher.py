@@ -1,7 +1,7 @@
 """Which task goes to which worker, and what is yielded next (upstream: `_try_put_index` and `_next_data`).
 
 `send_idx` numbers tasks as they are sent, and `rcvd_idx` is the task to be yielded next. `task_info` holds each task in
-[rcvd_idx, send_idx) that is not yielded yet. A batch that comes before its turn stays there: the reorder buffer.
+[rcvd_idx, send_idx) that will still be yielded. A batch that comes before its turn stays there: the reorder buffer.
 
 Rules of use: call `assign` for each index that the sampler gives, and `next_step` for each batch that the consumer
 wants. On `Wait`, read a result, pass it to `receive` (or to `exhausted`, if its worker's dataset has ended), and call

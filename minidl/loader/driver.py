@@ -48,7 +48,7 @@ from minidl.loader.protocol import LoaderEvent, LoaderLifecycle, LoaderState, Pr
 from minidl.wire.messages import Result, ResumeIteration, WorkerExhausted
 
 MP_STATUS_CHECK_INTERVAL = 5.0
-"""Seconds that a wait for another actor lasts before the actor's life is checked, and that a join may last."""
+"""Seconds after which a wait for another actor looks whether it lives, and that a join of workers may last."""
 
 _NEVER_BEGAN = (
     "next() on an iterator whose new epoch has not begun: iter(loader) has raised an error, or still runs in another "
@@ -119,7 +119,7 @@ class Failure(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Raise:
-    """Raise the error for `why`; workers: those that died, or the one that is waited for."""
+    """Raise the error for `why`; workers: that died, that is waited for, or that got no task."""
 
     why: Failure
     workers: tuple[int, ...] = ()
@@ -305,7 +305,7 @@ class Driver(LiveRepr):
             self.lifecycle.handle(LoaderEvent.EPOCH_END)
             return END if self.persistent else self._follow(SHUT_DOWN, END)
         if type(step) is Deliver:
-            self.plan = (step,)
+            self.plan = (step,)  # the batch waits here while its replacement is drawn: one leaves, one task follows
             return DRAW
         return self.get
 

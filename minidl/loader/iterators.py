@@ -1,10 +1,11 @@
 """The two iterators of a loader: over the dataset in this process, or in worker processes with prefetching.
 
-Read `_MultiProcessingDataLoaderIter` from top to bottom beside article 1 §2.4: `__init__` starts the workers and the
-pin-memory thread, `_reset` begins an epoch and primes the prefetch loop, `_try_put_index` sends one task, `_next_data`
-yields one batch. What comes next: `driver.Driver` decides, and the iterator performs its effects. Which task, which
-worker, whose turn: `dispatcher.Dispatcher`. Who may do what: `protocol`. How it ends: `crew`. Who died: `liveness`.
-Everything that touches another process or thread comes from `ports`.
+Read `_MultiProcessingDataLoaderIter` beside article 1 §2.4: `__init__` starts the workers and the pin-memory thread
+(§2.4.2), `_reset` begins an epoch and primes the prefetch loop (§2.4.3), `_try_put_index` draws the indices of a task,
+which `_put_task` sends (§2.4.4), `_next_data` yields one batch (§2.4.7). What comes next: `driver.Driver` decides, and
+the iterator performs its effects. Which task, which worker, whose turn: `dispatcher.Dispatcher`. Who may do what:
+`protocol`. How it ends: `crew`. Who died: `liveness`. The worker (§2.4.5) is in `worker`, the pin thread (§2.4.6) in
+`pin_memory`. Queues, flags, processes and threads pass through `ports`, where tracing wraps them.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ from minidl.wire.messages import RebuildFailure, Result, ResumeIteration, Task
 from minidl.wire.queues import ReadyQueue, start_tracker_apart
 from minidl.wire.tensors import NotHandedOverError, handover_timeout
 
-# Frameworks test for torch's iterator types, so ours are subclasses of them; every method is our own. The type checker
-# knows nothing of them, because our methods have other signatures.
+# Frameworks test for torch's iterator types, so ours are subclasses of them; every method that the loader calls
+# is our own. The type checker knows nothing of them, because our methods have other signatures.
 _TorchSingle: Any = torch.utils.data.dataloader._SingleProcessDataLoaderIter
 _TorchMulti: Any = torch.utils.data.dataloader._MultiProcessingDataLoaderIter
 

@@ -2,8 +2,8 @@
 
 Ports are how the actors reach queues, events, processes, threads and copies. `Ports` hands out plain objects. Tracing
 replaces it by a subclass that hands out the same objects wrapped (see `record/ports.py`). So the actors have no line
-that exists only for tracing, and tracing that is off costs nothing. One Ports object belongs to one iterator. It goes
-to the workers with their other arguments, so it must pickle.
+that exists only for tracing, but for `note`, which tells what no queue or process shows: an empty call without a trace.
+One Ports object belongs to one iterator. It goes to the workers with their other arguments, so it must pickle.
 
 `use(factory)` decides which ports new iterators get, and returns the undo.
 """
@@ -139,7 +139,7 @@ class EpochRecord:
         """How many batches and errors the iterator has handed out."""
         return self._counted
 
-    # --- Its begin, in this order
+    # --- Its begin; with workers, they are started (`seeded`, `fetching`) before the sampler is opened
     def before_seed(self, loader: Any) -> None:
         """The base seed is drawn next."""
 

@@ -1,6 +1,7 @@
 """How far each worker has come: a small board in shared memory that workers write and the loader reads.
 
-It is what lets a timeout say "in sample 137 (place 3 of 8) for 4.2 s", and an error name its sample, with tracing off.
+It is what lets a timeout say "in task 1, sample index 9 (place 2 of 8), for 1.0 s", and an error name its sample, with
+tracing off.
 A row is four integers (task, stage, position, since); a worker writes only its own. Nothing is locked or ordered: the
 reader may see some of a row's writes without the others, in any order on aarch64, and uses it in messages only.
 """
@@ -35,7 +36,7 @@ class Stage(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a worker is. position -1: the dataset was asked for a whole batch; since: CLOCK_MONOTONIC, ns."""
+    """Where a worker is. position -1: in no sample, or in a whole batch; since: CLOCK_MONOTONIC, ns."""
 
     task: int
     stage: Stage

@@ -12,8 +12,9 @@ How they end together (article 4 §shutdown; `check.joint_rules` has it as rules
 
 1. The loader stops the pin thread before the workers. A worker that leaves may leave half a message behind, and the pin
    thread would read it.
-2. A done event says "skip what is in flight". A sentinel in a queue says "leave now". A worker accepts a sentinel only
-   if the workers' done event is set or its own dataset is exhausted.
+2. A done event says "skip what is in flight". A sentinel tells a worker to leave, and wakes the pin thread,
+   which leaves by its done event. A worker accepts a sentinel only if the workers' done event is set or its own dataset
+   is exhausted.
 3. A worker whose loader is gone leaves in any state, because no actor reads its results.
 4. Every wait for another actor is bounded. The loader terminates a worker that does not end by itself.
 
@@ -92,7 +93,7 @@ class LoaderEvent(TableKey):
 
     START = enum.auto()
     EPOCH_BEGIN = enum.auto()
-    PRIMED = enum.auto()  # every worker has its first tasks
+    PRIMED = enum.auto()  # the first tasks are sent, to as many workers as there are tasks for
     NEXT = enum.auto()  # the consumer asks for a batch
     YIELD = enum.auto()  # ... and gets it
     RAISE = enum.auto()  # ... or an error
