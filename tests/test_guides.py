@@ -10,7 +10,6 @@ import pytest
 
 from minidl import cli, guides
 from minidl.hang.finding import RunOutcome
-from minidl.wire.errors import LoaderHangError, StateMismatchError
 
 ROOT = Path(__file__).parents[1]
 
@@ -49,11 +48,6 @@ def test_each_entry_is_said_somewhere() -> None:
     said = {match[1] for match in re.finditer(r"\bmore\('([^']+)'\)", code)} | {outcome.value for outcome in RunOutcome}
     assert set(guides.PAGE_OF) <= said
     assert {outcome.value for outcome in RunOutcome if outcome.wrong} <= set(guides.PAGE_OF)
-
-
-def test_errors_end_with_their_page() -> None:
-    assert str(LoaderHangError("no batch for 60 s")) == "no batch for 60 s (more: minidl help hang)"
-    assert str(StateMismatchError("4 workers")) == "4 workers (more: minidl help resume)"
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from minidl.loader import iterators, liveness, worker
 from minidl.loader.progress import ProgressBoard, Stage
 from minidl.loader.protocol import ProtocolError
 from minidl.wire import errors
-from minidl.wire.errors import ExceptionWrapper, RemoteTracebackError, with_remedy
+from minidl.wire.errors import ExceptionWrapper, LoaderHangError, RemoteTracebackError, StateMismatchError, with_remedy
 from minidl.wire.messages import Result
 
 
@@ -940,3 +940,8 @@ def test_a_worker_that_has_not_begun_is_starting_since_its_board_was_made() -> N
     place = ProgressBoard(2).read(1)
     assert place.stage is Stage.STARTING
     assert before <= place.since <= time.monotonic_ns()
+
+
+def test_errors_end_with_their_page() -> None:
+    assert str(LoaderHangError("no batch for 60 s")) == "no batch for 60 s (more: minidl help hang)"
+    assert str(StateMismatchError("4 workers")) == "4 workers (more: minidl help resume)"
