@@ -87,8 +87,7 @@ def _always(s: Situation) -> bool:
 
 _SAMPLES: Final[tuple[_Row, ...]] = (
     (lambda s: s.limit is CpuLimit.WAITS,
-     "use more workers, which wait together; or let samples wait less: a cache, a local copy, larger files "
-     "(minidl doctor PID names the line that waits)"),
+     "use more workers, which wait together; or let samples wait less: a cache, a local copy, larger files"),
     (lambda s: s.limit is CpuLimit.SHORT, "make samples cheaper, or use more CPUs: they are short{s.crowd}"),
     (lambda s: s.cpus is None, "use more workers if CPUs are idle, or make samples cheaper"),
     (lambda s: s.found.workers < (s.cpus or 0),
