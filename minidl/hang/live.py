@@ -182,8 +182,15 @@ class LiveTrace:
 
 def is_small(directory: Path) -> bool:
     """Whether a trace can be read in a few seconds."""
-    plain = sum(path.stat().st_blocks * 512 for path in directory.glob(f"*{EVENTS_SUFFIX}"))
+    plain = sum(_blocks(path) * 512 for path in directory.glob(f"*{EVENTS_SUFFIX}"))
     return plain + sum(unpacked_bytes(path) for path in directory.glob(f"*{PACKED_SUFFIX}")) <= SMALL
+
+
+def _blocks(path: Path) -> int:
+    try:
+        return path.stat().st_blocks
+    except FileNotFoundError:  # it has just been folded
+        return 0
 
 
 def _said(manifest: bytes) -> dict[str, object]:

@@ -1,9 +1,9 @@
 """A trace's files as bytes: read from a directory, with the packs of workers that have ended, or from a packed file.
 
-Interface: `read_files(path)` -> `Files`. Unreadable parts of a trace are left out and named in
-`Files.problems`; TraceError is for a path without a trace, or a packed file with too large contents. Names inside a
-packed file are never used as paths, and links are not followed. A live file is read twice, and a slot counts if both
-readings agree.
+Interface: `read_files(path)` -> `Files`; `read_words(directory)`: without events. Unreadable parts of a trace are left
+out and named in `Files.problems`; TraceError is for a path without a trace, or a packed file with too large contents.
+Names inside a packed file are never used as paths, and links are not followed. A live file is read twice, and a slot
+counts if both readings agree.
 """
 
 from __future__ import annotations
@@ -69,14 +69,22 @@ def read_files(place: Path) -> Files:
         ) from error
 
 
+def read_words(place: Path) -> Files:
+    """The manifest and the side files of the trace in a directory, also while it is folded; none if it is gone."""
+    try:
+        return _read_directory(place, events=False)
+    except (OSError, TraceError):
+        return Files()
+
+
 TRIES: Final = 5
 """The most readings of a directory while files in it are being folded."""
 
 
-def _read_directory(place: Path) -> Files:
+def _read_directory(place: Path, events: bool = True) -> Files:
     for _ in range(TRIES):
         packs = _packs_in(place)
-        files = _read_once(place, packs)
+        files = _read_once(place, packs, events)
         if packs == _packs_in(place):
             break  # else a file that was there no more when it was read may be in a pack that was not
     return files
@@ -86,8 +94,8 @@ def _packs_in(place: Path) -> list[tuple[int, int, str]]:
     return packs_of(os.listdir(place))
 
 
-def _read_once(place: Path, packs: list[tuple[int, int, str]]) -> Files:
-    files = Files()
+def _read_once(place: Path, packs: list[tuple[int, int, str]], events: bool) -> Files:
+    files = Files(part=not events)
     if gone := left_out(packs):
         files.problems.append(f"the files of the {counted(gone, 'worker')} that ended first (--full keeps all)")
     for _, _, name in packs:
@@ -95,6 +103,8 @@ def _read_once(place: Path, packs: list[tuple[int, int, str]]) -> Files:
     for name, match in members_in(place, files.problems):
         if match["attachment"]:
             files.attachments.append(Attachment(name, place / name))
+            continue
+        if match[2] == EVENTS_SUFFIX and not events:
             continue
         try:
             data = (place / name).read_bytes()

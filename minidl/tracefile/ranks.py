@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from minidl.tracefile.facts import read_facts
-from minidl.tracefile.format import MANIFEST, SIDE_SUFFIX
+from minidl.tracefile.files import read_words
+from minidl.tracefile.format import SIDE_SUFFIX
 from minidl.tracefile.words import listed
 
 Line = Mapping[str, Any]
@@ -20,17 +21,18 @@ Line = Mapping[str, Any]
 
 def words_of(directory: Path) -> tuple[dict[str, Any], list[Line]]:
     """The manifest and the side files' lines of the trace in a directory. Lines that make no sense are left out."""
+    files = read_words(directory)
     try:
-        manifest = read_facts((directory / MANIFEST).read_bytes()).said
-    except (OSError, ValueError, RecursionError):
+        manifest = read_facts(files.manifest or b"{}").said
+    except (ValueError, RecursionError):
         manifest = {}
-    return manifest, [line for path in sorted(directory.glob(f"*{SIDE_SUFFIX}")) for line in _lines_of(path)]
+    return manifest, [line for stem, data in sorted(files.side.items()) for line in _lines_of(stem + SIDE_SUFFIX, data)]
 
 
-def _lines_of(path: Path) -> Iterator[Line]:
-    for text in path.read_bytes().splitlines():
+def _lines_of(name: str, data: bytes) -> Iterator[Line]:
+    for text in data.splitlines():
         try:
-            yield {**read_facts(text).said, "process": path.name}
+            yield {**read_facts(text).said, "process": name}
         except (ValueError, RecursionError):
             continue
 

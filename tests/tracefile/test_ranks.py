@@ -5,6 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from minidl.tracefile import files
+from minidl.tracefile.folded import fold
 from minidl.tracefile.ranks import lacking, words_of
 
 
@@ -70,3 +74,21 @@ def test_no_iterator_and_why() -> None:
 def test_words_of_a_directory_that_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "1-1.meta.jsonl").write_bytes(b'{"kind": "loader", "loader": 1}\n[1]\nno line\n"text"\n')
     assert words_of(tmp_path) == ({}, [{"kind": "loader", "loader": 1, "process": "1-1.meta.jsonl"}])
+
+
+def test_words_of_a_directory_whose_files_are_being_folded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker's side file that is folded between its listing and its reading is read in the pack."""
+    for pid in (1, 2):
+        (tmp_path / f"{pid}-1.meta.jsonl").write_bytes(b'{"kind": "process", "rank": %d}\n' % pid)
+    plain = files.members_in
+
+    def listed(place: Path, problems: list[str]) -> Any:
+        found = plain(place, problems)
+        fold(tmp_path, ["2-1"], None)
+        monkeypatch.setattr(files, "members_in", plain)
+        return found
+
+    monkeypatch.setattr(files, "members_in", listed)
+    assert [line["rank"] for line in words_of(tmp_path)[1]] == [1, 2]
+    assert not (tmp_path / "2-1.meta.jsonl").exists()
+    assert words_of(tmp_path / "gone") == ({}, [])
