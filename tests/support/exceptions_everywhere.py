@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dis
 import faulthandler
 import functools
 import gc
@@ -21,6 +22,7 @@ import sys
 import threading
 import time
 import traceback
+import types
 from collections.abc import Callable, Collection, Iterator
 from types import FrameType, TracebackType
 from typing import Any
@@ -57,6 +59,10 @@ NOT_OURS = ("__del__", "handler", "_in_a_step")
 """CPython prints what is raised in a __del__. And an exception in the handler of SIGCHLD, which comes while a child is
 waited for, makes `multiprocessing` lose its exit code: it takes the child for alive, and keeps its two descriptors. The
 loader's own handler puts its error off there; a handler of the program that raises has this effect on any child."""
+
+PUSH_EXC_INFO = dis.opmap.get("PUSH_EXC_INFO", -1)
+"""The first instruction of an `except` or of a `with` that an error leaves. CPython calls no signal's handler there; a
+trace function's exception leaves the error before as the one that is being handled, and so all its frames."""
 
 BOUND = 60.0
 """Seconds that a run may take; a wait for what is lost has no end."""
@@ -134,7 +140,8 @@ class Interrupting:
     def _step(self, frame: FrameType, event: str, arg: Any) -> Callable[..., Any] | None:
         if os.getpid() != self._process:
             return None
-        if event == self.steps and signal.getsignal(signal.SIGINT) is not signal_handling._note:
+        pushes = event == self.steps and _instructions(frame.f_code)[frame.f_lasti] == PUSH_EXC_INFO
+        if event == self.steps and not pushes and signal.getsignal(signal.SIGINT) is not signal_handling._note:
             passed = self._passed[frame.f_code, frame.f_lasti] = self._passed[frame.f_code, frame.f_lasti] + 1
             if passed > self.passes:
                 return self._step
@@ -147,6 +154,11 @@ class Interrupting:
                 sys.settrace(None)
                 raise self.error
         return self._step
+
+
+@functools.cache
+def _instructions(code: types.CodeType) -> bytes:
+    return code.co_code
 
 
 def _is_handed_over(frame: FrameType) -> bool:
