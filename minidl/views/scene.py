@@ -124,7 +124,7 @@ BAR = np.dtype(
     [
         ("lane", "<i4"), ("row", "<i4"), ("code", "<u2"), ("fate", "u1"), ("simulated", "?"),
         ("begin", "<i8"), ("end", "<i8"), ("task", "<i8"), ("worker", "<i8"),
-        ("number", "<i8"),  # in its caption: of its task, sample, worker or epoch; -1 = none
+        ("number", "<i8"),  # in its caption: of its task (a wait's: the one needed), sample, worker or epoch; -1 = none
         ("known", "<i8"),  # up to when it is known to have lasted: an open bar is drawn further, so that one sees it
         ("batch", "<i8"),  # index in Scene.batches; -1 = of no batch
         ("span", "<i8"),  # index in Scene.spans
@@ -200,9 +200,9 @@ def simulated_column(code: int) -> str:
 
 @cache
 def numbered(code: int) -> tuple[str, str, str]:
-    """Return which number a kind of span has in its caption: its column of SPAN, words before it, its letter in short.
+    """Return which number a kind of span has in its caption: its column of SPAN, words before it in full and in short.
 
-    ("bx", "", "s") for "sample 9" and "s9", ("worker", " worker", "w") for "start worker 1"; "" if it has none.
+    ("bx", "", "s") for "sample 9" and "s9", ("task", " for task", "for t") for a wait; "" if it has none.
     """
     event = EVENTS[code]
     if code == ev.INDEX_GET[0]:
@@ -211,7 +211,7 @@ def numbered(code: int) -> tuple[str, str, str]:
         if field.name in ("index", "epoch"):
             return f"b{column}", "", field.name[0].replace("i", "s")
     if event.has_task:
-        return "task", " for task" if code in ev.AWAITS else "", "t"
+        return ("task", " for task", "for t") if code in ev.AWAITS else ("task", "", "t")
     return ("worker", " worker", "w") if event.has_worker else ("", "", "")
 
 
@@ -220,12 +220,12 @@ _NUMBERS: Final = {"t": "task", "s": "sample", "w": "worker", "e": "epoch"}
 
 def letters(codes: Iterable[int]) -> str:
     """Return what the letters in the short captions of these kinds of span mean: "t task, s sample"; "" if none."""
-    there = {numbered(code)[2] for code in codes}
+    there = {numbered(code)[2][-1:] for code in codes}
     return ", ".join(f"{letter} {what}" for letter, what in _NUMBERS.items() if letter in there)
 
 
 def caption(scene: Scene, bar: np.void) -> tuple[str, str]:
-    """Return a bar's caption in full and in short: ("sample 65", "s65"), ("wait for task 9", "t9")."""
+    """Return a bar's caption in full and in short: ("sample 65", "s65"), ("wait for task 9", "for t9")."""
     code, span, number = int(bar["code"]), scene.spans[bar["span"]], int(bar["number"])
     label = span_name(scene.trace, span) or paint(code).label
     if code == ev.EPOCH[0] and int(span["loader"]) in scene.own_epochs:
@@ -699,8 +699,8 @@ class _Maker:
                 out["simulated"][mine] = spans["b" + column][mine] != 0
             if column := numbered(code)[0]:
                 out["number"][mine] = spans[column][mine]
-        out["number"] = np.where(_COMES_LATE[codes] & (spans["end_task"] >= 0), spans["end_task"], out["number"])
-        out["number"][codes == ev.INDEX_GET[0]] = -1
+        yielded = (codes == ev.NEXT[0]) & (spans["end_task"] >= 0)
+        out["number"][yielded] = spans["end_task"][yielded]
         iterator = self.crew.iterator[self.crew.of(spans)]
         times = np.where(came, spans["end"], spans["begin"])
         out["batch"] = self.sent.find(iterator, out["task"], times, _COMES_EARLY[codes])

@@ -46,8 +46,8 @@ _LEAST_CELLS: Final = 20
 _MOST_ALARMS: Final = 50
 _RESET: Final = "\x1b[0m"
 _KEY: Final = (
-    "a small letter: less than half of its cell", "a number: the task", "blank: nothing recorded",
-    "percent: of the time shown",
+    "a small letter: less than half of its cell", "a number: the task (of a wait: the one needed)",
+    "blank: nothing recorded", "percent: of the time shown",
 )  # fmt: skip
 
 
@@ -184,7 +184,7 @@ def _characters(bars: Rows, fill: Ints, window: _Window) -> tuple[str, list[int]
     text = [letter if whole else letter.lower() for letter, whole in zip(letters, full, strict=True)]
     for bar in _roomy(bars, window):
         first, last = window.cell(int(bar["begin"])), window.cell(int(bar["end"]) - 1)
-        number = str(bar["task"])
+        number = str(bar["number"])
         if bar["begin"] >= window.start and last - first > len(number):
             text[first + 1 : first + 1 + len(number)] = number
     _label_open(text, kinds, bars)
@@ -209,7 +209,7 @@ def _label_open(text: list[str], kinds: list[int], bars: Rows) -> None:
 def _roomy(bars: Rows, window: _Window) -> Rows:
     """Return the bars that have room for their task's number."""
     wide = np.minimum(bars["end"], window.end) - bars["begin"] > 2 * (window.end - window.start) // window.cells
-    roomy: Rows = bars[wide & np.isin(bars["code"], _NUMBERED) & (bars["task"] >= 0) & (bars["begin"] < window.end)]
+    roomy: Rows = bars[wide & np.isin(bars["code"], _NUMBERED) & (bars["number"] >= 0) & (bars["begin"] < window.end)]
     return roomy
 
 

@@ -28,7 +28,7 @@ fine: too few batches to say what bounds the loader: 4 (at least 5 are needed)
               |0 ms           |1               |2               |3
 epochs              ======================================================
 consumer                                t0TTTT  t1TTTT        t2TTTTT3TTTt
-loader        +++++++-0------------------    -1--    -3-----2--    nn    JJJJJJJ
+loader        +++++++-0------------------    -1--    -2-----2--    nn    JJJJJJJ
 queue feeders        W
 pin thread                           -R0L    -R1L       -R3-R2L
 worker 0           ..s0SSSSSSSSSSCCCC2SSSSSSSSSSSSSSCCCCCc
@@ -48,8 +48,8 @@ feeder 1      busy 3% (pickle 2%, write <1%)
 
 = epoch  I sampling  W write  . idle  F fetch  S sample  C collate  P pickle
 - wait  R rebuild  L pin  N next  T consumer  + start  X shutdown  J join
-a small letter: less than half of its cell; a number: the task; blank: nothing
-recorded; percent: of the time shown
+a small letter: less than half of its cell; a number: the task (of a wait: the
+one needed); blank: nothing recorded; percent: of the time shown
 """
 
 HUNG = """\
@@ -61,7 +61,7 @@ running); loader (pid 1000) was waiting for task 9 of worker 1 since 6.2 ms
               |0 ms                   |5                      |10
 epochs         >>>>> epoch did not end >>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>
 consumer             TTTt  TTTt TTTTtTTTt tTt
-loader        ++-0---rr -3-rn -4rrr-- r -8- -10->9>> wait did not end >>>>>>>>>>
+loader        ++-0---rr -2-rn -4rrr-- r -8- -9-->9>> wait did not end >>>>>>>>>>
 queue feeders   w    w w   ww   w w  ww
 worker 0       .S0SCC2SSSCC4SSsC6SSCS8SSSCS10SCc>>>>> idle >>>>>>>>>>>>>>>>>>>>>
 feeder 0            p     p    pp   p     p    p
@@ -87,8 +87,8 @@ did not end: epochs: epoch (epoch 0, workers 2, prefetch_factor 2), since 0.0004
 
 I sampling  W write  . idle  F fetch  S sample  C collate  P pickle  - wait
 R rebuild  N next  T consumer  + start  > did not end, still waiting
-a small letter: less than half of its cell; a number: the task; blank: nothing
-recorded; percent: of the time shown
+a small letter: less than half of its cell; a number: the task (of a wait: the
+one needed); blank: nothing recorded; percent: of the time shown
 """
 
 
