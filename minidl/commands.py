@@ -220,7 +220,7 @@ def _tour(place: str) -> int:
 
 def _after_demo(path: Path, losses: Sequence[float]) -> int:
     from minidl.check import examine
-    from minidl.speed.summary import summary
+    from minidl.hang.headline import headline
     from minidl.views.text import render
 
     if len(losses) > 1:
@@ -230,9 +230,11 @@ def _after_demo(path: Path, losses: Sequence[float]) -> int:
     report = examine(trace)
     yields = trace.select("yield")["time"][:SHOWN_BATCHES]
     until = float(yields[-1] - trace.start) / 1e9
-    print(f"\n{summary(trace).text()}\n\ncheck: {report.text()}")
-    print(f"\ntimeline of the first {len(yields)} batches:\n{render(trace, until=until)}")
+    print(f"check: {report.text()}")
+    print(f"\ntimeline of the first {len(yields)} batches:\n{render(trace, until=until)}\n")
+    print(*headline(trace).lines(), sep="\n")
     print(f"\nrecorded in {path}")
+    print(f"see where its time went: minidl summary {path}")
     print(f"view it in the browser:  minidl view {path}")
     print(f"print its timeline:      minidl timeline {path}")
     print("list all commands:       minidl --help")
@@ -304,8 +306,8 @@ def run(arguments: Namespace) -> int:
             )
     finally:
         if not taken and (directory / "manifest.json").exists():
-            _say_headline(directory)
-            terminal.say(f"minidl: recorded in {directory}; next: minidl summary {directory}")
+            command = _say_headline(directory)
+            terminal.say(f"minidl: recorded in {directory}; next: minidl {command} {directory}")
         elif arguments.trace is None:
             directory.rmdir()
     return code
@@ -345,10 +347,11 @@ def _hang_after(asked: float | None) -> float | None:
     return RUN_SECONDS if asked is None and not os.environ.get("MINIDL_HANG_AFTER") else asked
 
 
-def _say_headline(directory: Path) -> None:
-    """Print the headline of the run on stderr. An error here does not change the run's exit code.
+def _say_headline(directory: Path) -> str:
+    """Print the headline of the run on stderr; return the command that says more about it.
 
-    Of a large trace it reads only the end, which shows a hang or a death but not what bounded the run.
+    Of a large trace it reads only the end, which shows a hang or a death but not what bounded the run. An error here
+    does not change the run's exit code.
     """
     from minidl.hang.headline import headline
     from minidl.hang.live import LiveTrace, is_small
@@ -360,10 +363,12 @@ def _say_headline(directory: Path) -> None:
         trace = read_trace(directory) if whole else LiveTrace(directory).read()[0]
         if len(trace) and (whole or headline(trace).outcome.wrong):
             terminal.say(f"minidl: {headline(trace).title}")
+            return "doctor" if headline(trace).outcome.stopped else "summary"
     except (OSError, TraceError):
-        return
+        pass
     except Exception as error:
         terminal.say(f"minidl: no headline ({error!r}): this is a bug in minidl, please report it")
+    return "summary"
 
 
 command(

@@ -20,6 +20,7 @@ import minidl
 from minidl import cli, commands, demo, terminal
 from minidl.check import RULES
 from minidl.hang import live
+from minidl.hang.headline import headline
 from minidl.record import watchdog
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS
@@ -344,9 +345,14 @@ def test_demo_with_ones_own_images(capsys: pytest.CaptureFixture[str], tmp_path:
     text = output(capsys, *argv)
     assert "16 images of 2 classes, 2 workers" in text
     assert "the loss fell" in text
-    assert "8 batches in 2 epochs" in text
     assert "none of" in text
-    assert f"minidl view {tmp_path / 'trace-1'}" in text
+    trace = tmp_path / "trace-1"
+    assert len(read_trace(trace).select("yield")) == 8
+    *_, answer, commands = text.split("\n\n")
+    assert answer == "\n".join(headline(read_trace(trace)).lines()), "the answer is the last but one on the screen"
+    assert commands.startswith(f"recorded in {trace}\n")
+    assert f"minidl summary {trace}\n" in commands
+    assert f"minidl view {trace}\n" in commands
 
 
 # --- What is wrong ----------------------------------------------------------------------------------------------------

@@ -167,7 +167,7 @@ def test_a_run_that_is_interrupted_says_what_it_waited_for(tmp_path: Path) -> No
     assert sentence.startswith("minidl: ")
     assert "waiting for worker 0" in sentence
     assert "in sample 17 (task 4)" in sentence
-    assert where == "minidl: recorded in trace; next: minidl summary trace"
+    assert where == "minidl: recorded in trace; next: minidl doctor trace"
 
 
 @pytest.mark.live

@@ -58,6 +58,11 @@ class RunOutcome(enum.Enum):
         """Whether the run ended early or stopped making progress."""
         return self in (RunOutcome.HUNG, RunOutcome.DIED, RunOutcome.ERROR)
 
+    @property
+    def stopped(self) -> bool:
+        """Whether a wait, a death or an error ended the run, so that the doctor says more than the summary."""
+        return self.wrong or self in (RunOutcome.MAYBE_HUNG, RunOutcome.CUT)
+
 
 class Sure(enum.Enum):
     """The certainty of the cause."""
