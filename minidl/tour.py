@@ -139,7 +139,8 @@ STOPS = (
          "nothing in them. It also examines jobs that were started without minidl.",
          "minidl doctor {pid}", Tour.diagnosis),
     Stop("After kill -9",
-         "All processes of the program have been killed. Its trace still says why it hung.",
+         "All processes of the program have been killed. Its trace still says why it hung, and for how long: from\n"
+         "the begin of the wait to the kill, so for longer than in the stop before.",
          "minidl doctor {hung}", Tour.afterwards, Tour.hung_page),
 )  # fmt: skip
 

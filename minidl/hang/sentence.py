@@ -6,6 +6,7 @@ Interface: `sentence(chain, found, timed)`, `link_words(chain, position)`, `who`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -20,6 +21,8 @@ from minidl.tracefile.words import seconds, size
 
 _POLLS: Final = (LoaderStep.NEXT, LoaderStep.IDLE)
 _SENDS: Final = (LoaderStep.WRITE, LoaderStep.PICKLE, LoaderStep.FEEDER_IDLE)
+_ABOUT: Final = 1.0
+"""Seconds by which a sleep and the wait of the sentence may differ, and are one wait all the same."""
 
 
 def sentence(chain: Chain, found: Judgement, timed: bool) -> tuple[str, str]:
@@ -108,8 +111,11 @@ def _step_words(link: ThreadFacts) -> str:
 
 
 def _asleep_for(link: ThreadFacts) -> str:
+    """For how long its thread has slept; "" if it polls, or if it has slept for all of the recorded wait."""
     polls = link.wait.bounded and link.kind is not Blocked.SLEEPS
-    return "" if polls or link.seen.idle < 1 else f" for {seconds(link.seen.idle)}"
+    told, slept = link.case.told, link.seen.idle
+    waited = (link.case.now.moment - told.since) / 1e9 if told.since else math.inf
+    return "" if polls or slept < 1 or slept > waited - _ABOUT else f" for {seconds(slept)}"
 
 
 def link_words(chain: Chain, position: int) -> str:

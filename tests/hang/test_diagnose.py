@@ -72,6 +72,7 @@ CHECKS: dict[str, Callable[[Finding, Any], bool]] = {
     "also": lambda said, value: value in said.also[0] if value else not said.also,
     "fact": lambda said, value: any(value in fact.text for fact in said.evidence),
     "chain": lambda said, value: any(value in link for link in said.chain),
+    "not_in_chain": lambda said, value: not any(value in link for link in said.chain),
     "fix": lambda said, value: value in said.fix if value else not said.fix,
 }
 """What a row may expect of a finding. says, never, begins, ends: of its sentence."""
@@ -1067,6 +1068,9 @@ SLOW = [
     case("with a trace a sentence has the wait's duration, and the chain the thread's", loop(1), IDLE, READS_FILE,
          told=BATCH_9, never="for 41.0 s", chain="for 41.0 s",
          begins=f"hung for 44.0 s: the loop (pid 100) waits for batch 9 of worker 1 (pid 102), {AT}: "),
+    case("a thread that has slept for all of the wait has no duration of its own",
+         looks=[look(loop(1), IDLE, READS_FILE, moment=42_500_000_000)], told=replace(BATCH_9, since=1_000_000_000),
+         begins="hung for 44.0 s: the loop (pid 100) waits for batch 9", not_in_chain="for 4"),
     *(
         case(f"{name} for {idle} s", loop(1), IDLE,
              worker(1, user("with lock:"), call=call, idle=idle, descriptors=FILES[:1]), outcome=outcome)
