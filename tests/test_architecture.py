@@ -38,7 +38,7 @@ ORDER = (
     ("hang.evidence", "model syscalls proc descriptors machine processes stacks collect waits"),
     (
         "tracefile",
-        "events arrays format words facts ranks attachments watched packs folded files process spans batches order "
+        "events arrays format words facts attachments watched packs folded files ranks process spans batches order "
         "reader loaders open_spans tail profile join",
     ),
     (
