@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 AT_MOST = {
     "minidl/loader minidl/data minidl/wire": 3620,
     "minidl/resume minidl/arena minidl/device minidl/dataloader.py": 2500,
-    "minidl/tracefile minidl/record": 7305,
+    "minidl/tracefile minidl/record": 7345,
     "minidl/playback minidl/check": 3480,
     "minidl/hang": 6000,
     "minidl/speed": 2670,

@@ -21,7 +21,7 @@ from torch.utils.data._utils.worker import _IterableDatasetStopIteration
 
 from minidl.arena.arena_queue import ArenaWriter
 from minidl.loader.ports import WhichQueue
-from minidl.record.cpu_time import Reader, spent
+from minidl.record.cpu_time import Reader, cpu_clock, run_delay, spent
 from minidl.record.indices import count
 from minidl.record.recorder import active, emit_of, spanned
 from minidl.record.shared import Shared
@@ -131,17 +131,24 @@ def load_result(
     state: tuple[int, bytes] | None = None,
 ) -> Result:
     """Rebuild a result, as `wire.message.load_result` does, with its events."""
-    emit = emit_of(loader)
+    emit, recording = emit_of(loader), active()
+    recorded = recording is not None and recording.config.cpu_time
+    clock, delay = cpu_clock(recorded), run_delay(recorded)
     emit_mapped(idx)
     emit(ev.RESULT_REBUILD[0], idx, worker_id, len(payload))
+    delayed, began = delay(), clock()
     try:
         data = rebuild(payload)
         if type(data) is RebuildFailure:
             emit_failed(data.error, loader, idx, worker_id)
         return Result(idx, worker_id, data, state)
     finally:  # a Ctrl-C may come while it is rebuilt
-        emit(ev.RESULT_REBUILD[1], idx, worker_id, tensors, shared_bytes)
+        emit(ev.RESULT_REBUILD[1], idx, worker_id, tensors, shared_bytes, spent(began, clock()))
+        rebuilding.waited = spent(delayed, delay())
 
+
+rebuilding = threading.local()
+"""Of the result that this thread has rebuilt since it began to get a message: `waited`, its `rebuild_wait`."""
 
 _OUTCOMES: Final[dict[type, ev.Outcome]] = {
     **dict.fromkeys((ExceptionWrapper, RebuildFailure, torch._utils.ExceptionWrapper), ev.Outcome.ERROR),
@@ -214,15 +221,16 @@ class TracedQueue(Proxy):
     # The functions of these two must not refer to the queue, which refers to them: its descriptors would stay open
     # until the collector runs.
     def _watched_send(self, send: Callable[[Any], None], write: tuple[int, int]) -> Callable[[Any], None]:
-        emit = self.shared.emit
+        emit, clock = self.shared.emit, self.shared.cpu
 
         def _send_bytes(data: Any) -> None:
             about = getattr(feeding, "about", UNKNOWN)
             emit(write[0], *about, len(data), getattr(feeding, "cpu", 0))
+            began = clock()
             try:
                 send(data)
             finally:  # Ctrl-C may come in the loader's own thread, which goes on with sentinels for the workers
-                emit(write[1], *about, len(data))
+                emit(write[1], *about, len(data), spent(began, clock()))
 
         return _send_bytes
 
@@ -272,6 +280,7 @@ class TracedQueue(Proxy):
         if self._followed_in is not _this_process:
             self._follow_pipe()
         forget_mapped()
+        rebuilding.waited = 0
         task, worker = self.wanted()
         self.shared.emit(self.get_span[0], task, worker, 0 if timeout is None else int(timeout * 1e9))
         try:
@@ -300,7 +309,7 @@ class TracedQueue(Proxy):
         end = self.get_span[1]
         if isinstance(message, Result):
             outcome = _OUTCOMES.get(type(message.data), _DATA)  # once a batch: without a call of ours
-            self.shared.emit(end, message.idx, message.worker_id, _RESULT, outcome)
+            self.shared.emit(end, message.idx, message.worker_id, _RESULT, outcome, rebuilding.waited)
         elif isinstance(message, ResumeIteration):
             self.shared.emit(end, -1, message.worker_id, _RESUME)
         else:

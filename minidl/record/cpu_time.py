@@ -4,11 +4,11 @@ Interface: `choose(asked)` decides for a new trace; `cpu_clock` and `run_delay` 
 what an event carries of two readings; `usable_cpus()` describes what this process may use of the machine.
 
 A thread's CPU clock has no fast path in the kernel: each reading is a system call, of 150 to 600 ns. So its cost is
-measured when a trace begins, and there is no CPU time where it would cost more than 100 ns an event: the spans that a
-batch has once (fetch, collation, pickling, pinning, the consumer) are read at for about a quarter of a batch's events,
-so a reading may cost 400 ns. Samples may be any number and of any length, so there the cost is bounded by their length:
-the clock is read at a sample's end if `SHORT_NS` have gone by since the last reading. All processes of a trace do the
-same, and its manifest says it.
+measured when a trace begins, and there is no CPU time where it would cost more than 200 ns an event: the spans that a
+batch has once (fetch, collation, pickling, writing, rebuilding, pinning, the consumer) are read at for about half of a
+batch's events, so a reading may cost 400 ns. The run delay is read six times a batch. Samples may be any number and of
+any length, so there the cost is bounded by their length: the clock is read at a sample's end if `SHORT_NS` have gone by
+since the last reading. All processes of a trace do the same, and its manifest says it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -69,17 +70,27 @@ def cpu_clock(recorded: bool) -> Reader:
 
 
 def run_delay(recorded: bool) -> Reader:
-    """Return a function that reads how long this thread has been ready to run and had no CPU, ns; 0 = it cannot say."""
-    return _RunDelay() if recorded else no_reading
+    """Return a function that reads how long its caller has been ready to run and had no CPU, ns; 0 = it cannot say."""
+    return _delay_of_caller if recorded else no_reading
+
+
+def _delay_of_caller() -> int:
+    reader: _RunDelay
+    try:
+        reader = _delays.reader
+    except AttributeError:
+        reader = _delays.reader = _RunDelay()
+    return reader()
 
 
 class _RunDelay:
-    """The second number of Linux's /proc/thread-self/schedstat, and 1; read through one descriptor, in 0.5 us."""
+    """The second number of a thread's schedstat in Linux's /proc, and 1; read through one descriptor, in 0.5 us."""
 
     def __init__(self) -> None:
         self._fd = -1
         with contextlib.suppress(OSError):
             self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+            self._file = os.fstat(self._fd)
 
     def __call__(self) -> int:
         if self._fd < 0:
@@ -90,8 +101,21 @@ class _RunDelay:
             return 0
 
     def __del__(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
+        with contextlib.suppress(OSError):  # the program may have closed it, and have another file by its number
+            if self._fd >= 0 and os.path.samestat(os.fstat(self._fd), self._file):
+                os.close(self._fd)
+
+
+_delays: Any = threading.local()
+"""`reader`: the calling thread's."""
+
+
+def _after_fork() -> None:
+    global _delays
+    _delays = threading.local()  # those of the parent's threads are closed
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 # --- What the machine gives -------------------------------------------------------------------------------------------

@@ -21,7 +21,8 @@ class LoaderSpans:
         self.shared, self.emit = shared, shared.emit
         self.epoch, self.yielded, self.task = -1, 0, -1
         self.open_epoch = self.open_next = self.open_consumer = False
-        self.clock, self.consumer_cpu = shared.cpu, 0
+        self.clock, self.delay = shared.cpu, shared.delay
+        self.consumer_cpu = self.consumer_delay = 0
 
     def begin_epoch(self, workers: int, prefetch_factor: int) -> None:
         self.epoch += 1
@@ -45,9 +46,11 @@ class LoaderSpans:
     def begin_consumer(self, task: int = -1) -> None:
         self.open_consumer = True
         self.emit(ev.CONSUMER[0], task, -1, self.yielded)
+        self.consumer_delay = self.delay()
         self.consumer_cpu = self.clock()
 
     def end_consumer(self) -> None:
         if self.open_consumer:
             self.open_consumer = False
-            self.emit(ev.CONSUMER[1], self.task, -1, spent(self.consumer_cpu, self.clock()))
+            cpu = spent(self.consumer_cpu, self.clock())
+            self.emit(ev.CONSUMER[1], self.task, -1, cpu, spent(self.consumer_delay, self.delay()))

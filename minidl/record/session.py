@@ -44,7 +44,7 @@ def trace(
     (see `tracefile.folded`); None keeps all. functions: in workers, also record each function that takes
     `functions_min_us` microseconds or more, with viztracer; functions_main: also in this process. cpu_time: whether
     spans carry their thread's CPU time beside their wall time; None measures what the clock costs here, and leaves out
-    what would cost more than 100 ns an event. hang_after: a watchdog says on stderr if no batch comes for so many
+    what would cost more than 200 ns an event. hang_after: a watchdog says on stderr if no batch comes for so many
     seconds, and puts evidence into the trace; 0 = none; on_hang: "report", "raise" or "kill". By default they are as
     MINIDL_HANG_AFTER and MINIDL_ON_HANG say (see `watchdog`). Gives the directory's path. Raises TraceError if the
     directory holds a trace already, if this process records one, if viztracer is missing, or for a setting of the

@@ -36,7 +36,7 @@ class WorkerHandle(Protocol):
 class Shared:
     """One iterator as one process records it; picklable for the workers.
 
-    loader: its number in the trace. cpu: the calling thread's CPU clock.
+    loader: its number in the trace. cpu, delay: the calling thread's CPU clock and run delay.
 
     Attributes of the loader's process: `dispatcher`, None without workers; `delivered`, the dispatcher's last step
     that yields a batch; `course`, the present epoch's; `next_task`, which the sampler is asked for next, -1 before an
@@ -49,7 +49,7 @@ class Shared:
         self.config = config
         self.loader = loader
         self.emit = recorder.emitter_for(config, loader)
-        self.cpu = cpu_clock(config.cpu_time)
+        self.cpu, self.delay = cpu_clock(config.cpu_time), run_delay(config.cpu_time)
         self.pid = os.getpid()
         self.dispatcher: Dispatcher | None = None
         self.delivered: Deliver | None = None
@@ -70,8 +70,7 @@ class Shared:
 
     def follow(self, worker_id: int) -> TracedProgress:
         """Begin to follow what this thread fetches: a worker's, or with -1 the loader's own."""
-        delay = run_delay(self.config.cpu_time and worker_id >= 0)
-        self.fetching = TracedProgress(self.emit, worker_id, self.cpu, delay, self.config.detail == "sample")
+        self.fetching = TracedProgress(self.emit, worker_id, self.cpu, self.delay, self.config.detail == "sample")
         return self.fetching
 
     def describe(self, **loader: object) -> None:

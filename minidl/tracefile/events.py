@@ -7,8 +7,9 @@ timelines, the checker, the documentation and the tests read this table; nothing
 Rules of use: a code, once released, keeps its meaning: add rows, never renumber. An event carries a task and a worker
 (-1 if it has none) and up to three integers of its own, named and given units here. A span is two events, a begin and
 an end, because a begin without its end is what a hang looks like. Stamp before a put and after a get. `cpu` is the CPU
-time of the span's thread during the span, `cpu_wait` how long that thread was ready to run and had no CPU; `pickle_cpu`
-is the CPU time of the result_pickle before, whose own end has no field left.
+time of the span's thread during the span, `cpu_wait` how long that thread was ready to run and had no CPU. `pickle_cpu`
+and `rebuild_wait` are the CPU time of the result_pickle before, and the `cpu_wait` of the result_rebuild before, whose
+ends have no field left.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ class Field:
     @property
     def is_cpu(self) -> bool:
         """Whether it says what its span, or an earlier one, had of a CPU: a measurement, no part of the protocol."""
-        return self.name in ("cpu", "cpu_wait", "pickle_cpu")
+        return self.name in ("cpu", "cpu_wait", "pickle_cpu", "rebuild_wait")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -310,7 +311,7 @@ INDEX_PUT = _instant(
     "loader.iterators:_put_task", "dataloader:_try_put_index", "1 §2.4.4",
     words="task {task} is put into worker {worker}'s index queue", seen="a put")  # fmt: skip
 INDEX_WRITE = _span(
-    16, "index_write", Track.FEEDER, "#15535b", "task worker", ("bytes:B", "bytes:B"),
+    16, "index_write", Track.FEEDER, "#15535b", "task worker", ("bytes:B", "bytes:B cpu:ns?"),
     "the index queue's feeder thread writes the pickled task to the pipe (with slabs, the loader's main thread to a "
     "socket)",
     "multiprocessing.queues:_feed, arena.packets:put", "multiprocessing.queues:_feed", "3 §queue",
@@ -389,7 +390,7 @@ RESULT_PICKLE = _span(
                 "worker {worker} has pickled task {task}'s result: {bytes}"),
     doing="pickling task {task}", letter="P", way=True, seen="the message is pickled")  # fmt: skip
 RESULT_WRITE = _span(
-    36, "result_write", Track.FEEDER, "#15535b", "task worker", ("bytes:B pickle_cpu:ns?", "bytes:B"),
+    36, "result_write", Track.FEEDER, "#15535b", "task worker", ("bytes:B pickle_cpu:ns?", "bytes:B cpu:ns?"),
     "the feeder thread writes the pickled result to the pipe that all workers share (with slabs, the worker's main "
     "thread to the socket that they share)",
     "multiprocessing.queues:_feed, arena.arena_queue:put", "multiprocessing.queues:_feed", "3 §queue",
@@ -402,7 +403,8 @@ RESULT_WRITE = _span(
 
 # --- The reading side: the pin thread or the loader's thread ----------------------------------------------------------
 RESULT_GET = _span(
-    40, "result_get", Track.LOADER, _WAIT, "task worker", ("timeout:ns", "message:Message outcome:Outcome"),
+    40, "result_get", Track.LOADER, _WAIT, "task worker",
+    ("timeout:ns", "message:Message outcome:Outcome rebuild_wait:ns?"),
     "a thread waits for a result; the begin has the worker and task that the loader needs next, -1 for the pin thread",
     "loader.iterators:_try_get_data, loader.pin_memory:_pin_memory_loop", "dataloader:_try_get_data", "1 §2.4.7",
     stage="wait",
@@ -416,7 +418,7 @@ RESULT_READ = _instant(
     with_slabs="{reader} has read a message ({bytes}) from a worker's socket",
     seen="the result queue's pipe")  # fmt: skip
 RESULT_REBUILD = _span(
-    44, "result_rebuild", Track.LOADER, "#a9468d", "task worker", ("bytes:B", "tensors shared:B"),
+    44, "result_rebuild", Track.LOADER, "#a9468d", "task worker", ("bytes:B", "tensors shared:B cpu:ns?"),
     "the message is unpickled: descriptors are received, segments mapped, tensors rebuilt",
     "wire.message:load_result", "multiprocessing.reductions:rebuild_storage_fd", "3 §tensor, §storage",
     stage="rebuild",
@@ -471,7 +473,7 @@ YIELD = _instant(
     words="task {task} is handed to the training loop: {outcome}",
     derived="follows the put that replaces the batch; if the sampler has no more, the loader's next call")  # fmt: skip
 CONSUMER = _span(
-    60, "consumer", Track.CONSUMER, "#39c0f8", "task", ("yielded:batches", "cpu:ns?"),
+    60, "consumer", Track.CONSUMER, "#39c0f8", "task", ("yielded:batches", "cpu:ns? cpu_wait:ns?"),
     "the user's own code between two calls of next: the training step",
     (
         "loader.iterators:__next__, loader.dataloader:_iterate",

@@ -11,7 +11,18 @@ from typing import Final
 import numpy as np
 
 from minidl.tracefile.arrays import Bools, Ints, Rows, starts, table_of
-from minidl.tracefile.events import BEGINS, ENDS, EVENTS, RESULT_PICKLE, RESULT_WRITE, Track, codes_where, columns_where
+from minidl.tracefile.events import (
+    BEGINS,
+    ENDS,
+    EVENTS,
+    RESULT_GET,
+    RESULT_PICKLE,
+    RESULT_REBUILD,
+    RESULT_WRITE,
+    Track,
+    codes_where,
+    columns_where,
+)
 
 SPAN = np.dtype(
     [
@@ -42,8 +53,11 @@ ROUNDING_NS: Final = 50
 
 
 _BEGIN, _END = table_of(BEGINS), table_of(ENDS)
-_CPU: Final = [(code, column) for code, column in columns_where(lambda field: field.is_cpu) if code in ENDS]
+_CPU: Final = columns_where(lambda field: field.name in ("cpu", "cpu_wait"))
 """Where ends hold what their spans had of a CPU."""
+
+_TOLD_LATER: Final = (("cpu", RESULT_PICKLE, RESULT_WRITE[0], "y"), ("cpu_wait", RESULT_REBUILD, RESULT_GET[1], "z"))
+"""What of a span stands in the column of a later event of its thread."""
 
 _ROAMING = table_of(codes_where(lambda event: event.track in (Track.LOADER, Track.CONSUMER)))
 
@@ -106,22 +120,23 @@ def _spans(events: Rows, begins: Ints, end_of: Ints) -> Rows:
     for code, column in _CPU:
         mine = out["code"] == code - 1
         out[EVENTS[code].columns[column].name][mine] = out["e" + column][mine]
-    mine = closed & (out["code"] == RESULT_PICKLE[0])
-    out["cpu"][mine] = _told_by_writes(events)[end_of[begins[mine]]]
+    for name, span, teller, column in _TOLD_LATER:
+        mine = closed & (out["code"] == span[0])
+        out[name][mine] = _told_by(events, span[1], teller, column)[end_of[begins[mine]]]
     _bound(out, closed & (first["tid"] == events["tid"][end_of[begins]]))
     return out
 
 
-def _told_by_writes(events: Rows) -> Ints:
-    """For each event, a result_pickle's end, the CPU time that the write after it tells; 0 = none."""
+def _told_by(events: Rows, code: int, teller: int, column: str) -> Ints:
+    """For each event of `code`, what the next `teller` of its thread and task has in `column`; 0 = there is none."""
     out = np.zeros(len(events), np.int64)
-    at = np.flatnonzero(np.isin(events["code"], (RESULT_PICKLE[1], RESULT_WRITE[0])))
+    at = np.flatnonzero(np.isin(events["code"], (code, teller)))
     at = at[np.lexsort((at, events["tid"][at], events["process"][at]))]
-    pickle, write = at[:-1], at[1:]
-    told = (events["code"][pickle] == RESULT_PICKLE[1]) & (events["code"][write] == RESULT_WRITE[0])
+    before, after = at[:-1], at[1:]
+    told = (events["code"][before] == code) & (events["code"][after] == teller)
     for name in ("process", "tid", "loader", "task"):
-        told &= events[name][pickle] == events[name][write]
-    out[pickle[told]] = events["y"][write[told]]
+        told &= events[name][before] == events[name][after]
+    out[before[told]] = events[column][after[told]]
     return out
 
 

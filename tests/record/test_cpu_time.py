@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from minidl.record.cpu_time import SHORT_NS, choose, cpu_quota, no_reading, run_
 from minidl.record.fetching import TracedProgress
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
+from minidl.tracefile.events import columns_where
 from minidl.tracefile.reader import Trace, read_trace
 
 _COMPUTES = 0.02  # seconds of CPU time
@@ -71,12 +73,18 @@ def test_a_computing_sample_is_told_from_one_that_sleeps(workers: int, observe: 
     fetches = of(trace, ev.FETCH)
     assert len(fetches) == 4
     assert (fetches["cpu"] >= _COMPUTES * 0.9e9).all()  # one sample of the two computes
-    for span in (ev.FETCH, ev.COLLATE, ev.CONSUMER, *((ev.RESULT_PICKLE, ev.SHM_COPY) if workers else ())):
+    of_worker = ev.RESULT_PICKLE, ev.RESULT_WRITE, ev.SHM_COPY, ev.RESULT_REBUILD, ev.INDEX_WRITE
+    for span in (ev.FETCH, ev.COLLATE, ev.CONSUMER, *(of_worker if workers else ())):
         rows = of(trace, span)
         name = ev.EVENTS[span[0]].name
         assert len(rows), name
         assert (rows["cpu"] > 0).all(), name
         assert (rows["cpu"] + rows["cpu_wait"] <= rows["end"] - rows["begin"]).all(), name
+    for code, column in columns_where(lambda field: field.name in ("cpu_wait", "rebuild_wait")):
+        delayed = trace.events[(trace.events["code"] == code) & (trace.events["task"] >= 0)]
+        if workers or code != ev.RESULT_GET[1]:
+            assert len(delayed)
+            assert (delayed[column] > 0).all(), ev.EVENTS[code]
     if observe:
         return
     samples = of(trace, ev.SAMPLE)
@@ -128,13 +136,44 @@ def test_the_clock_is_not_read_at_short_samples(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_kernel_s_run_delay_never_falls() -> None:
-    """It leaves no descriptor open."""
+    """Each thread has one descriptor, which is closed when the thread ends."""
     before = os.listdir("/proc/self/fd")
-    delay = run_delay(True)
-    readings = [delay() for _ in range(3)]
+    readings: list[int] = []
+    thread = threading.Thread(target=lambda: readings.extend(run_delay(True)() for _ in range(3)))
+    thread.start()
+    thread.join()
+    assert len(readings) == 3
     assert readings == sorted(readings)
-    del delay
+    assert readings[0] > 0
     assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_a_descriptor_that_the_program_has_taken_is_left_alone(tmp_path: Path) -> None:
+    with open(tmp_path / "its own", "w") as file:
+
+        def run() -> None:
+            run_delay(True)()
+            os.dup2(file.fileno(), cpu_time._delays.reader._fd)
+            numbers.append(cpu_time._delays.reader._fd)
+
+        numbers: list[int] = []
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    os.close(numbers[0])
+
+
+@pytest.mark.live
+def test_a_forked_child_reads_its_own_delay() -> None:
+    run_delay(True)()
+    parents = cpu_time._delays.reader._fd
+    child = os.fork()
+    if not child:
+        run_delay(True)()
+        link = os.readlink(f"/proc/self/fd/{cpu_time._delays.reader._fd}")
+        os._exit(0 if link == f"/proc/{os.getpid()}/task/{os.getpid()}/schedstat" else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert cpu_time._delays.reader._fd == parents
 
 
 @pytest.fixture

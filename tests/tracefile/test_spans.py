@@ -36,7 +36,8 @@ def test_spans(tmp_path: Path) -> None:
 
 
 def test_cpu_times_stand_in_the_ends(tmp_path: Path) -> None:
-    """In another thread's end it is none; no CPU time is longer than its span; a write tells that of the pickling."""
+    """In another thread's end it is none; no CPU time is longer than its span; a write tells that of the pickling,
+    and the end of a get how long the rebuilding had no CPU."""
     write_process(tmp_path, [
         {"code": ev.FETCH[0], "time": 10}, {"code": ev.SAMPLE[0], "time": 20},
         {"code": ev.SAMPLE[1], "time": 50, "z": 31}, {"code": ev.FETCH[1], "time": 110, "x": 2, "y": 60, "z": 70},
@@ -47,11 +48,15 @@ def test_cpu_times_stand_in_the_ends(tmp_path: Path) -> None:
         {"code": ev.RESULT_WRITE[0], "time": 250, "tid": 9, "task": 1, "x": 7, "y": 21},
         {"code": ev.RESULT_PICKLE[1], "time": 260, "tid": 9, "task": 2},  # it could not be pickled
         {"code": ev.RESULT_WRITE[0], "time": 270, "tid": 9, "task": -1, "x": 7, "y": 5},
+        {"code": ev.RESULT_GET[0], "time": 300}, {"code": ev.RESULT_REBUILD[0], "time": 310, "task": 3},
+        {"code": ev.RESULT_REBUILD[1], "time": 390, "task": 3, "z": 2},
+        {"code": ev.RESULT_GET[1], "time": 391, "task": 3, "x": 2, "z": 77},
     ])  # fmt: skip
     spans = read_trace(tmp_path).spans()
     assert [(int(row["code"]), int(row["cpu"]), int(row["cpu_wait"])) for row in spans] == [
         (ev.FETCH[0], 60, 40), (ev.SAMPLE[0], 30, 0), (ev.CONSUMER[0], 0, 0), (ev.RESULT_PICKLE[0], 21, 0),
         (ev.RESULT_WRITE[0], 0, 0), (ev.RESULT_PICKLE[0], 0, 0), (ev.RESULT_WRITE[0], 0, 0),
+        (ev.RESULT_GET[0], 0, 0), (ev.RESULT_REBUILD[0], 2, 77),
     ]  # fmt: skip
 
 
