@@ -39,7 +39,7 @@ ORDER = (
     (
         "tracefile",
         "events arrays format words facts attachments watched packs folded files ranks process spans batches order "
-        "reader loaders open_spans tail profile join",
+        "reader loaders calls open_spans tail profile join",
     ),
     (
         "record",
@@ -69,7 +69,7 @@ ORDER = (
         "replay_page replay_terminal",
     ),
     ("", "merge __init__ run demo"),
-    ("hang.watch", "waits vitals dumps folding looks watcher"),
+    ("hang.watch", "vitals dumps folding looks watcher"),
     ("startup", "sitecustomize"),
     (
         "explore",

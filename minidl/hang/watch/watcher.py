@@ -35,10 +35,10 @@ from minidl.hang.limits import EARLY, LONGER
 from minidl.hang.watch import looks
 from minidl.hang.watch.folding import ended_workers, fold_gently, runs
 from minidl.hang.watch.vitals import sample
-from minidl.hang.watch.waits import OpenWait, Waits
 from minidl.process_stat import HeldProcess, remove_segments_of
 from minidl.tracefile import watched
 from minidl.tracefile.attachments import SUFFIX
+from minidl.tracefile.calls import OpenCall, OpenCalls
 from minidl.tracefile.folded import KEPT, due
 from minidl.tracefile.format import STACKS_SUFFIX, header_problem, parts_of, records
 from minidl.tracefile.tail import tail
@@ -400,14 +400,14 @@ class _WaitReader:
     def __init__(self, directory: Path, stem: str, pid: int) -> None:
         self.events, self.side, self.pid = directory / f"{stem}.events", directory / f"{stem}.meta.jsonl", pid
         self.read = 0
-        self.known: Waits | None = None  # once it is known to have a loader
+        self.known: OpenCalls | None = None  # once it is known to have a loader
         self.works = False  # it is a worker, and what it waits for is no hang of the loader
 
     @property
     def longest(self) -> dict[str, int]:
         return {NEXT: 0} if self.known is None else self.known.longest
 
-    def waits(self) -> list[OpenWait]:
+    def waits(self) -> list[OpenCall]:
         """Return what the process's iterators wait for, as of its newest event."""
         if self.known is None:
             self.known = self._waits()
@@ -422,7 +422,7 @@ class _WaitReader:
                 self.read = int(rows["seq"][-1])
         return self.known.open()
 
-    def _waits(self) -> Waits | None:
+    def _waits(self) -> OpenCalls | None:
         """Return where its waits are kept, if it has a loader: not of a worker, nor of a process that has none yet."""
         if self.works:
             return None
@@ -431,7 +431,7 @@ class _WaitReader:
         except OSError:
             return None
         self.works = b'"role": "worker"' in facts
-        return Waits() if b'"role": "loader"' in facts else None
+        return OpenCalls() if b'"role": "loader"' in facts else None
 
 
 class _Look:

@@ -1,6 +1,6 @@
 """Which iterators of a process wait for a batch, start or shut down, and since when: read from the events it emits.
 
-Interface: `Waits.take(rows)` the new events of one process, in its order; `open()` what waits now. Pure.
+Interface: `OpenCalls.take(rows)` the new events of one process, in its order; `open()` what waits now. Pure.
 
 If no iterator waits, the program's own code runs until it returns to one.
 """
@@ -33,7 +33,7 @@ _AFTER: Final[dict[int, str]] = {
 _CODES: Final = np.array(sorted(_AFTER), np.uint16)
 
 
-class OpenWait(NamedTuple):
+class OpenCall(NamedTuple):
     """An iterator that waits. what: NEXT, START, SHUTDOWN, or OWN: it is waited for; since: ns, CLOCK_MONOTONIC."""
 
     loader: int
@@ -41,12 +41,12 @@ class OpenWait(NamedTuple):
     since: int
 
 
-class Waits:
+class OpenCalls:
     """The waits of one process's iterators. longest: ns of the longest ended wait of each kind."""
 
     def __init__(self) -> None:
         self.longest: dict[str, int] = {NEXT: 0, OWN: 0}
-        self._now: dict[int, OpenWait] = {}
+        self._now: dict[int, OpenCall] = {}
 
     def take(self, rows: Rows, *, gap: bool = False) -> None:
         """Follow events. gap: earlier ones were not read, so an older wait may have ended."""
@@ -59,9 +59,9 @@ class Waits:
         before = self._now.pop(loader, None)
         if before is not None and before.what in self.longest and before.what != what:
             self.longest[before.what] = max(self.longest[before.what], time - before.since)
-        self._now[loader] = OpenWait(loader, what, time)
+        self._now[loader] = OpenCall(loader, what, time)
 
-    def open(self) -> list[OpenWait]:
+    def open(self) -> list[OpenCall]:
         """The open waits; one entry for the program's own code, from the last event on."""
         own = [wait for wait in self._now.values() if wait.what == OWN]
         waits = [wait for wait in self._now.values() if wait.what != OWN]
