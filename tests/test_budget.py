@@ -19,9 +19,9 @@ ROOT = Path(__file__).parent.parent
 AT_MOST = {
     "minidl/loader minidl/data minidl/wire": 3620,
     "minidl/resume minidl/arena minidl/device minidl/dataloader.py": 2500,
-    "minidl/tracefile minidl/record": 7345,
-    "minidl/playback minidl/check": 3480,
-    "minidl/hang": 6000,
+    "minidl/tracefile minidl/record": 7405,
+    "minidl/playback minidl/check": 3485,
+    "minidl/hang": 5940,
     "minidl/speed": 2670,
     "minidl/views": 4110,
     "minidl/explore": 2486,

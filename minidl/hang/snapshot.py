@@ -25,11 +25,13 @@ from minidl.playback.follower import Follower, causal_order
 from minidl.playback.state import STARTING, MessageStage, ProtocolState, Queued, WorkerNow
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Positions, Rows
-from minidl.tracefile.events import Message, Outcome
+from minidl.tracefile.calls import OpenCalls
+from minidl.tracefile.events import Call, Message, Outcome
 from minidl.tracefile.format import errno_in_words
 from minidl.tracefile.loaders import first_epochs, in_words
 from minidl.tracefile.process import Process, ProcessLife
 from minidl.tracefile.reader import Trace
+from minidl.tracefile.spans import durations, pairs
 from minidl.tracefile.words import counted, doing, plain, seconds, size
 
 WINDOW = 5.0
@@ -201,7 +203,7 @@ class Job:
                 if number not in self.iterators:
                     self.iterators[number] = _Iterator(number, trace)
                 self.iterators[number].take(trace, rows[causal_order(rows)], missing)
-                self.longest = max(self.longest, self.iterators[number].longest)
+                self.longest = max(self.longest, self.iterators[number].calls.longest[Call.NEXT])
         over = [number for number, one in self.iterators.items() if one.state.over]
         for number in over[:-1] if len(over) == len(self.iterators) else over:
             if number != max(self.iterators):
@@ -285,8 +287,7 @@ class _Iterator:
         self.state: ProtocolState = self.follower.state()
         self.home = ""  # the file of the process that iterates
         self.begun = 0
-        self.longest = 0  # ns of a `next` that ended
-        self.last_next: Rows = trace.events[:0]  # the last begin or end of one
+        self.calls = OpenCalls()
         self.recent: Rows = trace.events[:0]
 
     def take(self, trace: Trace, rows: Rows, missing: Mapping[int, int]) -> None:
@@ -298,11 +299,8 @@ class _Iterator:
                 self.begun = int(rows["time"][at_home][0])
             files = np.array([p.file for p in trace.processes])
             own = at_home & (files[rows["process"]] == self.home)
-            recent = rows[own & np.isin(rows["code"], _FOR_RATES)]
-            nexts, ends = _nexts(np.concatenate([self.last_next, recent]))
-            took = nexts["time"][ends] - nexts["time"][ends - 1]
-            self.longest, self.last_next = max(self.longest, int(took.max(initial=0))), nexts[-1:]
-            self.recent = np.concatenate([self.recent, recent])[-MOST_RECENT:]
+            self.calls.take(rows[own], gap=not missing.keys().isdisjoint(rows["process"][own].tolist()))
+            self.recent = np.concatenate([self.recent, rows[own & np.isin(rows["code"], _FOR_RATES)]])[-MOST_RECENT:]
             rows = rows[own | ~at_home]  # another process may have used the same number
         there = np.unique(rows["process"]).tolist()
         self.follower.announce(rows, max((missing.get(index, 0) for index in there), default=0))
@@ -348,9 +346,9 @@ class _Iterator:
         full = len(self.recent) == MOST_RECENT
         begin = max(now - int(WINDOW * 1e9), int(self.recent["time"][0]) if full else self.begun)
         window = max((now - begin) / 1e9, 1e-9)
-        nexts, ends = _nexts(self.recent)
-        ends = ends[(nexts["time"][ends] >= begin) & (nexts["y"][ends] == Outcome.DATA)]
-        wait = float((nexts["time"][ends] - nexts["time"][ends - 1]).mean()) / 1e9 if len(ends) else None
+        nexts = pairs(self.recent[np.isin(self.recent["code"], ev.NEXT)])
+        nexts = nexts[(nexts["end"] >= begin) & (nexts["ey"] == Outcome.DATA)]
+        wait = float(durations(nexts).mean()) / 1e9 if len(nexts) else None
         self.recent = self.recent[np.searchsorted(self.recent["time"], begin - int(WINDOW * 1e9)) :]
         recent = self.recent[self.recent["time"] >= begin]
         moved = recent["x"][recent["code"] == ev.RESULT_REBUILD[0]].sum()
@@ -433,12 +431,6 @@ def _on_its_way(wanted: WorkerSnapshot, in_pipe: list[Queued]) -> str:
     if wanted.feeder is not None and in_pipe[0].stage not in _AFTER_THE_FEEDER:
         return f"{wanted.sender} is {wanted.feeder.words}"
     return _WHERE.get(in_pipe[0].stage, "").format(sender=wanted.sender)
-
-
-def _nexts(rows: Rows) -> tuple[Rows, Positions]:
-    """The begins and ends of `next` among a thread's events, and the positions of ends that follow their begin."""
-    nexts = rows[np.isin(rows["code"], ev.NEXT)]
-    return nexts, np.flatnonzero((nexts["code"][1:] == ev.NEXT[1]) & (nexts["code"][:-1] == ev.NEXT[0])) + 1
 
 
 _AFTER_THE_FEEDER = (MessageStage.WRITTEN, MessageStage.READ, MessageStage.REBUILDING, MessageStage.REBUILT)

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from minidl.loader.protocol import LoaderState, PinState, WorkerState
 from minidl.tracefile import events as ev
-from minidl.tracefile.events import Actor, DoneEvent, Message
+from minidl.tracefile.events import Actor, Call, DoneEvent, Message
 from minidl.tracefile.words import doing
 
 MOST_WORKERS: Final = 1 << 14
@@ -40,17 +40,19 @@ STARTING: Final = 0
 
 _ABOUT_A_TASK: Final = (ev.INDEX_GET[1], ev.FETCH[0], ev.SAMPLE[0], ev.COLLATE[0], ev.RESULT_PUT)
 
-_SHUTTING_DOWN: Final = (
-    LoaderState.STOPPING_PIN,
-    LoaderState.STOPPING_WORKERS,
-    LoaderState.JOINING,
-    LoaderState.TERMINATING,
-)
+_L: Final = LoaderState
+_CALLS: Final = {
+    **dict.fromkeys((_L.STARTING, _L.RESUMING, _L.PRIMING), Call.START),
+    _L.WAITING: Call.NEXT,
+    **dict.fromkeys((_L.STOPPING_PIN, _L.STOPPING_WORKERS, _L.JOINING, _L.TERMINATING), Call.SHUTDOWN),
+}
+"""The call that the program is in, by the loader's state; in any other state its own code runs."""
+
 _BETWEEN: Final = {
-    LoaderState.NEW: "starting",
-    LoaderState.STARTING: "starting",
-    LoaderState.PRIMING: "sending the first tasks",
-    LoaderState.EXHAUSTED: "between two epochs",
+    _L.NEW: "starting",
+    _L.STARTING: "starting",
+    _L.PRIMING: "sending the first tasks",
+    _L.EXHAUSTED: "between two epochs",
 }
 
 
@@ -217,9 +219,14 @@ class ProtocolState:
         return self.loader is LoaderState.CLOSED or (self.alone and self.loader is LoaderState.EXHAUSTED)
 
     @property
+    def call(self) -> Call:
+        """The call of the iterator that the program is in."""
+        return _CALLS.get(self.loader, Call.OWN)
+
+    @property
     def shutting_down(self) -> bool:
         """Whether the shutdown has begun and is not over."""
-        return self.loader in _SHUTTING_DOWN
+        return self.call is Call.SHUTDOWN
 
     @property
     def waiting(self) -> bool:

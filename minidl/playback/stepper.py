@@ -25,6 +25,7 @@ from minidl.tracefile.arrays import Ints, Positions, Rows
 from minidl.tracefile.events import Outcome
 from minidl.tracefile.open_spans import left_alive
 from minidl.tracefile.reader import Trace
+from minidl.tracefile.spans import ends
 
 EVERY: Final = 512
 """Events between two kept copies, at least: a step back takes a millisecond."""
@@ -270,9 +271,8 @@ def _choose(trace: Trace, loader: int | None) -> int:
 
 
 def _waits(events: Rows) -> tuple[Positions, Ints]:
-    begins, ends = (np.flatnonzero(events["code"] == code) for code in ev.NEXT)
-    times = np.append(events["time"][ends], events["time"][-1:])  # without an end: to the last event
-    until = times[np.searchsorted(ends, begins)] if len(times) else np.zeros(0, np.int64)
+    begins = np.flatnonzero(events["code"] == ev.NEXT[0])
+    until = events["time"][ends(events)[begins]]  # without an end, position -1: the last event
     return begins + 1, until - events["time"][begins]
 
 

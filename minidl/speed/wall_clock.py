@@ -21,6 +21,7 @@ from minidl.playback.state import MOST_WORKERS
 from minidl.speed.cpu_use import CpuUse, cpu_use
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Bools, Ints, Rows
+from minidl.tracefile.events import BEGINS, CALLS, Call
 from minidl.tracefile.spans import durations, total
 
 if TYPE_CHECKING:
@@ -169,6 +170,9 @@ def waiting(trace: Trace, loader: int, spans: Rows | None = None) -> Waiting:
     )
 
 
+_AFTER_SET_UP: Final = [code for code in BEGINS if CALLS.get(code) in (Call.NEXT, Call.OWN)]
+"""Begins of what follows `iter(loader)`."""
+
 _STATES: Final = [*Cause]
 _SUPPLY: Final = len(_STATES)
 _OWN: Final = _SUPPLY + 1
@@ -224,7 +228,7 @@ class WallClock:
         events = self.events
         if not len(self.epochs):
             return np.empty(0, np.int64), np.empty(0, np.int64)
-        left = events["time"][np.isin(events["code"], [ev.CONSUMER[0], ev.NEXT[0]])].astype(np.int64)
+        left = events["time"][np.isin(events["code"], _AFTER_SET_UP)].astype(np.int64)
         place = np.searchsorted(left, self.epochs, side="right")
         ends = np.append(left, events["time"][-1])[place]
         begins = self.epochs.copy()

@@ -125,6 +125,15 @@ class Ending(enum.IntEnum):
     INTERRUPTED = 5
 
 
+class Call(enum.Enum):
+    """The call of an iterator that a program is in. The value is its name in a watchdog's lines."""
+
+    START = "start"  # iter(loader): workers start or resume, and get their first tasks
+    NEXT = "next"
+    SHUTDOWN = "shutdown"
+    OWN = "own code"  # none: the program's own code runs
+
+
 @dataclass(frozen=True, slots=True)
 class Field:
     """One of an event's own integers: its name, its unit ("" = a plain number), its enumeration if it has one.
@@ -150,7 +159,8 @@ class Event:
     ours: "module:function" of this package (or `multiprocessing`) in which the event is emitted; several are separated
     by commas. upstream: the same in `torch.utils.data` (or `multiprocessing`), "" if it has no such step. article: the
     sections that describe it, in the form that `minidl.articles` reads; "" if none does. detail: emitted only at
-    detail level "sample". stage: what a span's time is spent on, for summaries ("" = nothing).
+    detail level "sample". stage: what a span's time is spent on, for summaries ("" = nothing). call: the call of its
+    iterator that the program is in from this event on, None = the event says nothing about that.
 
     For views: words is the event as a sentence, which `playback.words` fills in; with_slabs the sentence with transport
     "arena", if that is another; doing what a thread does between a begin and its end, or a worker after an instant or
@@ -176,6 +186,7 @@ class Event:
     upstream: str
     article: str
     stage: str = ""
+    call: Call | None = None
     detail: bool = False
     words: str = ""
     with_slabs: str = ""
@@ -286,6 +297,7 @@ EPOCH = _span(
         "loader.iterators:_next_data, loader.iterators:_reset, loader.crew:shut_down",
     ),
     "dataloader:_reset", "1 §2.4.3",
+    call=(Call.START, Call.OWN),
     words=("epoch {epoch} begins", "epoch {epoch} ends after {batches}: {ending}"),
     letter="=",
     derived="begins with the first put of an epoch; ends with the first message of the next, or with the shutdown. It "
@@ -464,12 +476,14 @@ NEXT = _span(
     56, "next", Track.LOADER, _FRAME, "task", ("rcvd_idx", "yielded:batches outcome:Outcome"),
     "the time inside the iterator's __next__, in which the training loop waits",
     "loader.iterators:__next__", "dataloader:__next__", "1 §2.3.2",
+    call=(Call.NEXT, Call.OWN),
     words=("the training loop asks for a batch", "next() returns: {outcome}"),
     letter="N", derived="from the loader's first call for a batch to its yield")  # fmt: skip
 YIELD = _instant(
     58, "yield", Track.LOADER, _GREEN, "task worker", "outcome:Outcome yielded:batches",
     "the task's batch (or its error) is handed to the consumer",
     "loader.iterators:__next__", "dataloader:_process_data", "1 §2.4.7",
+    call=Call.OWN,
     words="task {task} is handed to the training loop: {outcome}",
     derived="follows the put that replaces the batch; if the sampler has no more, the loader's next call")  # fmt: skip
 CONSUMER = _span(
@@ -480,6 +494,7 @@ CONSUMER = _span(
         "loader.iterators:__next__, loader.dataloader:_iterate, loader.crew:shut_down",
     ),
     "", "1 §2.3", stage="consumer",
+    call=(Call.OWN, None),
     words=("the training loop's own code runs", "the training loop's own code is done"),
     letter="T", derived="from a yield to the loader's next call")  # fmt: skip
 
@@ -488,6 +503,7 @@ WORKER_START = _span(
     70, "worker_start", Track.LOADER, "#b4b168", "worker", ("", "pid"),
     "the loader starts the worker's process",
     "loader.iterators:_start_workers", "dataloader:__init__", "1 §2.4.2", stage="start",
+    call=Call.START,
     words=("the loader starts worker {worker}", "worker {worker} is started: pid {pid}"),
     doing="starting worker {worker}", letter="+", seen="the process is started")  # fmt: skip
 WORKER_READY = _instant(
@@ -522,6 +538,7 @@ RESUME_PUT = _instant(
     78, "resume_put", Track.LOADER, _BLUE, "worker", "epoch",
     "a persistent worker is told that a new epoch begins",
     "loader.iterators:_reset", "dataloader:_reset", "1 §2.4.3",
+    call=Call.START,
     words="a message that epoch {epoch} begins is put into worker {worker}'s index queue", seen="a put")  # fmt: skip
 RESUME_ACK = _instant(
     79, "resume_ack", Track.WORKER, _BLUE, "worker", "epoch",
@@ -585,6 +602,7 @@ SHUTDOWN = _span(
     90, "shutdown", Track.LOADER, "#4c5054", "", ("", "still_alive:workers"),
     "the whole shutdown, as the loader runs it",
     "loader.crew:shut_down", "dataloader:_shutdown_workers", "4 §shutdown", stage="shutdown",
+    call=(Call.SHUTDOWN, Call.OWN),
     words=("the shutdown begins", "the shutdown is over: {survivors} still alive"),
     letter="X", derived="from the first done event to the last worker's end")  # fmt: skip
 DONE_EVENT_SET = _instant(
@@ -778,3 +796,6 @@ POLLS: Final = codes_where(lambda event: event.phase is Phase.BEGIN and event.st
 """A wait that ends with nothing now and then, and begins again."""
 
 POLLED: Final = codes_where(lambda event: event.phase is Phase.END and event.stage in ("wait", "idle"))
+
+CALLS: Final = {code: event.call for code, event in EVENTS.items() if event.call is not None}
+"""The call of its iterator that a program is in, by the latest of these events."""

@@ -1,25 +1,62 @@
-"""In which step each thread was when the trace, its process or the program ended.
+"""Which spans have begun and not ended: at a moment, and when the trace, its process or the program ended.
 
-Interface: `open_spans(trace)`, a line for each thread whose span did not end; `how_ended(trace)`, of what ended by an
-error or a signal. What a program left as it was when it ended is no such span: `alive_at_end(trace)` has a line for
-each of those iterators, `left_alive(trace)` their numbers.
-`innermost` and `since` are what the lines are made of, `alive_until` the time up to which each process was seen alive.
+Interface: `open_at(spans, moment)` masks the spans that are open at a moment, `step_at` is the innermost one of a
+process, `open_call` that of the call in which a program's trace ends; `since` says since when a wait that polls lasts.
+`open_spans(trace)`, a line for each thread whose span did not end; `how_ended(trace)`, of what ended by an error or a
+signal. What a program left as it was when it ended is no such span: `alive_at_end(trace)` has a line for each of those
+iterators, `left_alive(trace)` their numbers. `alive_until` is the time up to which each process was seen alive.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
 
 from minidl.tracefile import events as ev
-from minidl.tracefile.arrays import Rows
-from minidl.tracefile.events import Message
+from minidl.tracefile.arrays import Bools, Rows
+from minidl.tracefile.events import BEGINS, CALLS, Message
 from minidl.tracefile.process import Process, ProcessLife
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.words import doing, duration, ending, listed, plain
 
 
+# --- At a moment ------------------------------------------------------------------------------------------------------
+def open_at(spans: Rows, moment: int) -> Bools:
+    """Mask the spans that have begun at a moment and not ended."""
+    mask: Bools = (spans["begin"] <= moment) & ((spans["end"] < 0) | (spans["end"] > moment))
+    return mask
+
+
+def step_at(spans: Rows, process: int, moment: int, task: int = -1) -> np.void | None:
+    """The innermost open span of a process at a moment; one of `task` if there is one."""
+    there = open_at(spans, moment) & (spans["process"] == process)
+    rows = spans[there & ~np.isin(spans["code"], [ev.EPOCH[0], ev.READY_GET[0]])]
+    mine = rows[rows["task"] == task] if task >= 0 else rows[:0]
+    rows = mine if len(mine) else rows
+    return rows[-1] if len(rows) else None
+
+
+_IN_CALL: Final = (*(code for code in CALLS if code in BEGINS and code != ev.EPOCH[0]), *ev.AWAITS)
+"""Spans of a call, or of the program's own code; and the gets in one, which a loader that is observed shows alone."""
+
+
+def open_call(trace: Trace, spans: Rows, process: int) -> np.void | None:
+    """The outermost open span of a process's last call, or of its own code between two; None = there is none.
+
+    The span of an iterator that the program left alive is none.
+    """
+    mine = spans[(spans["process"] == process) & (spans["loader"] > 0)]
+    rows = mine[(mine["end"] < 0) & np.isin(mine["code"], _IN_CALL)]
+    rows = rows[~np.isin(rows["loader"], list(left_alive(trace)))]
+    returned = int(mine["end"][mine["code"] == ev.NEXT[0]].max(initial=0))  # an exception leaves its inner get open
+    rows = rows[~np.isin(rows["code"], ev.AWAITS) | (rows["begin"] > returned)]
+    # They are in order of their begins: the open call began last.
+    return rows[rows["loader"] == rows["loader"][-1]][0] if len(rows) else None
+
+
+# --- At the end -------------------------------------------------------------------------------------------------------
 def open_spans(
     trace: Trace, spans: Rows | None = None, worker: tuple[int, int] | None = None, first: int = -1
 ) -> list[str]:

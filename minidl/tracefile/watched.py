@@ -17,10 +17,10 @@ from typing import Any, Final, NamedTuple
 from minidl.hang.evidence.model import RunEvidence
 from minidl.tracefile import attachments
 from minidl.tracefile.attachments import line, time_in
+from minidl.tracefile.events import Call
 from minidl.tracefile.facts import LATEST
 
 KIND: Final = "watch"
-NEXT, START, SHUTDOWN, OWN = "next", "start", "shutdown", "own code"
 
 
 class Vitals(NamedTuple):
@@ -60,13 +60,13 @@ class Ended:
 
 @dataclass(frozen=True)
 class Stall:
-    """A wait that took too long. what: NEXT, START or SHUTDOWN; pid: of the process that waits.
+    """A wait that took too long. call: the open call of the iterator; pid: of the process that waits.
 
-    OWN: no iterator of the process waits for anything, and its own code has not come back to one.
+    `Call.OWN`: no iterator of the process waits for anything, and its own code has not come back to one.
     """
 
     loader: int
-    what: str
+    call: Call
     since: int
     pid: int
 
@@ -136,7 +136,7 @@ def ended(one: Ended) -> bytes:
 
 
 def look(stall: Stall, number: int, at: int, evidence: Mapping[str, Any]) -> bytes:
-    about = {"loader": stall.loader, "what": stall.what, "since": stall.since, "pid": stall.pid}
+    about = {"loader": stall.loader, "what": stall.call.value, "since": stall.since, "pid": stall.pid}
     return line({"look": number, "at": at, "stall": about, "evidence": evidence})
 
 
@@ -189,7 +189,7 @@ def _take(out: Watched, content: dict[str, Any]) -> bool:
         about, evidence = content["stall"], content["evidence"]
         if not isinstance(evidence, dict):
             raise TypeError("evidence that is no object")
-        stall = Stall(int(about["loader"]), str(about["what"]), time_in(about["since"]), int(about["pid"]))
+        stall = Stall(int(about["loader"]), Call(about["what"]), time_in(about["since"]), int(about["pid"]))
         out.looks.append(StallLook(stall, int(content["look"]), time_in(content["at"]), evidence))
     elif "said" in content:
         out.said.append(str(content["said"]))

@@ -26,10 +26,11 @@ from minidl.hang.headline import hangs, headline, missing
 from minidl.hang.places import LoaderStep
 from minidl.tracefile import events as ev
 from minidl.tracefile import watched
+from minidl.tracefile.events import Call
 from minidl.tracefile.open_spans import open_spans
 from minidl.tracefile.process import ProcessLife
 from minidl.tracefile.reader import Trace, read_trace
-from minidl.tracefile.watched import OWN, Stall, StallLook
+from minidl.tracefile.watched import Stall, StallLook
 
 SECOND = 1_000_000_000
 LONG = HUNG | {"poll": 5 * SECOND}
@@ -272,14 +273,14 @@ EXITS = library("_exit_function", "/lib/python3.11/multiprocessing/util.py", "p.
 SHUTS_DOWN = library("It._shutdown_workers", DATALOADER, "w.join()")
 
 
-def after_its_end(path: Path, what: str, sees: RunEvidence, seconds: float, hang_after: float = 2.0) -> Finding:
+def after_its_end(path: Path, call: Call, sees: RunEvidence, seconds: float, hang_after: float = 2.0) -> Finding:
     """Of a run whose program has ended, and that a watchdog then saw in what the evidence shows, for so long."""
     events = [{"code": code, "time": time} for code, time in ((ev.EPOCH[0], 1), (ev.NEXT[0], 2), (ev.NEXT[1], 3))]
     events += [{"code": ev.INDEX_WRITE[0], "time": 7, "tid": LOOP + 50}]
-    events += [{"code": ev.SHUTDOWN[0], "time": 6}] * (what == watched.SHUTDOWN)
+    events += [{"code": ev.SHUTDOWN[0], "time": 6}] * (call is Call.SHUTDOWN)
     lines: list[dict[str, object]] = [{"kind": "program_end", "monotonic_ns": 5}, {"kind": "loader", "loader": 1}]
     write_process(path, events, pid=LOOP, role="loader", loader=1, lines=lines)
-    stall, end = watched.Stall(1, what, 4, LOOP), round(seconds * SECOND)
+    stall, end = watched.Stall(1, call, 4, LOOP), round(seconds * SECOND)
     looks = [watched.look(stall, n, end - (3 - n) * SECOND, json.loads(sees.to_json())) for n in (1, 2)]
     seen = watched.sample(watched.Sample(end, {LOOP: watched.Vitals("S", 1, 1, 1, 1, 1)}, 0, 0))
     data = [watched.description("0", LOOP, hang_after), *looks, seen, watched.over(1)]
@@ -295,29 +296,29 @@ def joins(*outside: Frame) -> RunEvidence:
 
 
 def test_a_program_that_has_ended_and_whose_process_has_not_hangs(tmp_path: Path) -> None:
-    found = after_its_end(tmp_path / "a", watched.OWN, joins(EXITS), 4.0)
+    found = after_its_end(tmp_path / "a", Call.OWN, joins(EXITS), 4.0)
     assert found.outcome is RunOutcome.HUNG
     assert found.title == (
         "hung for 4.00 s, since 0.00 s, after the program's end: the loop, at Python's exit, waits for worker 0, which "
         "is idle; it was not told to end"
     )
-    allowed = after_its_end(tmp_path / "b", watched.OWN, joins(EXITS), 4.0, hang_after=5.0)
+    allowed = after_its_end(tmp_path / "b", Call.OWN, joins(EXITS), 4.0, hang_after=5.0)
     assert allowed.outcome is RunOutcome.FINE, "the watchdog was told to allow 5 s"
 
 
 def test_a_loader_that_hangs_in_its_shutdown_after_the_program(tmp_path: Path) -> None:
-    found = after_its_end(tmp_path / "a", watched.SHUTDOWN, joins(SHUTS_DOWN), 4.0)
+    found = after_its_end(tmp_path / "a", Call.SHUTDOWN, joins(SHUTS_DOWN), 4.0)
     assert (found.outcome, found.title.partition(": ")[2]) == (
         RunOutcome.HUNG, "the loop shuts down, and waits for worker 0, which is idle; it was not told to end"
     )  # fmt: skip
-    elsewhere = after_its_end(tmp_path / "b", watched.SHUTDOWN, joins(EXITS), 4.0)
+    elsewhere = after_its_end(tmp_path / "b", Call.SHUTDOWN, joins(EXITS), 4.0)
     assert elsewhere.outcome is RunOutcome.FINE, "the evidence is not of a shutdown"
 
 
 def test_a_program_that_hangs_in_its_own_code_after_its_last_loader(tmp_path: Path) -> None:
     """The thread that iterated has died, and the main thread waits for its batches."""
     stack = (library("Condition.wait"), library("Queue.get", "/lib/python3.11/queue.py"), user("batches.get()"))
-    found = after_its_end(tmp_path, watched.OWN, look(loop(0, stack=stack, call=LOCKED)), 40.0)
+    found = after_its_end(tmp_path, Call.OWN, look(loop(0, stack=stack, call=LOCKED)), 40.0)
     assert found.outcome is RunOutcome.HUNG
     assert "waits in Queue.get (queue.py), which no thread of its process can end" in found.title
     assert "the thread that should answer has ended" in " ".join(found.also)
@@ -682,7 +683,7 @@ def test_a_wait_within_the_runs_past_hangs_if_the_evidence_shows_it(
     trace = made(tmp_path / "t", **run)
     said = Finding(state, "the loop waits for worker 1", HangCause.SLEEP)
     doctor_says(monkeypatch, said if looks else None)
-    trace.watched.looks = [StallLook(Stall(1, "next", trace.last, LOADER_PID), 1, trace.last, {})] * looks
+    trace.watched.looks = [StallLook(Stall(1, Call.NEXT, trace.last, LOADER_PID), 1, trace.last, {})] * looks
     found = headline(trace)
     assert found.outcome is kind
     assert re.sub(r"6\.\d+ s, since 10\.\d+", "6.0 s, since 10.0", found.title).startswith(begin)
@@ -693,7 +694,7 @@ def test_a_hang_at_exit_is_told_in_a_unit_of_its_own_length(tmp_path: Path, monk
     said = Finding(RunOutcome.HUNG, "the loop waits", HangCause.LOCK, loop_step=LoaderStep.EXIT)
     doctor_says(monkeypatch, said)
     trace = made(tmp_path / "t", batches=4, step=10_000)
-    trace.watched.looks = [StallLook(Stall(1, OWN, trace.last, LOADER_PID), 1, trace.last + 20 * SECOND, {})]
+    trace.watched.looks = [StallLook(Stall(1, Call.OWN, trace.last, LOADER_PID), 1, trace.last + 20 * SECOND, {})]
     assert headline(trace).title == "hung for 20.0 s, since 0.00 s: the loop waits"
 
 

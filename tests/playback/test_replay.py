@@ -25,6 +25,7 @@ import made_trace
 import numpy as np
 import pytest
 import torch.utils.data
+from damages import TRACES
 from made_trace import Run, made
 from oracle_trace import write_process
 from pages import EVIL, Parsed, needs_chromium, opened
@@ -47,12 +48,14 @@ import minidl
 from minidl import cli
 from minidl.loader.protocol import LoaderState, WorkerState
 from minidl.playback import stepper
+from minidl.playback.actors import LoaderReplay
 from minidl.playback.follower import Follower, causal_order
 from minidl.playback.state import MessageStage, ProtocolState
 from minidl.playback.stepper import EVERY, Replay
 from minidl.playback.words import changes, describe
 from minidl.tracefile import events as ev
-from minidl.tracefile.events import Message, Phase
+from minidl.tracefile.calls import OpenCalls
+from minidl.tracefile.events import CALLS, Message, Phase
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.views import replay_page
 from minidl.views.colours import paint
@@ -221,6 +224,17 @@ def test_counts_begin_anew_before_persistent_workers_are_told_of_the_epoch(tmp_p
         for worker in range(2)
         for stage in (MessageStage.ENQUEUED, MessageStage.WRITING, MessageStage.READ)
     } <= answers
+
+
+@pytest.mark.parametrize("name", ["persistent", "shutdown-closed", "shutdown-error", "workers-0"])
+def test_the_table_of_events_and_the_lifecycles_tell_the_same_call(name: str) -> None:
+    """After a yield, `next` has handed its batch over, and its end follows at once."""
+    run, calls = Replay(read_trace(TRACES / f"{name}.minidl")), OpenCalls()
+    for row in run.rows:
+        state, event = run.forward(), run.trace.events[row : row + 1]
+        calls.take(event)
+        if event["code"][0] in {*CALLS, *LoaderReplay.READS} - {ev.YIELD}:
+            assert [one.call for one in calls.open()] == [state.call], run.words
 
 
 @pytest.mark.live

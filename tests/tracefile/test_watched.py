@@ -11,6 +11,7 @@ import made_trace
 
 from minidl.tracefile import watched
 from minidl.tracefile.attachments import Attachment
+from minidl.tracefile.events import Call
 from minidl.tracefile.files import Files
 from minidl.tracefile.join import Clock, Member
 from minidl.tracefile.reader import read_trace
@@ -18,7 +19,7 @@ from minidl.tracefile.watched import Ended, Sample, Stall, Vitals
 
 ONE = Sample(5_000, {71: Vitals("S", 40, 2_000, 10, 8, 3, "pipe_read")}, 1 << 20, 2)
 TWO = Sample(9_000, {71: Vitals("Z", 40, -1, -1, 0, 1)}, 1 << 20, 2)
-STALL = Stall(3, "next", 1_000, 70)
+STALL = Stall(3, Call.NEXT, 1_000, 70)
 LINES = [
     watched.description("0.1", 70, 2.5),
     watched.sample(ONE),
@@ -86,4 +87,4 @@ def test_a_line_of_a_joined_trace_has_its_numbers_and_times() -> None:
     assert [sample.at for sample in found.samples] == [5_100, 9_100]
     assert list(found.samples[0].processes) == [72]
     assert found.ended == [Ended(72, 9_600, -9)]
-    assert (found.looks[0].stall, found.looks[0].at) == (Stall(13, "next", 1_100, 71), 6_100)
+    assert (found.looks[0].stall, found.looks[0].at) == (Stall(13, Call.NEXT, 1_100, 71), 6_100)

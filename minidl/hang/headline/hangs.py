@@ -17,8 +17,8 @@ from minidl.hang.headline.run_context import LastWait, RunContext
 from minidl.hang.limits import LONG, SUDDEN
 from minidl.hang.places import LoaderStep
 from minidl.tracefile import events as ev
-from minidl.tracefile.events import Outcome
-from minidl.tracefile.watched import OWN, SHUTDOWN, Stall
+from minidl.tracefile.events import Call, Outcome
+from minidl.tracefile.watched import Stall
 from minidl.tracefile.words import counted, doing, duration, signal_name
 
 
@@ -123,7 +123,7 @@ def _after(run: RunContext, home: int, stall: Stall) -> Finding | None:
     """The finding of a stall after a process's program, if that is a hang."""
     ends = [line for line in run.trace.described("program_end") if line["process"] == home]
     begin = max([stall.since, *(line.get("monotonic_ns", 0) for line in ends)])
-    took, own = run.trace.watched.until - begin, stall.what == OWN
+    took, own = run.trace.watched.until - begin, stall.call is Call.OWN
     allowed = 1e9 * (run.trace.watched.hang_after_s or LONG)
     told = RecordedWait(
         hung=took >= min(1e9 * LONG, allowed), since=begin, seconds=took / 1e9, pid=stall.pid, tid=stall.pid,
@@ -162,9 +162,9 @@ def _stall_after(run: RunContext, home: int) -> Stall | None:
     """The last stall that the watchdog saw, if it came after the program: Python's exit, or an open shutdown."""
     pid = run.processes[home].pid
     stall = next((one.stall for one in reversed(run.trace.watched.looks) if one.stall.pid == pid), None)
-    if stall is None or stall.what not in (OWN, SHUTDOWN):
+    if stall is None or stall.call not in (Call.OWN, Call.SHUTDOWN):
         return None
-    if stall.what == SHUTDOWN:
+    if stall.call is Call.SHUTDOWN:
         after = home in run.over and bool(np.any(run.spans_of(ev.SHUTDOWN[:1], process=home)["end"] < 0))
     else:
         own = (run.events["process"] == home) & (run.events["tid"] == pid)  # its feeders may go on for a while

@@ -15,8 +15,8 @@ from minidl.hang.places import LoaderStep
 from minidl.hang.snapshot import Job
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
-from minidl.tracefile.events import Ending, Outcome
-from minidl.tracefile.open_spans import alive_until, left_alive, since
+from minidl.tracefile.events import CALLS, Call, Ending, Outcome
+from minidl.tracefile.open_spans import alive_until, open_at, open_call, since, step_at
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.spans import durations
 from minidl.tracefile.words import doing, listed, unit_of
@@ -65,13 +65,13 @@ class LastWait:
 
     @property
     def for_data(self) -> bool:
-        return int(self.row["code"]) != ev.CONSUMER[0]
+        return CALLS.get(int(self.row["code"])) is not Call.OWN
 
 
 _TIMED_OUT, _INTERRUPTED = "its timeout passed", "it was interrupted"
 
-_OUTER: Final = (ev.NEXT[0], ev.CONSUMER[0], ev.SHUTDOWN[0], ev.WORKER_START[0], *ev.AWAITS)
-"""The outermost spans of a loader's process: in the loader, or in the program's own code."""
+_AT_HOME: Final = [code for code, call in CALLS.items() if call is not Call.OWN]
+"""Events that only a process that iterates records."""
 
 _NO_EVIDENCE: Final = "the call that blocks it: the trace has no evidence of it (record with MINIDL_HANG_AFTER=60)"
 
@@ -105,8 +105,7 @@ class RunContext:
     """One trace while its headline is computed. Times: ns, CLOCK_MONOTONIC; a process: its index in the trace.
 
     homes: the processes that iterate; over: those whose end is recorded; until: the last sign of life of each;
-    left_alive: the loaders with an iterator left alive; unit: the unit of all durations in a title; runs: the job is
-    running.
+    unit: the unit of all durations in a title; runs: the job is running.
     """
 
     def __init__(self, trace: Trace, spans: Rows, job: Job | None) -> None:
@@ -116,12 +115,11 @@ class RunContext:
         self.until = alive_until(trace)
         last = max(self.last, trace.watched.until, *self.until)  # a process may hang long after its last event
         self.unit = unit_of(last - self.start)  # one unit for all durations in a title
-        at_home = (trace.events["loader"] > 0) & np.isin(trace.events["code"], [ev.NEXT[0], ev.EPOCH[0], *_OUTER[2:4]])
+        at_home = (trace.events["loader"] > 0) & np.isin(trace.events["code"], _AT_HOME)
         roles = np.array([process.role != "worker" for process in trace.processes], bool)
         found = np.unique(trace.events["process"][at_home])
         self.homes: list[int] = found[roles[found]].tolist()
         self.over = {line["process"] for kind in ("trace_end", "program_end") for line in trace.described(kind)}
-        self.left_alive = left_alive(trace)
 
     def finding(
         self, outcome: RunOutcome, what: str, evidence: Iterable[str] = (), next_step: str = "",
@@ -168,13 +166,7 @@ class RunContext:
 
     def step_at(self, process: int, moment: int, task: int = -1) -> np.void | None:
         """The innermost span of a process at a moment; a span of `task` if there is one."""
-        spans = self.spans
-        there = (spans["process"] == process) & (spans["begin"] <= moment)
-        there &= (spans["end"] < 0) | (spans["end"] > moment)
-        rows = spans[there & ~np.isin(spans["code"], [ev.EPOCH[0], ev.READY_GET[0]])]
-        mine = rows[rows["task"] == task] if task >= 0 else rows[:0]
-        rows = mine if len(mine) else rows
-        return rows[-1] if len(rows) else None
+        return step_at(self.spans, process, moment, task)
 
     def process_of(self, loader: int, worker: int, pid: int = 0) -> int:
         """The worker's index in the trace's processes; the last iterating process's if it has recorded nothing."""
@@ -203,16 +195,10 @@ class RunContext:
     def last_wait(self, home: int) -> LastWait | None:
         """The wait of a process at its last sign of life, or the wait that an interruption ended."""
         mine = self.spans[(self.spans["process"] == home) & (self.spans["loader"] > 0)]
-        return self._open_wait(home, mine) or self._interrupted_wait(mine)
+        row = None if home in self.over else open_call(self.trace, self.spans, home)
+        return self._interrupted_wait(mine) if row is None else self._open_wait(home, mine, row)
 
-    def _open_wait(self, home: int, mine: Rows) -> LastWait | None:
-        rows = mine[(mine["end"] < 0) & np.isin(mine["code"], _OUTER)]
-        rows = rows[~np.isin(rows["loader"], list(self.left_alive))]
-        returned = int(mine["end"][mine["code"] == ev.NEXT[0]].max(initial=0))  # an exception leaves its inner get open
-        rows = rows[~np.isin(rows["code"], ev.AWAITS) | (rows["begin"] > returned)]
-        if not len(rows) or home in self.over:
-            return None
-        row = rows[rows["loader"] == rows["loader"][-1]][0]  # in order of their begins: the open one began last
+    def _open_wait(self, home: int, mine: Rows, row: np.void) -> LastWait:
         begin = since(self.trace, row)
         if row["code"] == ev.CONSUMER[0]:  # the program's code may have gone on, and iterated over another loader
             own = self.events[(self.events["process"] == home) & (self.events["tid"] == row["tid"])]
@@ -301,8 +287,8 @@ class RunContext:
         if not focus.code:
             return []
         spans = self.spans
-        there = (spans["process"] == focus.process) & (spans["tid"] == focus.tid) & (spans["begin"] <= focus.span)
-        rows = spans[there & ((spans["end"] < 0) | (spans["end"] > focus.span)) & (spans["code"] != ev.EPOCH[0])]
+        there = (spans["process"] == focus.process) & (spans["tid"] == focus.tid) & (spans["code"] != ev.EPOCH[0])
+        rows = spans[there & open_at(spans, focus.span)]
         steps = (f"{doing(row)} since {self.at(since(self.trace, row))}" for row in rows)
         return [f"{self.processes[focus.process].name}: {', '.join(steps)}"] if len(rows) else []
 

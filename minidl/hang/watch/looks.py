@@ -13,9 +13,14 @@ from pathlib import Path
 from typing import Final
 
 from minidl.hang.evidence.model import RunEvidence
-from minidl.tracefile.watched import NEXT, OWN, SHUTDOWN, START, Stall
+from minidl.tracefile.events import Call
+from minidl.tracefile.watched import Stall
 
-_SINCE: Final = {NEXT: "has waited for a batch", START: "has been starting", SHUTDOWN: "has been shutting down"}
+_SINCE: Final = {
+    Call.NEXT: "has waited for a batch",
+    Call.START: "has been starting",
+    Call.SHUTDOWN: "has been shutting down",
+}
 
 
 def waited(stall: Stall) -> float:
@@ -25,7 +30,7 @@ def waited(stall: Stall) -> float:
 
 def in_words(stall: Stall) -> str:
     """A stall of the loader: which iterator waits, and how long."""
-    return f"iterator {stall.loader} of pid {stall.pid} {_SINCE[stall.what]} for {waited(stall):.0f} s"
+    return f"iterator {stall.loader} of pid {stall.pid} {_SINCE[stall.call]} for {waited(stall):.0f} s"
 
 
 def look_at(stall: Stall, directory: Path, main: int, pids: Iterable[int], *, stacks: bool) -> RunEvidence:
@@ -34,7 +39,7 @@ def look_at(stall: Stall, directory: Path, main: int, pids: Iterable[int], *, st
     from minidl.hang.watch.dumps import Asked
 
     found = collect(main, pids)
-    if stall.what == OWN or not stacks:  # the program's own code is not disturbed
+    if stall.call is Call.OWN or not stacks:  # the program's own code is not disturbed
         return found
     there = [one for one in found.processes if not one.ended and one.state in "RS"]  # others can't answer
     unseen = [one.pid for one in there if all(thread.stack is None for thread in one.threads)]
@@ -46,7 +51,7 @@ def alarm(stall: Stall, directory: Path, evidence: RunEvidence) -> str:
     cause = ""
     with contextlib.suppress(Exception):  # an error in a rule must not hide the hang
         cause = _cause(stall, directory, evidence)
-    if cause or stall.what == OWN:
+    if cause or stall.call is Call.OWN:
         return cause
     return f"{in_words(stall)}; the trace has the state of its processes"
 
@@ -58,7 +63,7 @@ def _cause(stall: Stall, directory: Path, evidence: RunEvidence) -> str:
     from minidl.hang.headline import headline
     from minidl.hang.live import LiveTrace
 
-    found, own = headline(LiveTrace(directory).read()[0]), stall.what == OWN
+    found, own = headline(LiveTrace(directory).read()[0]), stall.call is Call.OWN
     told = None if own else found.wait
     told = told or RecordedWait(since=stall.since, pid=stall.pid, own_code=own)
     seen = opinion([evidence], dataclasses.replace(told, hung=True, seconds=waited(stall)))

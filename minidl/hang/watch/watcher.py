@@ -39,10 +39,11 @@ from minidl.process_stat import HeldProcess, remove_segments_of
 from minidl.tracefile import watched
 from minidl.tracefile.attachments import SUFFIX
 from minidl.tracefile.calls import OpenCall, OpenCalls
+from minidl.tracefile.events import Call
 from minidl.tracefile.folded import KEPT, due
 from minidl.tracefile.format import STACKS_SUFFIX, header_problem, parts_of, records
 from minidl.tracefile.tail import tail
-from minidl.tracefile.watched import NEXT, OWN, SHUTDOWN, Ended, Stall
+from minidl.tracefile.watched import Ended, Stall
 
 TICK: Final = 1.0
 SAMPLE_SECONDS: Final = 10.0
@@ -218,7 +219,7 @@ class Watcher:
             if process.fd >= 0:
                 self.poll.register(process.fd, select.POLLIN)
         if stem:
-            self.processes[pid].readers.append(_WaitReader(self.directory, stem, pid))
+            self.processes[pid].readers.append(_CallReader(self.directory, stem, pid))
 
     def _ended(self, pid: int, process: _Watched) -> None:
         if not self.stays or self.own_looks:  # a trace that has ended is left alone, unless its program hangs at exit
@@ -232,9 +233,9 @@ class Watcher:
     def _look_at_waits(self) -> None:
         found = {}
         for reader in (reader for process in self.processes.values() for reader in process.readers):
-            for wait in reader.waits():
-                longest = reader.longest.get(wait.what, reader.longest[NEXT])
-                found[reader.pid, wait.loader] = Stall(wait.loader, wait.what, wait.since, reader.pid), longest
+            for wait in reader.calls():
+                longest = reader.longest.get(wait.call, reader.longest[Call.NEXT])
+                found[reader.pid, wait.loader] = Stall(wait.loader, wait.call, wait.since, reader.pid), longest
         for key in self.stalls.keys() - found.keys():
             self._give_up(self.stalls.pop(key))
         for key, (stall, longest) in found.items():
@@ -260,7 +261,7 @@ class Watcher:
     def _may_look(self, known: _StallRecord) -> bool:
         if known.looks >= MOST_LOOKS or self.looks >= MOST_LOOKS_OF_A_RUN or self.lost:
             return False
-        if known.stall.what == OWN and self.own_looks >= MOST_OWN_LOOKS:
+        if known.stall.call is Call.OWN and self.own_looks >= MOST_OWN_LOOKS:
             return False
         return os.fstat(self.fd).st_size < MOST_BYTES
 
@@ -275,7 +276,7 @@ class Watcher:
         known.look = _Look(child, words, alarm)
         known.looks += 1
         self.looks += 1
-        self.own_looks += known.stall.what == OWN
+        self.own_looks += known.stall.call is Call.OWN
 
     def _take_look(self, known: _StallRecord, pids: list[int], tell: int) -> None:
         """Write evidence, in a child. tell: a pipe for the words of an alarm, -1 = there is to be none."""
@@ -327,11 +328,11 @@ class Watcher:
     def _alarm(self, known: _StallRecord, text: str) -> None:
         """Report a stall as a hang, and act as configured. text: the words of a look, "" = none."""
         stall, known.said = known.stall, True
-        if not text and stall.what != OWN:
+        if not text and stall.call is not Call.OWN:
             text = f"{looks.in_words(stall)}; the state of its processes could not be read"
         if text:
             self._say(f"{text}; next: minidl doctor {self.directory}")
-        if stall.what != OWN:  # the program's own code may take as long as it likes
+        if stall.call is not Call.OWN:  # the program's own code may take as long as it likes
             self._act(stall)
 
     def _say(self, text: str) -> None:
@@ -349,7 +350,7 @@ class Watcher:
 
     def _act(self, stall: Stall) -> None:
         """Act on a hang of the loader as configured."""
-        if self.on_hang == "raise" and self.raises and stall.pid == self.main_pid and stall.what != SHUTDOWN:
+        if self.on_hang == "raise" and self.raises and stall.pid == self.main_pid and stall.call is not Call.SHUTDOWN:
             self._kill(self.raises, self.main_pid)
         elif self.on_hang == "kill":
             self._kill(signal.SIGTERM, self.main_pid)
@@ -379,7 +380,7 @@ class _Watched:
 
     def __init__(self, pid: int, since: int) -> None:
         self.pid, self.since = pid, since
-        self.readers: list[_WaitReader] = []  # of its files: it has more than one if it has recorded twice
+        self.readers: list[_CallReader] = []  # of its files: it has more than one if it has recorded twice
         self.held: HeldProcess | None = None
         with contextlib.suppress(OSError):  # it is gone, or the kernel has no such: then it can't be signalled
             self.held = HeldProcess(pid)
@@ -394,7 +395,7 @@ class _Watched:
         return (self.held is None or self.held.is_there()) and life(self.pid, self.since).there
 
 
-class _WaitReader:
+class _CallReader:
     """Reads the new events of one process, if it iterates over a loader."""
 
     def __init__(self, directory: Path, stem: str, pid: int) -> None:
@@ -404,13 +405,13 @@ class _WaitReader:
         self.works = False  # it is a worker, and what it waits for is no hang of the loader
 
     @property
-    def longest(self) -> dict[str, int]:
-        return {NEXT: 0} if self.known is None else self.known.longest
+    def longest(self) -> dict[Call, int]:
+        return {Call.NEXT: 0} if self.known is None else self.known.longest
 
-    def waits(self) -> list[OpenCall]:
-        """Return what the process's iterators wait for, as of its newest event."""
+    def calls(self) -> list[OpenCall]:
+        """Return the calls that the process is in, as of its newest event."""
         if self.known is None:
-            self.known = self._waits()
+            self.known = self._calls()
         if self.known is None:
             return []
         data = tail(self.events, MOST_EVENTS, self.read)
@@ -422,8 +423,8 @@ class _WaitReader:
                 self.read = int(rows["seq"][-1])
         return self.known.open()
 
-    def _waits(self) -> OpenCalls | None:
-        """Return where its waits are kept, if it has a loader: not of a worker, nor of a process that has none yet."""
+    def _calls(self) -> OpenCalls | None:
+        """Return where its calls are kept, if it has a loader: not of a worker, nor of a process that has none yet."""
         if self.works:
             return None
         try:

@@ -14,8 +14,9 @@ from sizes import slow
 from minidl.hang.life import ProcessLife, life
 from minidl.hang.watch import watcher
 from minidl.hang.watch.watcher import EARLY_LOOKS, MOST_LOOKS, MOST_LOOKS_OF_A_RUN, first_look, next_look
+from minidl.tracefile.events import Call
 from minidl.tracefile.reader import Trace, read_trace
-from minidl.tracefile.watched import NEXT, OWN, Stall
+from minidl.tracefile.watched import Stall
 
 HANGS = """
     import os
@@ -91,7 +92,7 @@ def test_a_hang_is_looked_at_and_raised_in_the_loop(tmp_path: Path, options: tup
     assert uncaught["error"].startswith("minidl.wire.errors.LoaderHangError")
 
     (main,) = [process for process in trace.processes if process.role == "loader"]
-    looks = [one for one in trace.watched.looks if one.stall.what == NEXT]
+    looks = [one for one in trace.watched.looks if one.stall.call is Call.NEXT]
     assert [one.number for one in looks] == list(range(1, len(looks) + 1))
     assert {(one.stall.loader, one.stall.pid, one.stall.since) for one in looks} == {
         (1, main.pid, looks[0].stall.since)
@@ -189,7 +190,7 @@ class Alone(watcher.Watcher):
 )
 def test_the_alarm_comes_in_time_where_no_look_is_possible(lost: list[int], looks: int, done: list[str]) -> None:
     one = Alone(lost, looks)
-    known = watcher._StallRecord(Stall(1, NEXT, time.monotonic_ns() - 11 * 10**9, 1), 2.0)
+    known = watcher._StallRecord(Stall(1, Call.NEXT, time.monotonic_ns() - 11 * 10**9, 1), 2.0)
     for _ in range(2):
         one._attend_to(known)
     os.close(one.fd)
@@ -219,7 +220,8 @@ def test_a_death_is_seen_with_the_last_signs_of_life(tmp_path: Path) -> None:
 def test_a_healthy_run_is_sampled_and_says_nothing(tmp_path: Path) -> None:
     done = run(tmp_path, HANGS.replace("index == 13", "index < 0"), "--observe")
     trace = finished(tmp_path)
-    looks = [one for one in trace.watched.looks if one.stall.what != OWN]  # its own code may be slow on a busy machine
+    # its own code may be slow on a busy machine
+    looks = [one for one in trace.watched.looks if one.stall.call is not Call.OWN]
     assert (done.returncode, looks, trace.watched.said) == (0, [], [])
     assert trace.watched.hang_after_s == 120
     (main,) = [process for process in trace.processes if process.role == "loader"]
