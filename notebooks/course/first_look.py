@@ -45,7 +45,7 @@ def decoder(trace: minidl.Trace) -> Asked:
             "a worker": ("worker", "workers", "the workers", "child"),
             "both": ("both in turn",),
         }),
-        "Look at the lanes of the picture below: in which of them are the small bars called `sample`?",
+        "Which role has the process that writes the events `sample`? `events[events.name == \"sample\"].role.unique()` says it.",
         "With workers, only workers call `dataset[i]`: `_worker_loop` calls the fetcher's `fetch`, which asks for each index.",
         first,
     )  # fmt: skip
