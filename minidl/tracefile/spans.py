@@ -35,6 +35,7 @@ SPAN = np.dtype(
         ("loader", "<u2"),
         ("task", "<i8"),  # of the begin, or of the end if the begin has none
         ("worker", "<i8"),
+        ("begin_task", "<i8"),  # of the begin alone, -1 = none: of a wait, the task that is needed
         ("end_task", "<i8"),  # of the end; -1 = none, or open
         ("end_worker", "<i8"),
         *((name, "<i8") for name in ("bx", "by", "bz", "ex", "ey", "ez")),
@@ -107,7 +108,7 @@ def _spans(events: Rows, begins: Ints, end_of: Ints) -> Rows:
     last = events[ends[closed]]
     for name in ("code", "pid", "tid", "process", "loader", "task", "worker"):
         out[name] = first[name]
-    out["begin"] = first["time"]
+    out["begin"], out["begin_task"] = first["time"], first["task"]
     for name in ("end", "end_task", "end_worker"):
         out[name] = -1
     out["end"][closed] = last["time"]

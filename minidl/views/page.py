@@ -256,7 +256,7 @@ def _bar_columns(scene: Scene) -> Columns:
     out["bar.known"] = np.where(bars["fate"] == Fate.ENDED, 0, bars["known"] - bars["begin"])
     for name in ("code", "fate", "simulated", "task", "worker", "number", "batch"):
         out[f"bar.{name}"] = bars[name]
-    out["bar.wanted"] = spans["task"]  # of a wait: the task that was needed, not the one that came
+    out["bar.wanted"] = spans["begin_task"]  # of a wait: the task that was needed, not the one that came
     for name in ("loader", "process", "tid", "cpu", "cpu_wait", *_OWN):
         out[f"bar.{name}"] = spans[name].copy()
     for code, column in _CPU_FIELDS:

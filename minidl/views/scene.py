@@ -202,7 +202,7 @@ def simulated_column(code: int) -> str:
 def numbered(code: int) -> tuple[str, str, str]:
     """Return which number a kind of span has in its caption: its column of SPAN, words before it in full and in short.
 
-    ("bx", "", "s") for "sample 9" and "s9", ("task", " for task", "for t") for a wait; "" if it has none.
+    ("bx", "", "s") for "sample 9" and "s9", ("begin_task", " for task", "for t") for a wait; "" if it has none.
     """
     event = EVENTS[code]
     if code == ev.INDEX_GET[0]:
@@ -211,7 +211,7 @@ def numbered(code: int) -> tuple[str, str, str]:
         if field.name in ("index", "epoch"):
             return f"b{column}", "", field.name[0].replace("i", "s")
     if event.has_task:
-        return ("task", " for task", "for t") if code in ev.AWAITS else ("task", "", "t")
+        return ("begin_task", " for task", "for t") if code in ev.AWAITS else ("task", "", "t")
     return ("worker", " worker", "w") if event.has_worker else ("", "", "")
 
 

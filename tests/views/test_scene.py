@@ -272,15 +272,26 @@ def test_a_death_is_one_alarm(tmp_path: Path, before: int) -> None:
     assert scene_of(trace_of(tmp_path, events)).marks["alarm"].tolist() == [True, False, True]
 
 
-@pytest.mark.parametrize("came", [{"x": ev.Message.EMPTY}, {"x": ev.Message.RESULT, "task": 4, "worker": 0}])
-def test_a_wait_says_which_task_is_needed_whatever_comes(tmp_path: Path, came: dict[str, int]) -> None:
+CAME = {"x": ev.Message.RESULT, "task": 4, "worker": 0}
+
+
+@pytest.mark.parametrize(
+    ("needed", "came", "said"),
+    [
+        ({"task": 3, "worker": 1}, CAME, ("wait for task 3", "for t3")),
+        ({"task": 3, "worker": 1}, {"x": ev.Message.EMPTY}, ("wait for task 3", "for t3")),
+        ({}, CAME, ("wait", "")),  # the pin thread takes what comes
+    ],
+)
+def test_a_wait_says_which_task_is_needed_whatever_comes(
+    tmp_path: Path, needed: dict[str, int], came: dict[str, int], said: tuple[str, str]
+) -> None:
     events = [
-        {"time": 5, "code": ev.NEXT[0], "task": 3}, {"time": 6, "code": ev.RESULT_GET[0], "task": 3, "worker": 1},
+        {"time": 5, "code": ev.NEXT[0], "task": 3}, {"time": 6, "code": ev.RESULT_GET[0], **needed},
         {"time": 8, "code": ev.RESULT_GET[1], **came}, {"time": 9, "code": ev.NEXT[1]},
     ]  # fmt: skip
     drawn = scene_of(trace_of(tmp_path, events))
-    said = [("next 3", "t3"), ("wait for task 3", "for t3")]
-    assert [caption(drawn, bar) for bar in bars_of(drawn, "loader")] == said
+    assert [caption(drawn, bar) for bar in bars_of(drawn, "loader")] == [("next 3", "t3"), said]
 
 
 def test_a_lost_end_is_not_a_hang(tmp_path: Path) -> None:
