@@ -1,0 +1,44 @@
+"""Thirty programs with a planted problem: the headline names it, and all views say the same.
+
+`planted/` was written without sight of the rules, and `planted.json` says what a right answer has to name. The programs
+take minutes, and what they show depends on the machine's load: they are in the slow size of the suite.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from programs import python
+
+from minidl.hang.headline import headline
+from minidl.speed.summary import summary
+from minidl.tracefile.reader import read_trace
+from minidl.views.scene import scene_of
+
+HERE = Path(__file__).parent
+PROGRAMS: dict[str, dict[str, Any]] = json.loads((HERE / "planted.json").read_text())["programs"]
+
+pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_headline_names_what_is_planted(name: str, tmp_path: Path) -> None:
+    planted = PROGRAMS[name]
+    ran = python("-m", "minidl", "run", "--trace", "trace", HERE / "planted" / f"{name}.py", cwd=tmp_path)
+    if "not permitted" in ran.stdout + ran.stderr:
+        pytest.skip("the program may not plant its problem here")
+    trace = read_trace(tmp_path / "trace")
+    title = headline(trace).title
+    for words in planted["must"]:
+        assert any(re.search(word, title, re.IGNORECASE) for word in words), f"{title!r} names none of {words}"
+    assert f"minidl: {title}" in ran.stderr
+    assert summary(trace).text().startswith(title)
+    assert scene_of(trace).headline.title == title
+
+
+def test_each_program_is_in_the_table() -> None:
+    assert {path.stem for path in (HERE / "planted").glob("*.py")} == set(PROGRAMS)
