@@ -120,8 +120,8 @@ def after_signal(code: int, sample: int) -> str:
     }.get(code, alone)
 
 
-def after_error(error: str) -> str:
-    """The remedy after an exception that ended the program. error: its text, by Python, torch or the system."""
+def after_error(error: str, otherwise: str = "read the program's traceback") -> str:
+    """The remedy after an exception. error: its text, by Python, torch or the system; otherwise: if it is unknown."""
     if re.search(r"Too many open files|ancdata|Errno 24", error):
         return (
             "raise the limit of file descriptors (ulimit -n 65536), keep copies of tensors instead of batches, or call "
@@ -129,4 +129,4 @@ def after_error(error: str) -> str:
         )
     if re.search(r"No space left|unable to (allocate|resize|write|mmap)|Errno 28", error):
         return SHARED_MEMORY
-    return "read the program's traceback"
+    return otherwise

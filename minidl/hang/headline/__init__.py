@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from minidl.hang.finding import Finding, RunOutcome
-from minidl.hang.headline import bounds, ends, hangs
+from minidl.hang.headline import bounds, ends, hangs, uneven
 from minidl.hang.headline.run_context import RunContext
 from minidl.hang.snapshot import Job
 from minidl.tracefile.arrays import Rows
@@ -61,6 +61,7 @@ CAUSES: Final = (
     RunCause("a worker or the pin thread died", ends.found_dead),
     RunCause("a wait was long for this run", hangs.long_wait),
     RunCause("evidence shows that a wait does not end", hangs.wait_with_evidence),
+    RunCause("a rank waits for one that has no more batches", uneven.uneven_ranks),
     RunCause("the program ended, and its process did not", hangs.at_exit),
     RunCause("a signal ended the loop's process", ends.killed),
     RunCause("the loop's process is gone", ends.loop_died),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import signal
 from pathlib import PurePath
 from typing import Any, Final
@@ -200,8 +201,9 @@ def _task_failed(run: RunContext, row: np.void, error: np.void) -> Finding:
     what = f"{run.rank(int(row['process']))}{text or 'an exception'} {where}{who}{when}"
     focus = run.focus(step, int(step["begin"]), int(row["end"]), worker)
     evidence = [f"next() raised it at {run.at(int(row['end']))}, when the batch was due"]
-    helps = remedies.in_step(LoaderStep.SAMPLE, asked if asked >= 0 else run.sample(focus))
-    return run.finding(RunOutcome.ERROR, what, evidence, helps, focus)
+    whole = run.trace.text(told[-1]) if len(told) else ""
+    alone = remedies.in_step(LoaderStep.SAMPLE, asked if asked >= 0 else run.sample(focus))
+    return run.finding(RunOutcome.ERROR, what, evidence, remedies.after_error(whole, alone), focus)
 
 
 def _failed_outside(run: RunContext, home: int, row: np.void) -> Finding:
@@ -259,5 +261,12 @@ def _raised(run: RunContext, line: dict[str, Any], row: np.void | None = None) -
     return run.finding(RunOutcome.ERROR, what, evidence, remedies.after_error(error), focus)
 
 
-def shortened(text: str, most: int = 80) -> str:
-    return text if len(text) <= most else text[: most - 3] + "..."
+_FILE: Final = re.compile(r" for file </?[^>]*>| /\S*/(?=\S)")
+"""What an error's text can lack: the name of a segment, and the folders of a path."""
+
+
+def shortened(text: str, most: int = 90) -> str:
+    """An error's text in at most so many characters. Its end says why: errno and its name come last."""
+    if len(text) > most:
+        text = _FILE.sub(lambda found: "" if "<" in found[0] else " .../", text)
+    return text if len(text) <= most else f"{text[: most // 2 - 5]} ... {text[-(most // 2) :]}"

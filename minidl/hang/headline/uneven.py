@@ -1,0 +1,70 @@
+"""The headline of ranks with different numbers of batches: one has ended its epoch, and another waits for it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Final
+
+import numpy as np
+
+from minidl.hang.finding import Finding, RunOutcome
+from minidl.hang.headline.run_context import RunContext
+from minidl.hang.limits import SUDDEN
+from minidl.tracefile import events as ev
+from minidl.tracefile.events import Ending, Outcome
+from minidl.tracefile.loaders import dataloaders
+from minidl.tracefile.spans import durations
+
+_SLOW: Final = 10
+"""A step waits for another rank if it takes this many times the rank's median."""
+
+_REMEDY: Final = (
+    "give all ranks the same number of batches by a DistributedSampler (it pads, or drops with drop_last=True), or run "
+    "the loop under torch.distributed.algorithms.join.Join; see minidl audit"
+)
+
+
+def uneven_ranks(run: RunContext) -> Finding | None:
+    """The long last step of a rank, after more batches than another rank had in this epoch of the DataLoader."""
+    groups: dict[str, dict[int, tuple[int, ...]]] = defaultdict(dict)
+    for one in dataloaders(run.trace):
+        if one.rank >= 0:
+            groups[one.name][one.rank] = one.iterators
+    for ranks in groups.values():
+        last = {rank: _last_epoch(run, iterators) for rank, iterators in ranks.items()}
+        over = [(batches, rank) for rank, (_, batches, ended) in last.items() if ended]
+        for rank, (epoch, batches, ended) in last.items():
+            fewer = [one for one in over if one[0] < batches and last[one[1]][0] == epoch]
+            if not ended and fewer and (found := _waiting(run, rank, batches, min(fewer), ranks[rank])) is not None:
+                return found
+    return None
+
+
+def _last_epoch(run: RunContext, iterators: tuple[int, ...]) -> tuple[int, int, bool]:
+    """The number of the last epoch, from 1, its batches, and whether all of them were taken."""
+    events = run.events[np.isin(run.events["loader"], iterators)]
+    begins = events["time"][events["code"] == ev.EPOCH[0]]
+    mine = events[events["time"] >= begins.max(initial=0)]
+    batches = mine[(mine["code"] == ev.YIELD) & (mine["x"] == Outcome.DATA)]
+    ends = mine[mine["code"] == ev.EPOCH[1]]
+    return len(begins), len(batches), bool(np.any(ends["z"] == Ending.EXHAUSTED))
+
+
+def _waiting(run: RunContext, rank: int, batches: int, other: tuple[int, int], mine: tuple[int, ...]) -> Finding | None:
+    """The finding if the rank's last step took far longer than those before."""
+    steps = run.spans_of(ev.CONSUMER[:1])
+    steps = steps[np.isin(steps["loader"], mine) & (steps["end"] >= 0)]
+    if len(steps) < 3:
+        return None
+    took = durations(steps)
+    if took[-1] < max(SUDDEN * 1e9, _SLOW * float(np.median(took[:-1]))):
+        return None
+    had, first = other
+    spent = run.unit.of(int(took[-1]))
+    what = (
+        f"rank {rank} waited in its step after batch {batches}; the epoch of rank {first} had ended after {had}: the "
+        "ranks have different numbers of batches"
+    )
+    focus = run.focus_of(steps[-1], int(steps[-1]["end"]))
+    at = f"the step began at {run.at(int(steps[-1]['begin']))}"
+    return run.finding(RunOutcome.HUNG, what, (at,), _REMEDY, focus, head=f"hung for {spent}")
