@@ -306,12 +306,11 @@ class Finding:
 def titled(sentence: str) -> str:
     """Return the sentence in at most LONGEST characters.
 
-    It first drops details: batches that wait, shares of shares, folders of paths, functions and lines of code. It
-    drops the middle last, because a sentence begins with what happened and ends with the reason.
+    It first drops details: batches that wait, folders of paths, functions and lines of code. It drops the middle last,
+    because a sentence begins with what happened and ends with the reason.
     """
     for pattern, short in (
         (r"; later batches that wait behind it: \d+", ""),
-        (r" \(\d+% of their time\)", ""),
         (r"(?<![\w.])/\S*/", ".../"),
         (r" \((?:[^()]* at )?[^()\s]*:\d+\)", ""),
         (r" \(pid \d+\)", ""),

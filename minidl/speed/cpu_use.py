@@ -28,11 +28,11 @@ FULL = 0.85
 
 
 class CpuLimit(enum.Enum):
-    """What fetches mostly do; the value is for messages, after "samples"."""
+    """What fetches mostly do; the value is for messages, after "samples, which"."""
 
-    COMPUTES = "which compute"
-    SHORT = "which wait for a CPU"
-    WAITS = "which wait for a disk, a network, a lock or a sleep"
+    COMPUTES = "compute"
+    SHORT = "wait for a CPU"
+    WAITS = "wait (disk, network, lock, sleep)"
     UNKNOWN = ""
 
 

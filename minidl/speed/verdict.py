@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from minidl.speed.advice import ONE_SIDED, UNEVEN, Situation, next_step
 from minidl.speed.cpu_use import CpuLimit, cpus_of
+from minidl.speed.reasons import Case, SlowReason, growth, reason
 from minidl.speed.wall_clock import FEW_BATCHES, KIND_OF, Bound, Cause, Waiting, waiting
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.words import duration, percent
@@ -31,6 +32,15 @@ KEEPS_UP = 0.1
 ONCE = 0.5
 """The share from which a start-up that happens once is the bottleneck: a smaller one vanishes in a longer run."""
 
+MARGIN = 0.6
+"""A kind of waiting is named beside the first one if it is at least this part of it: neither is the winner."""
+
+SHORT = 130
+"""Characters of a sentence with a reason, after its kind: a title has room for them and for a line of the program."""
+
+NEARLY_ALL = 0.9
+"""The part of all waiting from which a kind is named without a share of its own."""
+
 SPARE = 0.25
 """Workers that wait for tasks for a smaller share of their time are the limit, whatever the loop does meanwhile:
 a faster reader would only wait for them. If the reader is the limit, workers idle most of the time."""
@@ -40,8 +50,8 @@ a faster reader would only wait for them. If the reader is the limit, workers id
 class Verdict:
     """What bounds a loader, in words; cause: the largest one of that kind, None = no cause.
 
-    brief: the sentence for a title, with one share only; apart: the part that is judged separately, "" = none.
-    task: the task that the sentence names, -1 = none.
+    apart: the part that is judged separately, "" = none. task: the task that blocked the line, -1 = none. reason: why
+    that is so, None = no more is known.
     """
 
     kind: Bound
@@ -50,13 +60,13 @@ class Verdict:
     next_step: str
     cause: Cause | None = None
     task: int = -1
-    brief: str = ""
     apart: str = ""
+    reason: SlowReason | None = None
 
     def lines(self) -> list[str]:
         """The verdict for a terminal."""
         step = [f"next step: {self.next_step}"] if self.next_step else []
-        return [self.sentence, *(f"  {text}" for text in self.evidence), *step]
+        return [self.sentence, *(f"  {text}" for text in (*filter(None, [self.apart]), *self.evidence)), *step]
 
 
 def verdict(trace: Trace, loader: int, spans: Rows | None = None) -> Verdict:
@@ -65,7 +75,16 @@ def verdict(trace: Trace, loader: int, spans: Rows | None = None) -> Verdict:
     found = waiting(trace, loader, spans)
     if found.alike > 1 and _kind(found)[0] is Bound.TOO_FEW:
         found = _joined(trace, loader, found, spans)
-    return judge(found, trace.loaders.get(loader, {}), cpus_of(trace.manifest))
+    return _judged(trace, (loader,), found, spans)
+
+
+def _judged(trace: Trace, loaders: Sequence[int], found: Waiting, spans: Rows) -> Verdict:
+    params, cpus = trace.loaders.get(loaders[0], {}), cpus_of(trace.manifest)
+
+    def why(kind: Bound, cause: Cause | None) -> SlowReason | None:
+        return reason(Case(trace, tuple(loaders), spans, found, kind, cause, params, cpus))
+
+    return judge(found, params, cpus, why, growth(trace, loaders))
 
 
 def _joined(trace: Trace, loader: int, found: Waiting, spans: Rows) -> Waiting:
@@ -83,72 +102,105 @@ def summed(trace: Trace, loaders: Sequence[int], spans: Rows) -> Verdict:
     """Return one verdict on several iterators of one DataLoader, as if they were one."""
     each = sorted((waiting(trace, loader, spans) for loader in loaders), key=lambda one: one.total)
     found = functools.reduce(operator.add, each[:-1], each[-1])
-    return judge(found, trace.loaders.get(loaders[0], {}), cpus_of(trace.manifest))
+    return _judged(trace, loaders, found, spans)
 
 
 # --- The judgement ----------------------------------------------------------------------------------------------------
-def judge(found: Waiting, params: dict[str, Any] | None = None, cpus: float | None = None) -> Verdict:
-    """Judge `found`. params: the loader's parameters in its trace; cpus: the usable CPUs, if known."""
+def judge(
+    found: Waiting,
+    params: dict[str, Any] | None = None,
+    cpus: float | None = None,
+    why: Callable[[Bound, Cause | None], SlowReason | None] = lambda kind, cause: None,
+    also: str = "",
+) -> Verdict:
+    """Judge `found`.
+
+    params: the loader's parameters in its trace; cpus: the usable CPUs, if known; why: its reason; also: what is wrong
+    whatever bounds the loader, "" = nothing.
+    """
     if isinstance(unseen := (params or {}).get("unseen"), list) and "next" in unseen:
         step = next_step(Situation(Bound.UNSEEN, None, found, {}, cpus))
-        return Verdict(Bound.UNSEEN, _UNSEEN, (), step, brief=_UNSEEN)
+        return Verdict(Bound.UNSEEN, _UNSEEN, (), step)
     kind, cause = _kind(found)
+    because = why(kind, cause)
     situation = Situation(kind, cause, found, params or {}, cpus)
-    whose = _whose(found) if kind is Bound.HEAD_OF_LINE else ""
-    sentence, brief = (_sentence(situation, brief) + whose for brief in (False, True))
+    sentence = "; ".join(filter(None, (_sentence(situation, because), also)))
+    step = "; ".join(filter(None, (_FIND_GROWTH * bool(also), because.next_step if because is not None else "")))
+    task = found.task if kind is Bound.HEAD_OF_LINE else -1
     apart = _apart(found, kind) if cause is not None else ""
-    task = found.task if whose else -1
-    whole = f"{sentence}; {apart}" if apart else sentence
-    return Verdict(kind, whole, _evidence(found, cpus), next_step(situation), cause, task, brief, apart)
+    kind = Bound.PROGRAM if kind is Bound.NOT_INPUT and (because is not None or also) else kind
+    return Verdict(kind, sentence, _evidence(found, cpus), step or next_step(situation), cause, task, apart, because)
 
 
+_FIND_GROWTH = (
+    "find what the program keeps: a list or a cache that is never cleared, in each worker (tracemalloc, memray)"
+)
 _UNSEEN = "unknown what bounds the loader: an observed loader with pinned memory does not show when the loop waits"
 
 
-def _sentence(situation: Situation, brief: bool) -> str:
-    """What bounds the loader. brief: with one share, and not a share of a share."""
+def _sentence(situation: Situation, because: SlowReason | None) -> str:
+    """What bounds the loader, and why.
+
+    All shares before the reason are of the loop's time: of its steady time, unless the start is what bounds it.
+    """
     kind, cause, found = situation.kind, situation.cause, situation.found
-    loop = "the loop" if brief else "the training loop"
-    share = found.total / max(1, found.total + found.consumer)
     if kind is Bound.TOO_FEW:
         return f"too few batches to say what bounds the loader: {found.batches} (at least {FEW_BATCHES} are needed)"
+    once = found.causes[Cause.START_UP]
+    whole = found.total + found.consumer
+    waited = found.total if kind is Bound.START_UP else found.total - once
+    time = max(1, whole if kind is Bound.START_UP else whole - once)
+    loop = f"the loop waited {percent(waited / time)} of its time"
+    if kind is Bound.NOT_INPUT and because is not None:
+        return f"{Bound.PROGRAM.value}: {because.words}; the loader keeps up"
+    why = f": {because.words}" if because is not None else _whose(found) if kind is Bound.HEAD_OF_LINE else ""
     if kind is Bound.NOT_INPUT:
-        steady = found.total - found.causes[Cause.START_UP]
-        kept = steady / max(1, steady + found.consumer)
-        also = f" ({percent(share)} with the start and end of its workers)" if share - kept >= 0.05 else ""
-        return f"not input-bound: the loader keeps up, {loop} waited {percent(kept)} of its time{also}"
+        all_in_all = found.total / max(1, whole)
+        also = f" ({percent(1 - all_in_all)} with the start and end of its workers)"
+        keeps = f"the loader keeps up, the training step takes {percent(1 - waited / time)} of the loop's time"
+        return f"{kind.value}: {keeps}{also * (all_in_all - waited / time >= 0.05)}"
+    if kind is Bound.START_UP:
+        name = "shutdown-bound" if found.ends_slowly else kind.value
+        return f"{name}: {loop}, {percent(once / time)} for {Cause.START_UP.value}{why}"
+    if kind is Bound.SUPPLY and found.of(Bound.READING) > found.of(Bound.SUPPLY):
+        assert cause is not None
+        how = _how(situation) if because is None else why
+        return f"{kind.value}: {loop}, and its workers were always busy, mostly with {cause.value}{how}"
+    first, second = sorted((one for one in Bound if one in KIND_OF.values()), key=lambda one: -found.of(one))[:2]
+    first, second = (first, second) if first is kind else (kind, first)
+    close = found.of(second) >= MARGIN * found.of(first)
+    what = {one: _what(situation, one, because is None) for one in (first, second)[: 1 + close]}
+    told = ", and ".join(f"{percent(found.of(one) / time)} for {words}" for one, words in what.items())
+    words = f" for {what[first]}" if found.of(first) >= NEARLY_ALL * waited else f", {told}"
+    if because is not None and (first is Bound.HEAD_OF_LINE or len(loop + words + why) > SHORT):
+        words = ""  # the kind's name, or the reason, says what for
+    return f"{kind.value}: {loop}{words}{why}"
+
+
+def _what(situation: Situation, kind: Bound, with_how: bool) -> str:
+    """What the loop waits for, if this kind bounds it. with_how: and what samples mostly do."""
+    found = situation.found
+    mine = [cause for cause in KIND_OF if KIND_OF[cause] is kind]
+    cause = situation.cause if situation.cause in mine else found.largest(kind)
     assert cause is not None
-    if kind is Bound.SUPPLY:
-        what = _supply(found, cause, situation.cpus, brief)
-    else:
-        what = f"{_part(found.share(cause), brief)} for {cause.value}"
-    name = "shutdown-bound" if kind is Bound.START_UP and found.ends_slowly else kind.value
-    return f"{name}: {loop} waited {percent(share)} of its time, {what}"
+    how = _how(situation) if with_how and cause is situation.cause else ""
+    if cause not in _MAKE:
+        return cause.value
+    return f"{f'workers that {_MAKE[cause]}' if found.workers else f'{cause.value}, without workers'}{how}"
 
 
-def _part(share: float, brief: bool) -> str:
-    """A share of the waiting; the brief form has no number."""
-    return f"{percent(share)} of that" if not brief else "mostly" if round(share, 2) >= 0.5 else "partly"
+def _how(situation: Situation) -> str:
+    """What samples mostly do, if they are to blame and that is known."""
+    limit = situation.limit
+    return f", which {limit.value}" if situation.cause is Cause.SAMPLES and limit is not CpuLimit.UNKNOWN else ""
 
 
-def _supply(found: Waiting, cause: Cause, cpus: float | None, brief: bool) -> str:
-    """What the workers did while the loop waited for them."""
-    supply, reading = found.share(*_MADE), found.share(Cause.REBUILD, Cause.PIN)
-    held, part = found.cpu.held(cpus)
-    known = cause is Cause.SAMPLES and held is not CpuLimit.UNKNOWN
-    how = f", {held.value} ({percent(part)} of their time)" if known else ""
-    if reading > supply:
-        return f"while the workers were busy, mostly with {cause.value}{how}: faster reading would not help"
-    did = _MADE[cause] if brief else f"made batches, mostly {cause.value}"
-    return f"{_part(supply, brief)} while workers {did}{how}"
-
-
-_MADE = {
-    Cause.SAMPLES: "fetched samples",
-    Cause.COLLATE: "collated batches",
-    Cause.IPC: "pickled and sent batches",
+_MAKE = {
+    Cause.SAMPLES: "fetch samples",
+    Cause.COLLATE: "collate batches",
+    Cause.IPC: "pickle and send batches",
 }
-"""What workers mostly did when they made batches."""
+"""What workers mostly do when they make batches."""
 
 
 def _kind(found: Waiting) -> tuple[Bound, Cause | None]:
@@ -165,22 +217,20 @@ def _kind(found: Waiting) -> tuple[Bound, Cause | None]:
         return Bound.TOO_FEW, None
     if steady / max(1, steady + found.consumer) < KEEPS_UP:
         return Bound.NOT_INPUT, None
-    of_kind = {kind: sum(found.causes[c] for c in KIND_OF if KIND_OF[c] is kind) for kind in KIND_OF.values()}
-    kind = max(of_kind, key=lambda k: of_kind[k])
+    kind = max(KIND_OF.values(), key=found.of)
     if kind is Bound.READING and found.workers and found.spare < SPARE:
         kind = Bound.SUPPLY
-    # If a training step hides a part of the work, the wait falls into a task's last steps: so all work is compared.
-    costs = found.work if kind is Bound.SUPPLY and found.work else found.causes
-    return kind, max((c for c in KIND_OF if KIND_OF[c] is kind), key=lambda c: costs[c])
+    return kind, found.largest(kind)
 
 
 def _apart(found: Waiting, kind: Bound) -> str:
     """Why start-up is not the verdict, if the loop waited longer for it than for all causes of `kind`."""
-    blamed = sum(found.causes[cause] for cause in KIND_OF if KIND_OF[cause] is kind)
-    if kind is Bound.START_UP or found.causes[Cause.START_UP] <= blamed:
+    once = found.causes[Cause.START_UP]
+    if kind is Bound.START_UP or once <= found.of(kind):
         return ""
-    share = percent(found.share(Cause.START_UP))
-    return f"{share} of the waiting was for {Cause.START_UP.value}, which does not count here: a longer run reduces it"
+    return (
+        f"{Cause.START_UP.value} took {duration(once)} more, which does not count here: a longer run reduces its share"
+    )
 
 
 def _whose(found: Waiting) -> str:

@@ -51,6 +51,7 @@ class Bound(enum.Enum):
     """What bounds a loader."""
 
     NOT_INPUT = "not input-bound"
+    PROGRAM = "program-bound"
     SUPPLY = "supply-bound"
     HEAD_OF_LINE = "head-of-line blocking"
     READING = "rebuild/pin-bound"
@@ -117,6 +118,19 @@ class Waiting:
     @property
     def total(self) -> int:
         return sum(self.causes.values())
+
+    def of(self, kind: Bound) -> int:
+        """The waiting for what bounds a loader in this way, ns."""
+        return sum(ns for cause, ns in self.causes.items() if KIND_OF.get(cause) is kind)
+
+    def largest(self, kind: Bound) -> Cause:
+        """The cause of this kind that costs most.
+
+        If a training step hides a part of the workers' work, the wait falls into a task's last steps: so all their
+        work is compared.
+        """
+        costs = self.work if kind is Bound.SUPPLY and self.work else self.causes
+        return max((cause for cause in KIND_OF if KIND_OF[cause] is kind), key=lambda cause: costs[cause])
 
     def share(self, *causes: Cause) -> float:
         """The share of the waiting that is due to these causes; 0 without any waiting."""

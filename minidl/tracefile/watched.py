@@ -109,6 +109,10 @@ class Watched:
         samples = [(pid, vitals, one.at) for one in self.samples for pid, vitals in one.processes.items()]
         return {pid: at for pid, vitals, at in samples if vitals.state not in "ZX"}
 
+    def most_threads(self, pid: int) -> int:
+        """The most threads that a process was seen to have; -1 = unknown."""
+        return max((one.processes[pid].threads for one in self.samples if pid in one.processes), default=-1)
+
     def death_of(self, pid: int) -> Ended | None:
         return next((one for one in self.ended if one.pid == pid), None)
 

@@ -62,7 +62,7 @@ def what_bounds(run: RunContext) -> Finding:
     group = max(every, key=lambda one: (sum(waited[number] for number in one.iterators), -min(one.iterators)))
     together = summed(run.trace, group.iterators[:MOST_SUMMED], run.spans) if len(group.iterators) > 1 else None
     found = together or verdict(run.trace, group.iterators[0], run.spans)
-    said, evidence = found.brief, (*([found.apart] if found.apart else []), *found.evidence)
+    said, evidence = found.sentence, (*([found.apart] if found.apart else []), *found.evidence)
     if len(every) > 1:
         kind = "DataLoaders" if group.loader is not None else "iterators"
         evidence = (f"the loop waited longest for this one of {len(every)} {kind}: {group.name}", *evidence)
@@ -71,6 +71,9 @@ def what_bounds(run: RunContext) -> Finding:
     if found.kind in _ENDED_WELL:
         return run.finding(RunOutcome.FINE, said, evidence, found.next_step)
     focus = _focus(run, group, found, waits)
+    if found.reason is not None and found.reason.row is not None:
+        row = found.reason.row
+        focus = run.focus(row, int(row["begin"]), int(row["end"]), int(row["worker"]))
     return run.finding(RunOutcome.SLOW, said, evidence, found.next_step, focus)
 
 

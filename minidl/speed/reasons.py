@@ -1,0 +1,479 @@
+"""Why a step is slow, if the step's name does not say it: outliers, first samples, workers, threads, payloads, starts.
+
+Interface: `reason(case)` -> the first `SlowReason` of `REASONS` that holds for what bounds the loader, None = none;
+`growth(trace, loaders)` says which process's memory grows, whatever bounds it.
+
+Rules of use: a reason has evidence of its own, and explains a large part of the time that is blamed. A share is of the
+time of the steps that the words name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from minidl.speed.cpu_use import CpuLimit
+from minidl.speed.ledger import HANDLE_BYTES, LARGE_PAYLOAD, MANY_TENSORS
+from minidl.speed.wall_clock import NEVER, Bound, Cause, Waiting
+from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Ints, Rows
+from minidl.tracefile.spans import durations, total
+from minidl.tracefile.words import counted, duration, percent, size
+
+if TYPE_CHECKING:
+    from minidl.tracefile.reader import Trace
+
+LARGE: Final = 0.3
+"""The share of the blamed time that a reason has to explain."""
+
+FAR_OUT: Final = 5
+"""An outlier takes at least this many times the median."""
+
+NOTABLE: Final = 20_000_000
+"""An outlier takes at least so long, ns: a shorter step may only have waited for a CPU."""
+
+FEW: Final = 0.1
+"""Outliers are at most this share of all steps."""
+
+FEWEST: Final = 20
+"""The fewest steps among which there are outliers."""
+
+UNEVEN: Final = 2.0
+"""A worker is slower than the others if its samples take this many times as long."""
+
+FIRST: Final = 10
+"""The first step of a worker or an epoch stands out if it takes this many times the median of the later ones."""
+
+COLD: Final = 2.5
+"""The first epoch stands out if its samples take this many times as long as later ones."""
+
+FEWEST_LOOKS, MOST_LOOKS = 3, 0.4
+"""What workers wait for has to be seen so often, and in this part of all looks at workers that fetch."""
+
+FEW_LOOKS: Final = 5
+"""The fewest samples of a process's memory that show whether it grows."""
+
+STEADILY: Final = 0.8
+"""The part of the looks at a process that found it larger than the look before."""
+
+GROWS: Final = 32.0
+"""MiB that a process has to gain in the second half of the time."""
+
+OWN_THREADS: Final = 3
+"""Threads of a worker that do not compute: the main thread, a feeder, a library's helper."""
+
+LARGE_BATCH: Final = 16 << 20
+"""Bytes of a batch from which its size is a reason for what its transport costs."""
+
+NAMED: Final = 4
+"""The number of outliers that a sentence names."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlowReason:
+    """Why the blamed step is slow. words: follow the verdict's sentence and a colon; next_step: "" = the verdict's own.
+
+    row: the span to look at, None = the verdict's own focus.
+    """
+
+    name: str
+    words: str
+    next_step: str = ""
+    row: np.void | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a reason depends on. loaders: the iterators that are judged as one; cpus: that the run could use."""
+
+    trace: Trace
+    loaders: tuple[int, ...]
+    spans: Rows
+    found: Waiting
+    kind: Bound
+    cause: Cause | None
+    params: Mapping[str, Any]
+    cpus: float | None
+
+    @cached_property
+    def mine(self) -> Rows:
+        """The closed spans of these iterators."""
+        return self.spans[np.isin(self.spans["loader"], self.loaders) & (self.spans["end"] >= 0)]
+
+    def rows(self, *pairs: tuple[int, int]) -> Rows:
+        """Those of these kinds, by begin."""
+        return self.mine[np.isin(self.mine["code"], [pair[0] for pair in pairs])]
+
+    @cached_property
+    def samples(self) -> Rows:
+        """The samples, or the fetches if the trace has no samples."""
+        found = self.rows(ev.SAMPLE)
+        return found if len(found) else self.rows(ev.FETCH)
+
+    @cached_property
+    def epochs(self) -> Ints:
+        """The begins of the epochs of these iterators, in order."""
+        events = self.trace.events
+        return np.sort(events["time"][(events["code"] == ev.EPOCH[0]) & np.isin(events["loader"], self.loaders)])
+
+    def epoch_of(self, rows: Rows) -> Ints:
+        """The number of each row's epoch, from 1."""
+        return np.searchsorted(self.epochs, rows["begin"], side="right")
+
+    @property
+    def time(self) -> int:
+        """The loop's time, waiting and its own steps, ns."""
+        return max(1, self.found.total + self.found.consumer)
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """From the first to the last moment of these iterators, ns."""
+        return int(self.mine["begin"].min(initial=NEVER)), int(self.mine["end"].max(initial=0))
+
+    @cached_property
+    def home(self) -> int:
+        """The process of the loop: its position in the trace."""
+        return int(self.rows(ev.NEXT)["process"][0]) if len(self.rows(ev.NEXT)) else -1
+
+    @cached_property
+    def pids(self) -> set[int]:
+        """The ids of the workers' processes."""
+        return set(self.rows(ev.FETCH)["pid"].tolist()) - set(self.rows(ev.NEXT)["pid"].tolist())
+
+    @property
+    def limit(self) -> CpuLimit:
+        return self.found.cpu.held(self.cpus)[0]
+
+    @property
+    def in_cpus(self) -> str:
+        return f"{self.cpus:g} CPU{'s' * (self.cpus != 1)}"
+
+
+# --- Outliers ---------------------------------------------------------------------------------------------------------
+def _outliers(rows: Rows) -> Rows:
+    """The few steps that take a large part of all their time; none if they do not."""
+    if len(rows) < FEWEST:
+        return rows[:0]
+    took = durations(rows)
+    far = took >= max(FAR_OUT * float(np.median(took)), NOTABLE, int(took.max()) // FAR_OUT)
+    few = np.count_nonzero(far) <= max(1, FEW * len(rows))
+    return rows[far] if few and took[far].sum() >= LARGE * took.sum() else rows[:0]
+
+
+def _numbers(values: Ints) -> str:
+    """The first few of some numbers: "17, 67, 117, 217, ..."."""
+    known = list(dict.fromkeys(values.tolist()))
+    return ", ".join(map(str, known[:NAMED])) + ", ..." * (len(known) > NAMED)
+
+
+def _slow_samples(case: Case) -> SlowReason | None:
+    rows = case.samples
+    far = _outliers(rows)
+    if not len(far) or case.cause not in (Cause.SAMPLES, Cause.HEAD_OF_LINE):
+        return None
+    worst = far[np.argmax(durations(far))]
+    part = f"{percent(total(far) / total(rows))} of the time of all"
+    single = rows["code"][0] == ev.SAMPLE[0] and bool((far["by"] >= 0).all())
+    what = "sample" if single else "batch"
+    number = worst["by"] if single else worst["task"]
+    if len(far) == 1:
+        words = f"{what} {number} (task {worst['task']} of worker {worst['worker']}) takes {part} {len(rows)}"
+    else:
+        words = f"{len(far)} of {len(rows)} {'samples' if single else 'batches'} take {part} "
+        words += f"({_numbers(far['by' if single else 'task'])})"
+    return SlowReason(
+        "slow samples",
+        words,
+        "make these samples cheaper (look at their size, their format, where they are stored); if the order does not "
+        "matter, in_order=False lets later batches pass a slow one",
+        worst,
+    )
+
+
+def _slow_steps(case: Case) -> SlowReason | None:
+    rows = case.rows(ev.CONSUMER)
+    far = _outliers(rows)
+    if not len(far) or total(far) < LARGE * case.time:
+        return None
+    apart = np.unique(np.diff(far["task"]))
+    which = f"every {apart[0]}th" if len(far) > 2 and len(apart) == 1 else f"{len(far)}"
+    return SlowReason(
+        "slow steps",
+        f"{which} of {len(rows)} training steps take{'s' * which.startswith('e')} long, "
+        f"{percent(total(far) / case.time)} of the loop's time (after batches {_numbers(far['task'])})",
+        "find out what the program does in these steps and not in the others: checkpoints, logging, validation",
+        far[np.argmax(durations(far))],
+    )
+
+
+def _first_samples(case: Case) -> SlowReason | None:
+    """The first fetch of each worker in an epoch takes far longer: files are opened, an index is read."""
+    rows = case.rows(ev.FETCH)
+    keys = np.stack([rows["loader"], rows["worker"], case.epoch_of(rows)])
+    first = np.zeros(len(rows), bool)
+    first[np.unique(keys, axis=1, return_index=True)[1]] = True
+    took = durations(rows)
+    if first.all() or not first.any() or took[first].sum() < LARGE * took.sum():
+        return None
+    early, later = float(np.median(took[first])), float(np.median(took[~first]))
+    if early < FIRST * later:
+        return None
+    streams = case.params.get("dataset_kind") == "iterable"
+    what = "the dataset's __iter__, up to a worker's first batch," if streams else "a worker's first batch of an epoch"
+    return SlowReason(
+        "first samples",
+        f"{what} takes {duration(early)}, later batches {duration(later)}",
+        "do what precedes the first sample (at the begin of __iter__, or at the first __getitem__) once, before the "
+        "workers start, or make it cheaper; persistent_workers=True keeps what a worker has opened",
+        rows[first][np.argmax(took[first])],
+    )
+
+
+def _cold(case: Case) -> SlowReason | None:
+    """Samples of the first epoch take longer than the same samples later."""
+    rows = case.samples
+    epoch = case.epoch_of(rows)
+    means = [float(durations(rows[epoch == number]).mean()) for number in np.unique(epoch)]
+    if len(means) < 2 or means[0] < COLD * float(np.median(means[1:])):
+        return None
+    return SlowReason(
+        "cold epoch",
+        f"samples take {means[0] / float(np.median(means[1:])):.1f} times as long in the first epoch as in later ones",
+        "read the files once before the training (they are not in the page cache yet), or use more workers for the "
+        "first epoch, or faster storage",
+    )
+
+
+# --- Workers ----------------------------------------------------------------------------------------------------------
+def _uneven(case: Case) -> SlowReason | None:
+    """A worker has run out of data, and others have most of it."""
+    if case.found.share_of(case.found.uneven) < LARGE:
+        return None
+    yields = case.trace.events[np.isin(case.trace.events["loader"], case.loaders)]
+    workers = yields["worker"][yields["code"] == ev.YIELD]
+    worker, count = max(Counter(workers[workers >= 0].tolist()).items(), key=lambda one: one[1])
+    words = f"worker {worker} has {percent(count / len(workers))} of the batches; worker {case.found.out} ran out first"
+    return SlowReason("uneven shards", words)
+
+
+def _slow_worker(case: Case) -> SlowReason | None:
+    rows = case.samples
+    numbers = np.unique(rows["worker"])
+    if len(numbers) < 2 or len(rows) < FEWEST:
+        return None
+    took = [float(np.median(durations(rows[rows["worker"] == number]))) for number in numbers]
+    at = int(np.argmax(took))
+    others = float(np.median(took[:at] + took[at + 1 :]))
+    if took[at] < UNEVEN * max(1.0, others):
+        return None
+    mine = rows[rows["worker"] == numbers[at]]
+    return SlowReason(
+        "slow worker",
+        f"a sample takes worker {numbers[at]} {took[at] / others:.1f} times as long as the other workers",
+        f"find out what is different in worker {numbers[at]}: its samples (batch n goes to worker n mod "
+        f"{len(numbers)}: shuffle), or what the program does by the worker's number",
+        mine[np.argmax(durations(mine))],
+    )
+
+
+def _worker_threads(case: Case) -> SlowReason | None:
+    """Workers compute in more threads than there are CPUs."""
+    most = max((case.trace.watched.most_threads(pid) for pid in case.pids), default=0) - OWN_THREADS
+    if case.cpus is None or most * case.found.workers <= 2 * case.cpus or case.limit is CpuLimit.WAITS:
+        return None
+    return SlowReason(
+        "threads",
+        f"each of {counted(case.found.workers, 'worker')} has {most} threads that compute, on {case.in_cpus}",
+        "let each worker compute in one thread: call torch.set_num_threads(1) in worker_init_fn, cv2.setNumThreads(0) "
+        "for OpenCV, and set OMP_NUM_THREADS=1 for other libraries",
+    )
+
+
+_SLEEPS: Final = (
+    (
+        r"nanosleep",
+        "they sleep",
+        "find the sleep in the samples' code (a rate limit, a retry); more workers sleep together",
+    ),
+    (
+        r"flock|futex|setlk|rwsem|mutex",
+        "they wait for a lock",
+        "find the lock that workers share (a file lock, a library's lock): more workers wait for it, too",
+    ),
+    (
+        r"sk_wait|skb_wait|tcp_|inet_|unix_stream|nfs|rpc_",
+        "they wait for the network",
+        "use more workers, which wait together; or requests for several samples at once, or a local copy",
+    ),
+    (
+        r"io_schedule|iomap|dio|folio|page|blk|submit_bio|ext4|xfs|btrfs|filemap",
+        "they wait for a disk",
+        "use more workers, which wait together; or read larger blocks, through the page cache, from faster storage",
+    ),
+)
+"""What a process waits for, by the kernel's function that it sleeps in: a pattern, the words, what to do."""
+
+
+def _asleep(case: Case) -> SlowReason | None:
+    """What the watchdog found workers to wait for in their fetches."""
+    if case.cause is not Cause.SAMPLES or case.limit is CpuLimit.COMPUTES:
+        return None
+    rows = case.rows(ev.FETCH)
+    looks = []
+    for sample in case.trace.watched.samples:
+        inside = set(rows["pid"][(rows["begin"] <= sample.at) & (sample.at <= rows["end"])].tolist())
+        looks += [vitals for pid, vitals in sample.processes.items() if pid in inside]
+    told = [next((one for one in _SLEEPS if re.search(one[0], vitals.wchan)), None) for vitals in looks]
+    told = [one or (_SLEEPS[-1] if vitals.state == "D" else None) for one, vitals in zip(told, looks, strict=True)]
+    kinds = Counter(one for one in told if one is not None).most_common(1)
+    if not kinds or kinds[0][1] < max(FEWEST_LOOKS, MOST_LOOKS * len(looks)):
+        return None
+    (_, words, step), count = kinds[0]
+    return SlowReason("waits", f"{words} ({count} of {len(looks)} looks at a fetching worker)", step)
+
+
+# --- The loop's process -----------------------------------------------------------------------------------------------
+
+
+def _payload(case: Case) -> SlowReason | None:
+    """What a batch is made of."""
+    found = case.found
+    if case.cause is not Cause.COLLATE and found.payload > max(LARGE_PAYLOAD, (found.tensors + 1) * HANDLE_BYTES):
+        words = f"each batch pickles {size(found.payload)} that are not in tensors"
+    elif case.cause is not Cause.COLLATE and found.tensors > MANY_TENSORS:
+        words = f"each batch has {found.tensors:.0f} tensors"
+    elif found.shared > LARGE_BATCH:
+        words = f"each batch has {size(found.shared)} in tensors"
+    else:
+        return None
+    return SlowReason("payload", words)
+
+
+# --- Starts -----------------------------------------------------------------------------------------------------------
+_STARTS: Final = {
+    "boot": (
+        "a worker takes {took} to start",
+        "import less in the main module and keep the dataset small when it is pickled, or use fewer workers; fork does "
+        "neither import nor pickle",
+    ),
+    "init": ("worker_init_fn takes {took}", "do less in worker_init_fn, or do it once before the workers start"),
+    "open": ("iter(dataset) takes {took} in a worker", "do less in the dataset's __iter__ before its first sample"),
+    "end": ("a worker takes {took} to end", "find what delays it (py-spy dump while it is joined)"),
+}
+"""The steps of workers' starts and ends: what is said of one, and what to do."""
+
+
+def _slow_start(case: Case) -> SlowReason | None:
+    """The step that most of the start takes."""
+    events = case.trace.events[np.isin(case.trace.events["loader"], case.loaders)]
+    ready = events[events["code"] == ev.WORKER_READY]
+    init, opened, ends = (case.rows(pair) for pair in (ev.WORKER_INIT, ev.MAKE_FETCHER, ev.JOIN))
+    starts = case.rows(ev.WORKER_START)
+    begun = {(row["loader"], row["worker"]): int(row["begin"]) for row in starts}
+    up = [int(row["time"]) - begun[key] for row in ready if (key := (row["loader"], row["worker"])) in begun]
+    inside = _median(durations(init)) + _median(durations(opened))
+    took = {
+        "boot": _median(np.array(up, np.int64)) - inside,
+        "init": _median(durations(init)),
+        "open": _median(durations(opened)),
+        "end": _median(durations(ends)) * len(ends) / max(1, len(case.loaders)),  # one after the other
+    }
+    step = max(took, key=lambda name: took[name])
+    times = len(np.unique(starts["loader"]))
+    if took[step] * max(1, times) < LARGE * case.found.causes[Cause.START_UP]:
+        return None
+    words, remedy = _STARTS[step]
+    again = f", and each epoch starts workers again ({times} times)" * (times > 1)
+    keep = "set persistent_workers=True, so that workers start once; " * (times > 1)
+    return SlowReason(f"slow {step}", words.format(took=duration(took[step])) + again, keep + remedy)
+
+
+def _median(took: Ints) -> float:
+    return float(np.median(took)) if len(took) else 0.0
+
+
+def _first_index(case: Case) -> SlowReason | None:
+    """The sampler makes an epoch's order before its first index."""
+    rows = case.rows(ev.SAMPLER_NEXT)
+    took = durations(rows)
+    far = took >= FIRST * max(1.0, float(np.median(took))) if len(rows) else took > 0
+    if not far.any() or took[far].sum() < LARGE * case.found.causes[Cause.SAMPLER]:
+        return None
+    length = case.params.get("dataset_length")
+    of = f" {length:,} samples" if type(length) is int and length > 0 else " all samples"
+    return SlowReason(
+        "first index",
+        f"it takes {duration(float(took[far].mean()))} for an epoch's first index (it orders{of})",
+        "shuffle cheaper: a sampler that draws in blocks, or shards that are shuffled; or make the order once, before "
+        "the epoch",
+        rows[np.argmax(took)],
+    )
+
+
+# --- Whatever bounds it -----------------------------------------------------------------------------------------------
+def growth(trace: Trace, loaders: Collection[int]) -> str:
+    """Which process grows all the time that these iterators run, in words; "" = none.
+
+    What a process takes up to its first batch, and in the first half of the time after it, may be what it needs.
+    """
+    steps = trace.events[np.isin(trace.events["loader"], list(loaders))]
+    steps = steps[np.isin(steps["code"], [ev.FETCH[1], ev.YIELD])]
+    pids, first = np.unique(steps["pid"], return_index=True)  # the events are by time
+    begun = dict(zip(pids.tolist(), steps["time"][first].tolist(), strict=True))
+    last = int(steps["time"].max(initial=0))
+    names = {process.pid: process.actor for process in trace.processes}
+    series: dict[int, list[tuple[int, int]]] = {}
+    for sample in trace.watched.samples:
+        for pid, vitals in sample.processes.items():
+            if begun.get(pid, NEVER) <= sample.at <= last:
+                series.setdefault(pid, []).append((sample.at, vitals.rss_kib - max(0, vitals.shm_kib)))
+    found = []
+    for pid, points in series.items():
+        at, kib = np.array(points, np.int64).T
+        half = len(kib) // 2
+        gained = (kib[-1] - kib[half]) / 1024
+        steadily = len(kib) >= FEW_LOOKS and np.count_nonzero(np.diff(kib) > 0) >= STEADILY * (len(kib) - 1)
+        if steadily and gained >= GROWS:
+            rate = gained * 1e9 / max(1, at[-1] - at[half])
+            found.append((rate, names.get(pid, f"pid {pid}"), kib[0] // 1024, kib[-1] // 1024))
+    if not found:
+        return ""
+    rate, who, before, now = max(found)
+    others = f" ({len(found)} processes grow)" * (len(found) > 1)
+    return f"memory grows: {who} by {rate:.0f} MiB/s, from {before} to {now} MiB{others}"
+
+
+_Test = Callable[[Case], SlowReason | None]
+_SUPPLYING: Final = (
+    _uneven,
+    _first_samples,
+    _slow_samples,
+    _slow_worker,
+    _worker_threads,
+    _cold,
+    _asleep,
+)
+
+REASONS: Final[dict[Bound, tuple[_Test, ...]]] = {
+    Bound.NOT_INPUT: (_slow_steps,),
+    Bound.SUPPLY: _SUPPLYING,
+    Bound.HEAD_OF_LINE: _SUPPLYING,
+    Bound.READING: (_worker_threads,),
+    Bound.START_UP: (_slow_start, _first_samples),
+    Bound.SAMPLER: (_first_index,),
+}
+"""What is tried, in this order, by what bounds the loader."""
+
+
+def reason(case: Case) -> SlowReason | None:
+    """The first reason that has evidence."""
+    tests = REASONS.get(case.kind, ())
+    tests += (_payload,) * (case.cause in (Cause.COLLATE, Cause.IPC, Cause.REBUILD, Cause.PIN))
+
+    return next((found for test in tests if (found := test(case)) is not None), None)

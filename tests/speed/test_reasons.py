@@ -1,0 +1,180 @@
+"""Reasons behind a verdict: spans that are written by hand, each with one thing wrong, and runs with nothing wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minidl.speed.reasons import Case, SlowReason, growth, reason
+from minidl.speed.wall_clock import Bound, Cause, Waiting
+from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Rows
+from minidl.tracefile.format import RECORD, ROW
+from minidl.tracefile.spans import SPAN
+from minidl.tracefile.watched import Sample, Vitals, Watched
+
+MS = 1_000_000
+LOOP, WORKER = 0, 1
+"""Positions of processes: worker n is process WORKER + n, with the pid 100 + n."""
+
+
+def span(pair: tuple[int, int], took: float, worker: int = 0, task: int = 0, **more: int) -> dict[str, int]:
+    """One span of `took` ms. Its begin is set by `rows`."""
+    process = more.pop("process", WORKER + worker)
+    return {"code": pair[0], "took": int(took * MS), "worker": worker, "task": task, "process": process,
+            "pid": 99 + process, "tid": 99 + process, "loader": 1} | more  # fmt: skip
+
+
+def rows(*spans: dict[str, int]) -> Rows:
+    """They follow one another in each process."""
+    out, clock = np.zeros(len(spans), SPAN), dict[int, int]()
+    for row, one in zip(out, spans, strict=True):
+        begin = one.get("begin", clock.get(one["process"], 1000))
+        clock[one["process"]] = end = begin + one["took"]
+        for name, value in ({**one, "begin": begin, "end": end}).items():
+            if name in SPAN.names:
+                row[name] = value
+    return np.sort(out, order="begin")
+
+
+def case(
+    kind: Bound, cause: Cause | None, *spans: dict[str, int], workers: int = 2, cpus: float | None = 2.0,
+    events: Rows | None = None, watched: Any = None, consumer: int = 0, **found: Any,
+) -> Case:  # fmt: skip
+    causes = dict.fromkeys(Cause, 0) | ({cause: 1000 * MS} if cause else {})
+    watched = Watched() if watched is None else watched
+    events = np.zeros(0, RECORD) if events is None else events
+    processes = [SimpleNamespace(pid=99 + number, actor=f"worker {number - 1}") for number in range(1 + workers)]
+    trace: Any = SimpleNamespace(events=events, watched=watched, processes=processes)
+    params = found.pop("params", {})
+    table = rows(*spans)
+    return Case(trace, (1,), table, Waiting(causes, consumer * MS, 100, workers, 1, **found), kind, cause, params, cpus)
+
+
+def samples(took: Callable[[int], float], count: int = 100) -> list[dict[str, int]]:
+    """Sample i of task i, by two workers in turn."""
+    return [span(ev.SAMPLE, took(number), number % 2, number, by=number) for number in range(count)]
+
+
+def steps(took: Callable[[int], float], count: int = 100) -> list[dict[str, int]]:
+    return [span(ev.CONSUMER, took(number), -1, number, process=LOOP) for number in range(count)]
+
+
+def fetches(took: Callable[[int], float], count: int = 100) -> list[dict[str, int]]:
+    return [span(ev.FETCH, took(number), number % 2, number) for number in range(count)]
+
+
+SUPPLY, LINE = (Bound.SUPPLY, Cause.SAMPLES), (Bound.HEAD_OF_LINE, Cause.HEAD_OF_LINE)
+FINE = (Bound.NOT_INPUT, None)
+
+FOUND: dict[str, tuple[Case, str, str]] = {
+    "outliers": (
+        case(*LINE, *samples(lambda n: 100 if n in (17, 67) else 1)), "slow samples",
+        "2 of 100 samples take 67% of the time of all (17, 67)",
+    ),
+    "one outlier": (
+        case(*SUPPLY, *samples(lambda n: 100 if n == 75 else 1)), "slow samples",
+        "sample 75 (task 75 of worker 1) takes 50% of the time of all 100",
+    ),
+    "slow steps": (
+        case(*FINE, *steps(lambda n: 100 if n % 20 == 19 else 5), consumer=975), "slow steps",
+        "every 20th of 100 training steps takes long, 51% of the loop's time (after batches 19, 39, 59, 79, ...)",
+    ),
+    "a slow worker": (
+        case(*LINE, *samples(lambda n: 9 if n % 2 else 3)), "slow worker",
+        "a sample takes worker 1 3.0 times as long as the other workers",
+    ),
+    "first batches": (
+        case(*SUPPLY, *fetches(lambda n: 900 if n < 2 else 9), params={"dataset_kind": "iterable"}), "first samples",
+        "the dataset's __iter__, up to a worker's first batch, takes 900 ms, later batches 9.00 ms",
+    ),
+    "many tensors": (
+        case(Bound.READING, Cause.REBUILD, tensors=480.0), "payload", "each batch has 480 tensors",
+    ),
+    "pickled objects": (
+        case(Bound.SUPPLY, Cause.IPC, payload=3.0 * 2**20, tensors=1.0), "payload",
+        "each batch pickles 3.0 MiB that are not in tensors",
+    ),
+    "large batches": (
+        case(Bound.SUPPLY, Cause.COLLATE, shared=64.0 * 2**20), "payload", "each batch has 64.0 MiB in tensors",
+    ),
+    "the first index": (
+        case(Bound.SAMPLER, Cause.SAMPLER, *(
+            span(ev.SAMPLER_NEXT, 900 if n == 0 else 0.01, process=LOOP) for n in range(50)
+        ), params={"dataset_length": 12_000_000}), "first index",
+        "it takes 900 ms for an epoch's first index (it orders 12,000,000 samples)",
+    ),
+    "worker_init_fn": (
+        case(Bound.START_UP, Cause.START_UP, span(ev.WORKER_START, 1, process=LOOP), span(ev.WORKER_INIT, 900)),
+        "slow init", "worker_init_fn takes 900 ms",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_reason_is_found(name: str) -> None:
+    given, kind, words = FOUND[name]
+    found = reason(given)
+    assert isinstance(found, SlowReason)
+    assert (found.name, found.words) == (kind, words)
+
+
+def looks(pid: int, count: int, wchan: str = "", state: str = "S", threads: int = 3, grows_mib: float = 0) -> Watched:
+    """A process, every 10 ms from 0 on."""
+    seen = (Vitals(state, 0, (200 << 10) + int(grows_mib * 1024 * at), 0, 5, threads, wchan) for at in range(count))
+    return Watched(samples=[Sample(10 * MS * at, {pid: one}) for at, one in enumerate(seen)])
+
+
+def test_what_workers_sleep_in_is_told_by_the_looks_at_them() -> None:
+    """Worker 0 fetches from 1 µs to 500 ms."""
+    for wchan, state, words in (
+        ("hrtimer_nanosleep", "S", "they sleep"),
+        ("sk_wait_data", "S", "they wait for the network"),
+        ("", "D", "they wait for a disk"),
+        ("futex_wait_queue", "S", "they wait for a lock"),
+    ):
+        found = reason(case(*SUPPLY, *fetches(lambda n: 10), watched=looks(100, 100, wchan, state)))
+        assert found is not None
+        assert found.words == f"{words} (50 of 50 looks at a fetching worker)"
+    assert reason(case(*SUPPLY, *fetches(lambda n: 10), watched=looks(100, 100, "poll_schedule_timeout"))) is None
+    assert reason(case(*SUPPLY, *fetches(lambda n: 10), watched=looks(100, 3, "hrtimer_nanosleep"))) is None
+
+
+def test_more_threads_than_cpus() -> None:
+    found = reason(case(*SUPPLY, *fetches(lambda n: 10), watched=looks(100, 9, threads=19)))
+    assert found is not None
+    assert (found.name, found.words) == ("threads", "each of 2 workers has 16 threads that compute, on 2 CPUs")
+    assert reason(case(*SUPPLY, *fetches(lambda n: 10), watched=looks(100, 9, threads=4))) is None
+
+
+def test_what_grows_all_the_time_is_told() -> None:
+    def told(**vitals: float) -> str:
+        events = np.zeros(2, ROW)
+        events["code"], events["loader"], events["pid"], events["time"] = ev.YIELD, 1, 100, (0, 1000 * MS)
+        return growth(case(*SUPPLY, events=events, watched=looks(100, 100, **vitals)).trace, (1,))  # type: ignore[arg-type]
+
+    assert told(grows_mib=1.0) == "memory grows: worker 0 by 100 MiB/s, from 200 to 299 MiB"
+    assert told(grows_mib=0.1) == told() == ""
+
+
+NONE = {
+    "even samples": case(*SUPPLY, *samples(lambda n: 20 + n % 3)),
+    "short ones that waited for a CPU": case(*SUPPLY, *samples(lambda n: 15 if n % 25 == 0 else 0.1)),
+    "outliers, but collation is what takes long": case(
+        Bound.SUPPLY, Cause.COLLATE, *samples(lambda n: 100 if n == 17 else 1)
+    ),
+    "too few samples": case(*SUPPLY, *samples(lambda n: 100 if n == 1 else 1, count=10)),
+    "even steps": case(*FINE, *steps(lambda n: 10), consumer=1000),
+    "slow steps in a short part of the run": case(*FINE, *steps(lambda n: 50 if n == 50 else 1), consumer=9000),
+    "no events": case(*SUPPLY),
+    "a small batch": case(Bound.READING, Cause.REBUILD, tensors=2.0, shared=4096.0, payload=300.0),
+}
+
+
+@pytest.mark.parametrize("name", NONE)
+def test_none_is_invented(name: str) -> None:
+    assert reason(NONE[name]) is None
