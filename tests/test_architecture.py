@@ -43,9 +43,9 @@ ORDER = (
     ),
     (
         "record",
-        "harmless patches bracketing cpu_time recorder stack_dumps watchdog forks group functions indices datasets "
-        "draws fetching shared loader_spans slabs sampling device_clock spans decisions channels device_stream ports "
-        "session handover "
+        "harmless patches bracketing cpu_time pauses recorder stack_dumps watchdog forks group functions indices "
+        "datasets draws fetching shared loader_spans slabs sampling device_clock spans decisions channels "
+        "device_stream ports session handover "
         "observed_loader observed_worker observed_alone observed_channels observe stand_in clocks",
     ),
     ("playback", "actors state inferred follower words stepper"),

@@ -47,9 +47,10 @@ def recording(trace: Trace) -> Iterator[Violation]:
             rows = _later_first(order[at], order[at + 1])
             name, number = trace.processes[process[rows[0]]].name, seq[order[at]]
             yield Violation("recording", "", f"{name} lacks {step[at] - 1} event(s) after number {number}", rows)
-    # The collector may release a slab in the middle of the recording of another event, which is stamped after it.
+    # The collector may release a slab in the middle of the recording of another event, which is stamped after it; and
+    # its own pauses are recorded afterwards.
     order = np.lexsort((seq, tid, process))
-    order = order[trace.events["code"][order] != ev.SLAB_RELEASE]
+    order = order[~np.isin(trace.events["code"][order], ev.LATE)]
     same = ~starts(process[order], tid[order])[1:]
     for at in np.flatnonzero(same & (np.diff(time[order]) < 0)):
         rows = _later_first(order[at], order[at + 1])

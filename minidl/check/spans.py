@@ -87,7 +87,7 @@ def _went_on(loader: LoaderView, row: int) -> int | None:
         + np.flatnonzero(
             (loader.process[row + 1 :] == loader.process[row])
             & (loader.tid[row + 1 :] == loader.tid[row])
-            & (loader.code[row + 1 :] != ev.SLAB_RELEASE)  # by the collector, in the middle of anything
+            & ~np.isin(loader.code[row + 1 :], ev.LATE)
         )
     )
     if code in _LEAVES:

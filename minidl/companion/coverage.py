@@ -48,6 +48,7 @@ FUNCTIONS_WITHOUT_ROW: Final = {
 
 EVENTS_WITHOUT_ROW: Final = {
     "clock_calibration": "a measurement of the recorder, no step of the loader",
+    "gc": "a step of the interpreter, none of the loader",
 }
 """Event -> why it has no row."""
 

@@ -281,6 +281,7 @@ class TracedQueue(Proxy):
             self._follow_pipe()
         forget_mapped()
         rebuilding.waited = 0
+        self.shared.emit_pauses(self.worker_id)
         task, worker = self.wanted()
         self.shared.emit(self.get_span[0], task, worker, 0 if timeout is None else int(timeout * 1e9))
         try:

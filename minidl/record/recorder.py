@@ -38,7 +38,8 @@ from typing import Any, TypeVar
 from minidl.process_stat import boot_id
 from minidl.record.bracketing import bracketed
 from minidl.record.cpu_time import usable_cpus
-from minidl.tracefile.events import EVENTS
+from minidl.record.pauses import Pauses
+from minidl.tracefile.events import EVENTS, GC
 from minidl.tracefile.format import (
     EVENTS_SUFFIX,
     FORMAT_VERSION,
@@ -166,6 +167,8 @@ class Recorder:
 
     def __init__(self, config: TraceConfig) -> None:
         self.config = config
+        self.pauses = Pauses()  # watched by `start` and `stop`
+        self._pausing = 0
         self._reserve: list[weakref.finalize[..., Recorder]] = []  # a forked child inherits them
         self._ring = config.ring_slots
         left_out = frozenset(c for c, e in EVENTS.items() if e.detail and config.detail == "batch")
@@ -206,6 +209,13 @@ class Recorder:
             PACK.pack_into(self._map, at, stamp, code, loader, tid, task, worker, x, y, z, n)
         except _UNFIT:
             self._emit_slowly(n, at, code, loader, task, worker, x, y, z, stamp=stamp, tid=tid)
+
+    def emit_pauses(self, loader: int = 0, worker: int = -1) -> None:
+        """Record the collector's pauses since the last call. loader: whose they are called, 0 = as in that call."""
+        loader = self._pausing = loader or self._pausing
+        for took, begin, tid, about in self.pauses.taken():
+            self.emit_at(begin, tid, GC[0], loader, -1, worker, about["generation"])
+            self.emit_at(begin + took, tid, GC[1], loader, -1, worker, about["generation"], about["collected"])
 
     def _emit_slowly(self, n: int, at: int, *values: int, stamp: int = 0, tid: int = 0) -> None:
         """Record a process's or thread's first event, or one that needs a longer file or fits no slot."""
@@ -460,6 +470,7 @@ def start(config: TraceConfig) -> Recorder:
     global _active
     if _active is None:
         _active = Recorder(config)
+        _active.pauses.watch()
     elif _active.config != config:
         raise RuntimeError(f"this process already records to {_active.config.directory}: call stop() before start()")
     return _active
@@ -469,6 +480,7 @@ def stop() -> None:
     """End this process's recording, if there is one."""
     global _active
     if _active is not None:
+        _active.pauses.unwatch()
         _active.close()
         _active = None
         _emit_of.clear()

@@ -60,6 +60,7 @@ class TracedSampler:
     def __next__(self) -> Any:
         shared = self.shared
         task = shared.next_task if shared.dispatcher is None else shared.dispatcher.send_idx
+        shared.emit_pauses()
         shared.emit(ev.SAMPLER_NEXT[0], task)
         count, first, digest = 0, -1, 0
         try:

@@ -87,6 +87,7 @@ def _end(recording: recorder.Recorder) -> None:
     try:
         for loader in tuple(live):
             loader.emit_gone()
+        recording.emit_pauses()
         device_clock.flush()
         recording.describe("trace_end", monotonic_ns=time.monotonic_ns(), realtime_ns=time.time_ns())
     finally:

@@ -104,6 +104,12 @@ class Shared:
         """Emit the ends of workers that have ended; return how many have not."""
         return sum(worker.emit_gone() for worker in self.workers) if self.pid == os.getpid() else 0
 
+    def emit_pauses(self, worker: int = -1) -> None:
+        """Emit the collector's pauses, between two steps of the loader, the pin thread or a worker."""
+        recording = recorder.active()
+        if recording is not None and recorder.emit_of(self.loader) is not recorder.no_emit:
+            recording.emit_pauses(self.loader, worker)
+
     def let_go(self) -> None:
         """Drop references in cycles, so that ended workers' descriptors are closed now."""
         self.workers = [worker for worker in self.workers if not worker.gone]
@@ -147,6 +153,7 @@ def write_program_end() -> None:
         write_uncaught(getattr(sys, "last_exc", None) or getattr(sys, "last_value", None))
         for shared in tuple(live):
             shared.emit_gone()
+        recording.emit_pauses()
         recording.describe("program_end", monotonic_ns=time.monotonic_ns())
 
 

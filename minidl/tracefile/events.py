@@ -774,6 +774,16 @@ SLAB_LOCK = _instant(
     words="{reader} {locked} a new slab of worker {worker} for a device",
     unseen="slabs are locked for minidl's loader alone")  # fmt: skip
 
+# --- The interpreter --------------------------------------------------------------------------------------------------
+GC = _span(
+    160, "gc", Track.LOADER, "#322e01", "worker", ("generation", "generation collected:objects"),
+    "the garbage collector stops its thread for a millisecond or more, and with it all that need the GIL; recorded "
+    "afterwards, with the times that it had",
+    "record.recorder:emit_pauses", "", "",
+    words=("the garbage collector begins a collection of generation {generation}",
+           "the garbage collector has collected {collected} objects of generation {generation}"),
+    doing="in the garbage collector", letter="G")  # fmt: skip
+
 # --- Several ranks ----------------------------------------------------------------------------------------------------
 SHARE = _instant(
     130, "share", Track.LOADER, _BLUE, "", "epoch replica replicas",
@@ -794,6 +804,9 @@ CAME: Final = codes_where(lambda event: event.phase is Phase.END and event.stage
 
 POLLS: Final = codes_where(lambda event: event.phase is Phase.BEGIN and event.stage in ("wait", "idle"))
 """A wait that ends with nothing now and then, and begins again."""
+
+LATE: Final = (SLAB_RELEASE, *GC)
+"""Emitted in the middle of other steps, or after them: their place among their thread's events says nothing."""
 
 POLLED: Final = codes_where(lambda event: event.phase is Phase.END and event.stage in ("wait", "idle"))
 

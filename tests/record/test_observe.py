@@ -339,7 +339,8 @@ def test_a_death_that_is_heard_of_while_a_failed_get_is_traced(monkeypatch: pyte
     emitted: list[Any] = []
     loader_side = SimpleNamespace(waits=lambda: (0, 0), got_nothing=lambda error: emitted.append(type(error)))
     results: Any = object.__new__(ObservedResultQueue)
-    results.shared = SimpleNamespace(loader=1, loader_side=loader_side, emit=emit)
+    results.shared = SimpleNamespace(loader=1, loader_side=loader_side, emit=emit, emit_pauses=lambda worker: None)
+    results.worker_id = -1
     results.inner = SimpleNamespace(get=reset)
     monkeypatch.setattr(results, "_follow_pipe", lambda: None)
     before = signal.signal(signal.SIGCHLD, hear)

@@ -92,6 +92,12 @@ def unshared(directory: Path) -> None:
     drain(iter(minidl.DataLoader(wl.Tensors(4), 2, num_workers=1, collate_fn=wl.not_shared)))
 
 
+def collecting(directory: Path) -> None:
+    """The collector pauses in workers, and at the end in this process."""
+    drain(iter(minidl.DataLoader(wl.At(6, 1, wl.collect), num_workers=2, collate_fn=wl.as_list)))
+    wl.collect()
+
+
 def failing(directory: Path) -> None:
     for thing in (wl.Unpicklable, wl.Unbuildable):
         drain(iter(minidl.DataLoader(wl.At(6, 1, thing), num_workers=2, collate_fn=wl.as_list)))
@@ -198,6 +204,7 @@ RUNS: dict[str, Callable[[Path], None]] = {
     "stream": stream,
     "unshared": unshared,
     "reordered": reordered,
+    "collecting": collecting,
     "failing": failing,
     "skipped": lambda directory: skipped(),
     "killed worker": killed_worker,

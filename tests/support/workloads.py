@@ -6,6 +6,7 @@ All of them run in torch's workers and in ours: they ask `torch.utils.data.get_w
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import resource
 import signal
@@ -294,6 +295,14 @@ def _refuse_to_be_built() -> Any:
 
 
 # --- Workers that die, hang and keep a journal ------------------------------------------------------------------------
+def collect() -> int:
+    """Make garbage whose collection takes some milliseconds; return the number of collected objects."""
+    cycle: list[Any] = [[] for _ in range(200_000)]
+    cycle.append(cycle)
+    del cycle
+    return gc.collect()
+
+
 def exit_at_once() -> None:
     os._exit(7)
 

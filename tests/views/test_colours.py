@@ -72,6 +72,8 @@ def lanes_of(code: int) -> set[object]:
         return {Track.LOADER, "fetches"}
     if code in (ev.FETCH[0], ev.SAMPLE[0], ev.COLLATE[0], ev.MAKE_FETCHER[0]):
         return {Track.WORKER, "fetches"}
+    if code == ev.GC[0]:
+        return {Track.LOADER, Track.PIN, Track.WORKER, Track.FEEDER, "fetches"}
     return {EVENTS[code].track}
 
 
