@@ -48,7 +48,7 @@ ORDER = (
         "device_stream ports session handover "
         "observed_loader observed_worker observed_alone observed_channels observe stand_in clocks",
     ),
-    ("playback", "actors state inferred follower words stepper"),
+    ("playback", "actors state missing inferred follower words stepper"),
     (
         "check",
         "view actors joint_rules joint device dispatch recording replayed resumption slices report slabs spans tasks "

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,6 +22,7 @@ from minidl.hang.recent import Gaps
 from minidl.loader.protocol import LoaderState
 from minidl.playback.actors import as_dicts
 from minidl.playback.follower import Follower, causal_order
+from minidl.playback.missing import BatchPlace, MissingBatch, missing_batch
 from minidl.playback.state import STARTING, MessageStage, ProtocolState, Queued, WorkerNow
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Positions, Rows
@@ -275,6 +276,7 @@ _WHERE = {
     MessageStage.REBUILDING: "it is being rebuilt",
     MessageStage.REBUILT: "it is rebuilt, but not handed on",
 }
+"""The place of a worker's result on its way, in words."""
 
 
 class _Iterator:
@@ -392,48 +394,22 @@ class _Iterator:
         state = self.state
         if not (state.waiting or state.shutting_down):
             return ""
-        wanted = [w for w in workers if state.waiting and w.worker == state.waiting_worker]
-        reason = self._why_not_here(wanted[0]) if wanted else ""
-        if not reason:
-            busy = (w.where() for w in workers if w.life is ProcessLife.GONE or not w.idle)
-            reason = "; ".join([loader.words, *busy])
-        return reason
-
-    def _why_not_here(self, wanted: WorkerSnapshot) -> str:
-        """Return why the next task, of the worker `wanted`, has not arrived; "" if that is unknown."""
-        state, number, worker = self.state, self.state.waiting_for, wanted.worker
-        task, where = f"task {number}", f"waiting for {wanted.where()}"
-        left = f"{task} has left worker {worker}"
-        followed = next((w for w in state.workers if w.worker == worker), WorkerNow(worker))
-        in_pipe = [m for m in state.result_queue if m.task == number and m.kind is Message.RESULT]
-        has_it = followed.held == number or wanted.life is ProcessLife.GONE
-        rows = (
-            (state.pin is not None and state.pin.task == number, f"{left}: the pin thread has it"),
-            (_holds(state.ready_queue, number), f"{left}: it is in the ready queue"),
-            (has_it, where),
-            (_holds(followed.index_queue, number), f"{where}; {task} is still in its index queue"),
-            (in_pipe, f"worker {worker} has put {task} into the result queue; {_on_its_way(wanted, in_pipe)}"),
-            (not wanted.idle, where),
-        )
-        reason = next((words for applies, words in rows if applies), "")
-        behind = len(state.reorder_buffer)
-        return reason + (f"; later batches that wait behind it: {behind}" if behind and reason else "")
+        gone = [w.worker for w in workers if w.life is ProcessLife.GONE]
+        missing, behind = missing_batch(state, gone), len(state.reorder_buffer)
+        wanted = next((w for w in workers if state.waiting and w.worker == state.waiting_worker), None)
+        if wanted is None or missing.place is BatchPlace.UNKNOWN:
+            busy = (w.where() for w in workers if w.worker in gone or not w.idle)
+            return "; ".join([loader.words, *busy])
+        return _why(missing, wanted) + (f"; later batches that wait behind it: {behind}" if behind else "")
 
 
-def _holds(queue: Iterable[Queued], task: int | None) -> bool:
-    return any(message.task == task for message in queue)
-
-
-def _on_its_way(wanted: WorkerSnapshot, in_pipe: list[Queued]) -> str:
-    """The place of a worker's result on its way, in words."""
-    if not in_pipe:
-        return ""
-    if wanted.feeder is not None and in_pipe[0].stage not in _AFTER_THE_FEEDER:
-        return f"{wanted.sender} is {wanted.feeder.words}"
-    return _WHERE.get(in_pipe[0].stage, "").format(sender=wanted.sender)
-
-
-_AFTER_THE_FEEDER = (MessageStage.WRITTEN, MessageStage.READ, MessageStage.REBUILDING, MessageStage.REBUILT)
+def _why(missing: MissingBatch, maker: WorkerSnapshot) -> str:
+    """Why a batch is missing, in words."""
+    stage = "" if missing.stage is None else _WHERE.get(missing.stage, "").format(sender=maker.sender)
+    if missing.stage is not None and maker.feeder is not None and not missing.stage.sent:
+        stage = f"{maker.sender} is {maker.feeder.words}"
+    task = f"task {missing.task}"
+    return missing.place.value.format(task=task, worker=maker.worker, maker=maker.where(), stage=stage)
 
 
 def _tasks(queue: tuple[Queued, ...], kind: Message) -> int:

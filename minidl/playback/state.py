@@ -34,6 +34,11 @@ class MessageStage(enum.Enum):
     REBUILDING = "rebuilding"
     REBUILT = "rebuilt"
 
+    @property
+    def sent(self) -> bool:
+        """Whether its sender has written all of it."""
+        return self in (self.WRITTEN, self.READ, self.REBUILDING, self.REBUILT)
+
 
 STARTING: Final = 0
 """What a worker does of which no event has told anything yet."""

@@ -15,20 +15,18 @@ from minidl.hang.finding import Finding, Focus, FocusScope, RecordedWait, from_t
 from minidl.hang.headline.run_context import STEPS, LastWait, RunContext
 from minidl.hang.places import LoaderStep
 from minidl.hang.snapshot import IteratorSnapshot, Job
-from minidl.playback.state import STARTING, MessageStage, ProtocolState
+from minidl.playback.missing import BatchPlace, MissingBatch, missing_batch
+from minidl.playback.state import MessageStage, ProtocolState
 from minidl.tracefile import events as ev
-from minidl.tracefile.events import Message
 from minidl.tracefile.open_spans import since
 from minidl.tracefile.process import ProcessLife
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.words import counted, doing, listed
 
-_READABLE = (MessageStage.WRITTEN, MessageStage.READ, MessageStage.REBUILDING, MessageStage.REBUILT)
-
 
 @dataclass(frozen=True)
 class HeldUp:
-    """The reason of a wait. what: in words; step: the remedy; state: of the loader in the wait."""
+    """The reason of a wait. what: in words; step: the remedy; state: of the loader in the wait; missing: its batch."""
 
     run: RunContext
     wait: LastWait
@@ -36,14 +34,12 @@ class HeldUp:
     step: str
     focus: Focus
     state: ProtocolState
+    missing: MissingBatch
 
     @property
     def finished_behind(self) -> list[str]:
         """The finished batches that wait behind the missing one, as evidence."""
-        state = self.state
-        piped: Iterable[int] = (m.task for m in state.result_queue if m.kind is Message.RESULT and m.stage in _READABLE)
-        ready: Iterable[int] = (m.task for m in state.ready_queue if m.kind is Message.RESULT)
-        tasks = sorted({*state.reorder_buffer, *piped, *ready} - {state.waiting_for})
+        tasks = self.missing.finished
         return [f"finished behind it: {counted(len(tasks), 'task')} ({listed(tasks)})"] if tasks else []
 
     def told(self, evidence: Iterable[str] = ()) -> RecordedWait:
@@ -61,7 +57,7 @@ class HeldUp:
             past=wait.past / 1e9,
             pid=home.pid,
             tid=int(wait.row["tid"]),
-            task=-1 if state.waiting_for is None else state.waiting_for,
+            task=self.missing.task,
             worker=number if of_worker else -1,
             worker_pid=run.processes[made_by].pid if of_worker else 0,
             sample=run.sample(self.focus),
@@ -91,8 +87,9 @@ class HeldUp:
 def held_up(run: RunContext, wait: LastWait, how_long: str = "") -> HeldUp:
     """The reason of a wait. how_long: words for a wait in the program's own code."""
     shot, state = _state_in(run, wait)
-    found = _missing_batch(run, wait, shot, state) if wait.for_data else _own_code(run, wait, state, how_long)
-    return HeldUp(run, wait, *found, state)
+    missing = missing_batch(state)
+    found = _no_batch(run, wait, shot, missing) if wait.for_data else _own_code(run, wait, state, how_long)
+    return HeldUp(run, wait, *found, state, missing)
 
 
 def _state_in(run: RunContext, wait: LastWait) -> tuple[IteratorSnapshot, ProtocolState]:
@@ -112,26 +109,23 @@ def _followed(run: RunContext, job: Job, trace: Trace, wait: LastWait) -> tuple[
     return shot, job.iterators[wait.loader].state
 
 
-def _missing_batch(
-    run: RunContext, wait: LastWait, shot: IteratorSnapshot, state: ProtocolState
-) -> tuple[str, str, Focus]:
+def _no_batch(run: RunContext, wait: LastWait, shot: IteratorSnapshot, missing: MissingBatch) -> tuple[str, str, Focus]:
     """The missing batch in words, the remedy, and the focus."""
-    task = -1 if state.waiting_for is None else state.waiting_for
-    what, number = shot.waits or shot.doing.words, _maker(state)
-    if state.pin is not None and state.pin.task == task >= 0:
+    what, task, number = shot.waits or shot.doing.words, missing.task, missing.maker
+    if missing.place is BatchPlace.PIN_THREAD:
         step = remedies.in_step(LoaderStep.PIN)
         dump = remedies.print_stack(run.processes[wait.home].pid)
         return what, f"{step}; while it hangs, {dump}", run.focus_in(wait, wait.home, task, number)
     process = run.process_of(wait.loader, number) if number >= 0 else wait.home
     who, focus = run.processes[process], run.focus_in(wait, process, task, number)
-    rebuilt = any(m.task == task and m.stage is MessageStage.REBUILDING for m in state.result_queue)
+    rebuilt = missing.stage is MessageStage.REBUILDING
     asked = number >= 0 and (rebuilt or focus.code == ev.INDEX_GET[0])
     silent = asked and run.quiet(wait, process) > wait.took // 2
     if silent and rebuilt:
         what = f"{who.name} does not react (stopped?); it has to hand over the memory of task {task}"
         step = remedies.check_stopped(who.pid, "keeps the GIL")
         return what, step, still(run, wait, focus, "stopped?", task)
-    step = _remedy(run, focus, state, silent)
+    step = _remedy(run, focus, missing, silent)
     if who.life is ProcessLife.STOPPED:
         focus = still(run, wait, focus, "stopped by a signal:", task)
     elif silent:
@@ -139,20 +133,13 @@ def _missing_batch(
     return what, step, focus
 
 
-def _maker(state: ProtocolState) -> int:
-    """The worker that makes the missing batch; out of order the first busy one; -1 = none."""
-    if state.waiting_worker >= 0 or state.alone:
-        return state.waiting_worker
-    return next((worker.worker for worker in state.workers if not worker.idle), -1)
-
-
-def _remedy(run: RunContext, focus: Focus, state: ProtocolState, silent: bool) -> str:
+def _remedy(run: RunContext, focus: Focus, missing: MissingBatch, silent: bool) -> str:
     """The remedy for a wait. silent: the process has recorded nothing for most of the wait."""
     pid = run.processes[focus.process].pid
     look = remedies.print_stack(pid)
     if silent:
         return remedies.check_stopped(pid, "swapped out")
-    if any(one.activity == STARTING and one.worker == focus.worker for one in state.workers):
+    if missing.unstarted:
         return f"check the start of the worker's process: its imports, the unpickling of the dataset; {look}"
     step = STEPS.get(focus.code)
     known = remedies.SHARED_MEMORY if focus.code == ev.SHM_COPY[0] else remedies.in_step(step, run.sample(focus))
