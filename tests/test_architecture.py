@@ -233,7 +233,7 @@ OTHER_TESTS = {
     "loader": "layers shutdown",
     "speed": "slow_programs",
     "record": "observe_arena observe_differential pairs references ring tracing",
-    "views": "damaged same_facts",
+    "views": "damaged instrument same_facts",
     "wire": "transport",
 }
 """Test files that are named after no module: about the project, about several modules, or a module's second file."""

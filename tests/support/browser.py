@@ -60,6 +60,10 @@ next();
 """
 
 
+KEYS = {"Enter": "\ue007", "Escape": "\ue00c", "Left": "\ue012", "Right": "\ue014", "Shift": "\ue008"}
+"""WebDriver's characters of keys that write none."""
+
+
 class Browser:
     """A session with a chromedriver at a port."""
 
@@ -100,6 +104,21 @@ class Browser:
     def settle(self, frames: int = 30) -> None:
         """Let the page draw so many frames."""
         self.post("/execute/async", script=FRAMES, args=[frames])
+
+    def press(self, *keys: str) -> None:
+        """Press keys one after the other: "n", "Enter", "Shift Right"."""
+        acts = []
+        for key in keys:
+            held = [KEYS.get(part, part) for part in key.split(" ")]
+            acts += [{"type": "keyDown", "value": part} for part in held]
+            acts += [{"type": "keyUp", "value": part} for part in reversed(held)]
+        self.post("/actions", actions=[{"type": "key", "id": "keys", "actions": acts}])
+
+    def drag(self, x: int, y: int, to: int) -> None:
+        """Drag the mouse along a line; no further than (x, y) is a click."""
+        move, button = {"type": "pointerMove", "y": y, "duration": 0}, {"button": 0}
+        acts = [move | {"x": x}, button | {"type": "pointerDown"}, move | {"x": to}, button | {"type": "pointerUp"}]
+        self.post("/actions", actions=[{"type": "pointer", "id": "mouse", "actions": acts}])
 
     def picture(self) -> bytes:
         """What the window shows, as PNG."""

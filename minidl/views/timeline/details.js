@@ -53,15 +53,18 @@ function button(text, act) {
 }
 
 function details() {
-  $("panel").classList.toggle("resting", !chosen);
-  if (!chosen) return rest();
+  $("panel").classList.toggle("resting", !chosen && !range);
+  $("about").replaceChildren(...(chosen ? aboutChosen() : []), ...(range ? aboutRange() : []), ...(chosen || range ? [] : rest()));
+}
+
+function aboutChosen() {
   const kind = kinds[valueOf(chosen, "code")], [from, until] = timesOf(chosen).map(moment);
   const times = !isBar(chosen) ? [["at", from]] : valueOf(chosen, "fate") ? [["begins", from]] : [["begins", from], ["ends", until]];
   const process = words.processes[valueOf(chosen, "process")] ?? "?";
   const where = [["lane", laneOf(chosen).title], ["process", `${process}, thread ${valueOf(chosen, "tid")}`]];
   const mine = words.iterators[valueOf(chosen, "loader")];
   const source = [...(mine ? [["yours", mine]] : []), ["ours", kind.ours], ["upstream", kind.upstream || "no such step"], ["article", kind.article]];
-  $("about").replaceChildren(
+  return [
     make("h2", null, swatch(kind), make("span", heading(chosen))),
     make("p", kind.meaning),
     table([...rowsOf(chosen), ...times, ...where]),
@@ -69,7 +72,7 @@ function details() {
     make("table", null, ...source.map(([key, value]) => make("tr", null, make("td", key), make("td", null, make("code", value))))),
     stepButtons(valueOf(chosen, "batch")),
     ...batches.map(pathOf),
-  );
+  ];
 }
 
 function stepButtons(batch) {
@@ -99,21 +102,21 @@ function pathOf(batch, n) {
 
 function rest() {
   const open = openBars();
-  $("about").replaceChildren(
+  return [
     ...said(),
     ...(words.live ? words.live.now.flatMap(one => [make("h3", one.title), make("p", one.rates), listing(one.rows)]) : []),
     make("h3", "How to read this page"),
     make("p", "Each actor has a lane, each step a bar; the parts of a step are one row deeper. Hatched bars are waits. ▾ marks an event, ✕ a failure."),
-    make("p", "The wheel or + and − zoom; dragging or the arrow keys move. Click a bar for its details and the path of its batch."),
+    make("p", "The wheel or + and − zoom; dragging or the arrow keys move. Click a bar for its details and the path of its batch. Drag on the time axis to select a range: this panel then says where its time went."),
     ...(open.length ? [make("h3", goesOn() ? "under way" : "no end recorded"), table(open.slice(0, 30).map(what => [laneOf(what).title, what.at === words.framed?.bar ? words.framed.words : caption(what.at)[0]]))] : []),
     make("h3", "the trace"), table([...words.facts, ["shown", `${duration(words.last - words.begin)}`]]),
-  );
+  ];
 }
 
 function keys() {
   const rows = [["← →  A D", "move"], ["↑ ↓  PgUp PgDn", "scroll the lanes"], ["+ −  W S", "zoom"], ["0", "show the whole trace"], ["F", "show what the title is about"], ...(words.live ? [["L", "follow the run"]] : []),
-    ["[ ]", "select the previous, the next bar in the row"], ["{ }", "select the bar above, below"], ["Enter", "zoom to the selected bar"],
-    ["B", "draw the path of its batch too"], ["/", "search"], ["N  P", "next, previous match"], ["Esc", "clear the selection"], ["?", "this list"]];
+    ["[ ]", "select the previous, the next bar in the row"], ["{ }", "select the bar above, below"], ["Enter", "zoom to the selected bar, or to the range"],
+    ["B", "draw the path of its batch too"], ["shift ← →", "select a range: move its end"], ["R", "select the range of the selected bar, or of the view"], ["/", "search"], ["N  P", "next, previous match"], ["Esc", "clear the selection, then the range"], ["?", "this list"]];
   $("panel").classList.remove("resting");
   $("about").replaceChildren(make("h2", "Keys"),
     make("table", null, ...rows.map(([k, text]) => make("tr", null, make("td", null, make("kbd", k)), make("td", text)))),

@@ -44,6 +44,7 @@ function drawOver() {
   pen.clearRect(0, 0, wide, high);
   const bottom = lanesBottom();
   clipped(gutter, AXIS, wide - gutter, bottom - AXIS, () => drawOutline(hovered, look.ink, 1));
+  drawRange();
   drawPointer(bottom);
 }
 

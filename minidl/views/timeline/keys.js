@@ -16,7 +16,8 @@ canvas.addEventListener("pointerdown", event => {
   if (event.button) return;
   canvas.focus({preventScroll: true});
   canvas.setPointerCapture(event.pointerId);
-  drag = {x: event.clientX, y: event.clientY, v0, v1, top: scroller.scrollTop, moved: false};
+  const ranges = event.offsetX >= gutter && (event.offsetY < AXIS || event.shiftKey) ? tOf(event.offsetX) : null;
+  drag = {x: event.clientX, y: event.clientY, v0, v1, top: scroller.scrollTop, moved: false, ranges};
 });
 canvas.addEventListener("pointermove", event => {
   const area = canvas.getBoundingClientRect();
@@ -24,7 +25,8 @@ canvas.addEventListener("pointermove", event => {
   if (drag) {
     const dx = event.clientX - drag.x, dy = event.clientY - drag.y;
     if (Math.abs(dx) + Math.abs(dy) > 4) drag.moved = true;
-    if (drag.moved) {
+    if (drag.moved && drag.ranges !== null) selectRange(drag.ranges, tOf(pointer.x), false);
+    else if (drag.moved) {
       canvas.classList.add("dragging");
       const by = dx / (wide - gutter) * (drag.v1 - drag.v0);
       scroller.scrollTop = drag.top - dy;
@@ -33,15 +35,16 @@ canvas.addEventListener("pointermove", event => {
     return;
   }
   const what = at(pointer.x, pointer.y);
-  if (!same(what, hovered)) { hovered = what; canvas.style.cursor = what ? "pointer" : ""; }
+  if (!same(what, hovered)) hovered = what;
+  canvas.style.cursor = what ? "pointer" : pointer.y < AXIS && pointer.x > gutter ? "col-resize" : "";
   tip(what, pointer.x, pointer.y);
   redraw(false);
 });
 canvas.addEventListener("pointerup", event => {
   canvas.classList.remove("dragging");
-  const clicked = drag && !drag.moved;
+  const clicked = drag && !drag.moved, onAxis = event.offsetY < AXIS;
   drag = null;
-  if (!clicked) return;
+  if (!clicked || onAxis) return;
   hideTip();
   const what = at(event.offsetX, event.offsetY);
   if (event.shiftKey && what) { chosen = what; addBatch(); } else choose(what, false);
@@ -56,13 +59,14 @@ const KEYS = {
   PageUp: () => { scroller.scrollTop -= high * .7; }, PageDown: () => { scroller.scrollTop += high * .7; },
   "+": () => zoom(.7), "=": () => zoom(.7), w: () => zoom(.7), "-": () => zoom(1 / .7), s: () => zoom(1 / .7),
   f: atHeadline, l: now, 0: showAll, Home: showAll, "[": () => step(-1), "]": () => step(1), "{": () => stepRow(-1), "}": () => stepRow(1),
-  Enter: zoomToChosen, b: addBatch, n: () => go(1), p: () => go(-1), "/": () => $("query").focus(), "?": keys,
-  Escape: () => choose(null),
+  Enter: () => chosen || !range ? zoomToChosen() : zoomToRange(), b: addBatch, n: () => go(1), p: () => go(-1), "/": () => $("query").focus(), "?": keys,
+  Escape: () => chosen || !range ? choose(null) : clearRange(),
+  r: rangeHere, "Shift+ArrowLeft": () => extendRange(-.02), "Shift+ArrowRight": () => extendRange(.02),
 };
 document.addEventListener("keydown", event => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   const inside = event.target === canvas || event.target === document.body;
-  const act = KEYS[event.key] || KEYS[event.key.toLowerCase()];
+  const act = event.shiftKey && KEYS[`Shift+${event.key}`] || KEYS[event.key] || KEYS[event.key.toLowerCase()];
   if (inside && act) { event.preventDefault(); act(); }
 });
 

@@ -64,7 +64,7 @@ function resize() {
 }
 
 function retheme() {
-  for (const name of ["paper", "panel", "band", "band2", "line", "grid", "ink", "faint", "accent", "alarm", "found"])
+  for (const name of ["paper", "panel", "band", "band2", "line", "grid", "ink", "faint", "accent", "alarm", "found", "counter"])
     look[name] = colourOf(name);
   look.soft = Number(colourOf("soft"));
   overviewBase = null;

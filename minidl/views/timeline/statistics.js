@@ -1,0 +1,100 @@
+// What the panel says of the selected range: the loop's time, batches, steps, workers.
+
+const quantile = (sorted, share) => sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))];
+
+function eachIn(run, from, until, act) {  // act(index, ns of it in the range)
+  const last = run.first + run.count;
+  for (let i = run.first + firstAfter(run.until, 0, run.count, from); i < last && begin[i] < until; i++)
+    if (end[i] > from) act(i, Math.min(end[i], until, words.last) - Math.max(begin[i], from));
+}
+
+function stepsIn(from, until) {  // of each kind of step: its whole durations, sorted, and its time in the range
+  const found = new Map();
+  for (const run of runs) if (!lanes[run.lane].hidden) eachIn(run, from, until, (i, inside) => {
+    const code = col["bar.code"][i];
+    if (!found.has(code)) found.set(code, {code, took: [], inside: 0, count: 0});
+    const one = found.get(code);
+    one.count++; one.inside += inside;
+    if (!col["bar.fate"][i]) one.took.push(end[i] - begin[i]);  // how long others took is not known
+  });
+  for (const one of found.values()) one.took = Float64Array.from(one.took).sort();
+  return [...found.values()].sort((a, b) => b.inside - a.inside);
+}
+
+function timeOf(slot, names, from, until) {  // of the loader's and the program's steps of these names, none twice
+  const pieces = [];
+  for (const run of runs) if (lanes[run.lane].slot === slot && ["loader", "consumer"].includes(lanes[run.lane].kind))
+    eachIn(run, from, until, (i, inside) => { if (names.includes(kindOf(i).name)) pieces.push([Math.max(begin[i], from), inside]); });
+  let total = 0, last = -Infinity;
+  for (const [at, size] of pieces.sort((a, b) => a[0] - b[0])) {
+    total += Math.max(0, at + size - Math.max(at, last));
+    last = Math.max(last, at + size);
+  }
+  return total;
+}
+
+const NEXT = ["next"], AROUND = ["next", "worker_start", "shutdown"];
+function loopIn(slot, from, until) {
+  const next = timeOf(slot, NEXT, from, until), waits = timeOf(slot, AROUND, from, until), step = timeOf(slot, ["consumer"], from, until);
+  return [["training step", step, "consumer"], ["waiting in next()", next, "next"], ["starting and ending workers", waits - next, "worker_start"],
+    ["the rest of the program", Math.max(0, until - from - step - waits), ""]];
+}
+
+function busyIn(lane, from, until) {  // share of the range in which the worker of a lane had work
+  let busy = 0;
+  for (const run of runs) if (lanes[run.lane] === lane && run.row === 0)
+    eachIn(run, from, until, (i, inside) => { if (!kindOf(i).waits) busy += inside; });
+  return busy / (until - from);
+}
+
+function batchesIn(slot, from, until) {
+  let count = 0;
+  for (const run of runs) if (lanes[run.lane].slot === slot && lanes[run.lane].kind === "consumer")
+    eachIn(run, from, until, i => { if (begin[i] >= from && kindOf(i).name === "consumer") count++; });
+  return count;
+}
+
+function stepName(code) {  // the label, if it names no other kind of step
+  const {label, name} = kinds[code];
+  return Object.values(kinds).some(kind => kind.label === label && kind.name !== name) ? name.replaceAll("_", " ") : label;
+}
+
+function meter(share, colour) {
+  const full = styled("span", "meter", null, styled("span", "part", ""));
+  full.firstChild.style.width = `${Math.min(100, 100 * share)}%`;
+  full.firstChild.style.background = colour || look.counter;
+  return full;
+}
+
+const colourNamed = name => Object.values(kinds).find(kind => kind.name === name)?.colour;
+
+function grid(head, rows) {  // cells are texts, or elements
+  const line = (tag, cells) => make("tr", null, ...cells.map((cell, n) =>
+    styled(tag, n ? "number" : "", cell instanceof Element ? null : cell, ...(cell instanceof Element ? [cell] : []))));
+  return styled("table", "grid", null, ...(head ? [line("th", head)] : []), ...rows.map(row => line("td", row)));
+}
+
+function aboutRange() {
+  const [from, until] = rangeOf(), size = until - from;
+  if (size <= 0) return [make("h2", "Nothing is selected"), make("p", "Move the range's end with shift and the arrow keys.")];
+  const slots = words.slots.map((title, slot) => ({title, slot, is: lanes.some(lane => lane.slot === slot && !lane.hidden)})).filter(one => one.is);
+  const about = [make("h2", `Range of ${duration(size)}`), make("p", `${moment(from)} to ${moment(until)}`),
+    styled("div", "row", null, button("zoom in", zoomToRange), button("clear", clearRange))];
+  for (const {title, slot} of slots) {
+    const count = batchesIn(slot, from, until);
+    about.push(make("h3", slots.length > 1 ? `the loop of ${title}` : "the loop"),
+      grid(null, loopIn(slot, from, until).filter(([, time]) => time > 0).map(([what, time, name]) => [what, meter(time / size, colourNamed(name)), duration(time), percent(time / size)])),
+      make("p", `${count.toLocaleString("en")} batch${count === 1 ? "" : "es"}${count ? `: ${(count * 1e9 / size).toPrecision(3)} per second` : ""}`));
+  }
+  const steps = stepsIn(from, until).filter(({code}) => kinds[code].name !== "epoch");
+  about.push(make("h3", "steps"), grid(["", "count", "total", "p50", "p95", "max"], steps.map(({code, count, inside, took}) => [
+    make("span", null, swatch(kinds[code]), ` ${stepName(code)}`), count.toLocaleString("en"), duration(inside),
+    ...(took.length ? [quantile(took, .5), quantile(took, .95), took[took.length - 1]].map(duration) : ["", "", ""])])),
+    styled("p", "faint", "total: the time within the range. p50, p95 and max: of whole steps that touch it."));
+  const workers = lanes.filter(lane => lane.kind === "worker" && !lane.hidden);
+  if (workers.length) about.push(make("h3", "busy share of the workers"), grid(null, workers.map(lane => {
+    const busy = busyIn(lane, from, until);
+    return [words.slots.length > 1 ? `${words.slots[lane.slot]}, ${lane.title}` : lane.title, meter(busy, actorColour(lane.actor)), percent(busy)];
+  })));
+  return about;
+}

@@ -1,0 +1,83 @@
+"""The page as an instrument, in a browser: a range's statistics, the slowest steps, stalls, links, search, lanes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from browser import Browser, driven, needs_driver
+from made_trace import made
+
+from minidl.tracefile.reader import Trace
+from minidl.tracefile.words import duration
+from minidl.views.page import html
+
+pytestmark = [pytest.mark.live, needs_driver]
+
+MS = 1_000_000
+STALLS = (5, 17, 24)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with driven(tmp_path_factory.mktemp("browser") / "profile") as one:
+        one.resize(1366, 768)
+        yield one
+
+
+@pytest.fixture(scope="module")
+def stalling(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """Three batches take 300 ms and more, the others 2 ms."""
+    run = {"batches": 40, "workers": 2, "step": 2 * MS, "epochs": 2}
+    cost = lambda task: 2 * MS if task not in STALLS else (300 + task) * MS  # noqa: E731
+    return made(tmp_path_factory.mktemp("trace"), cost=cost, **run)
+
+
+def show(browser: Browser, page: Path, place: str = "") -> None:
+    browser.post("/url", url="about:blank")
+    browser.post("/url", url=page.as_uri() + place)
+    browser.until("return Boolean(document.documentElement.dataset.frame)")
+
+
+@pytest.fixture
+def page(browser: Browser, stalling: Trace, tmp_path: Path) -> Path:
+    path = html(stalling, tmp_path / "page.html")
+    show(browser, path)
+    return path
+
+
+def panel(browser: Browser) -> str:
+    browser.settle(12)  # it counts once the range is as it stays
+    return str(browser.run("return document.getElementById('about').innerText"))
+
+
+def test_a_range_says_where_its_time_went(browser: Browser, stalling: Trace, page: Path) -> None:
+    """Of the whole trace: as many steps as the trace has, and the loop's time adds up."""
+    browser.press("0", "r")
+    text = panel(browser)
+    spans = stalling.spans()
+    for code, name in ((24, "sample"), (22, "fetch"), (56, "next")):
+        took = np.sort((spans["end"] - spans["begin"])[spans["code"] == code])
+        line = next(line for line in text.splitlines() if line.strip().startswith(f"{name}\t"))
+        count, _, p50, _, most = line.split("\t")[1:]
+        assert count == str(len(took))
+        assert (p50, most) == (duration(took[len(took) // 2]), duration(took[-1]))
+    assert "80 batches" in text
+    shares = re.findall(r"(\d+)%", text[text.index("THE LOOP") : text.index("STEPS")])
+    assert 98 <= sum(map(int, shares)) <= 102
+    browser.press("Escape")
+    assert "HOW TO READ THIS PAGE" in panel(browser)
+
+
+def test_a_range_is_dragged_on_the_axis_and_moved_by_keys(browser: Browser, page: Path) -> None:
+    top = browser.run("return document.getElementById('canvas').getBoundingClientRect().top")
+    browser.drag(300, int(top) + 12, 500)
+    assert (first := panel(browser)).startswith("Range of ")
+    browser.press("Shift Right", "Shift Right")
+    assert (longer := panel(browser)).startswith("Range of ")
+    assert first.splitlines()[0] != longer.splitlines()[0]
+    browser.press("Escape")
+    assert not panel(browser).startswith("Range of ")
