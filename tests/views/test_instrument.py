@@ -81,3 +81,42 @@ def test_a_range_is_dragged_on_the_axis_and_moved_by_keys(browser: Browser, page
     assert first.splitlines()[0] != longer.splitlines()[0]
     browser.press("Escape")
     assert not panel(browser).startswith("Range of ")
+
+
+def status(browser: Browser) -> str:
+    return str(browser.run("return document.getElementById('status').innerText"))
+
+
+def test_n_goes_from_stall_to_stall(browser: Browser, page: Path) -> None:
+    """Two epochs of three stalls: each is named with its wait, its task, worker and slowest sample."""
+    said = []
+    for _ in range(7):
+        browser.press("n")
+        said.append(status(browser))
+    assert [line.split(":")[0] for line in said] == [f"stall {n} of 6" for n in (1, 2, 3, 4, 5, 6, 1)]
+    assert [int(re.findall(r"for task (\d+)", line)[0]) for line in said] == [*STALLS, *STALLS, STALLS[0]]
+    first = r"stall 1 of 6: next\(\) waited \d+ ms for task 5 \(worker 1, slowest sample 2\d: .*ms\)"
+    assert re.fullmatch(first, said[0])
+    browser.press("Shift n")
+    assert status(browser).startswith("stall 6 of 6")
+
+
+def test_the_slowest_samples_are_a_list_and_a_key(browser: Browser, stalling: Trace, page: Path) -> None:
+    browser.press("Escape", "0")
+    text = panel(browser)
+    assert "24 of 320 took more than 5 times the median: " in text
+    browser.press("o", "o")
+    assert status(browser).startswith("slowest sample 2 of 320: sample ")
+    browser.press("Escape")
+    times = browser.run("return [...document.querySelectorAll('.slowest b')].map(e => e.innerText)")
+    spans = stalling.spans()
+    took = np.sort((spans["end"] - spans["begin"])[spans["code"] == 24])[::-1]
+    assert times == [duration(ns) for ns in took[:12]]
+    browser.run("document.querySelector('.slowest button').focus()")
+    browser.press("Enter")
+    assert status(browser).startswith("slowest sample 1 of 320: sample ")
+    browser.run("document.getElementById('close').click()")
+    choose = "box.value = 'next'; box.dispatchEvent(new Event('change'))"
+    browser.run(f"const box = document.querySelector('#about select'); {choose}")
+    calls = int((spans["code"] == 56).sum())
+    assert f"of {calls} took more than 5 times the median: " in panel(browser)

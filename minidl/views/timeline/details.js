@@ -105,6 +105,7 @@ function rest() {
   return [
     ...said(),
     ...(words.live ? words.live.now.flatMap(one => [make("h3", one.title), make("p", one.rates), listing(one.rows)]) : []),
+    ...aboutSlowest(),
     make("h3", "How to read this page"),
     make("p", "Each actor has a lane, each step a bar; the parts of a step are one row deeper. Hatched bars are waits. ▾ marks an event, ✕ a failure."),
     make("p", "The wheel or + and − zoom; dragging or the arrow keys move. Click a bar for its details and the path of its batch. Drag on the time axis to select a range: this panel then says where its time went."),
@@ -116,7 +117,7 @@ function rest() {
 function keys() {
   const rows = [["← →  A D", "move"], ["↑ ↓  PgUp PgDn", "scroll the lanes"], ["+ −  W S", "zoom"], ["0", "show the whole trace"], ["F", "show what the title is about"], ...(words.live ? [["L", "follow the run"]] : []),
     ["[ ]", "select the previous, the next bar in the row"], ["{ }", "select the bar above, below"], ["Enter", "zoom to the selected bar, or to the range"],
-    ["B", "draw the path of its batch too"], ["shift ← →", "select a range: move its end"], ["R", "select the range of the selected bar, or of the view"], ["/", "search"], ["N  P", "next, previous match"], ["Esc", "clear the selection, then the range"], ["?", "this list"]];
+    ["B", "draw the path of its batch too"], ["shift ← →", "select a range: move its end"], ["R", "select the range of the selected bar, or of the view"], ["/", "search"], [". ,", "next, previous match"], ["N  shift N", "next, previous stall: a long wait of the loop"], ["O  shift O", "next, previous of the slowest steps"], ["Esc", "clear the selection, then the range"], ["?", "this list"]];
   $("panel").classList.remove("resting");
   $("about").replaceChildren(make("h2", "Keys"),
     make("table", null, ...rows.map(([k, text]) => make("tr", null, make("td", null, make("kbd", k)), make("td", text)))),

@@ -59,7 +59,7 @@ const KEYS = {
   PageUp: () => { scroller.scrollTop -= high * .7; }, PageDown: () => { scroller.scrollTop += high * .7; },
   "+": () => zoom(.7), "=": () => zoom(.7), w: () => zoom(.7), "-": () => zoom(1 / .7), s: () => zoom(1 / .7),
   f: atHeadline, l: now, 0: showAll, Home: showAll, "[": () => step(-1), "]": () => step(1), "{": () => stepRow(-1), "}": () => stepRow(1),
-  Enter: () => chosen || !range ? zoomToChosen() : zoomToRange(), b: addBatch, n: () => go(1), p: () => go(-1), "/": () => $("query").focus(), "?": keys,
+  Enter: () => chosen || !range ? zoomToChosen() : zoomToRange(), b: addBatch, ".": () => go(1), ",": () => go(-1), n: () => goStall(1), N: () => goStall(-1), o: () => nextSlow(1), O: () => nextSlow(-1), "/": () => $("query").focus(), "?": keys,
   Escape: () => chosen || !range ? choose(null) : clearRange(),
   r: rangeHere, "Shift+ArrowLeft": () => extendRange(-.02), "Shift+ArrowRight": () => extendRange(.02),
 };

@@ -1,5 +1,6 @@
 // The model: bars, marks, batches and counters from the columns; what can be selected; captions.
 
+let built = 0;  // changes with what is counted: the bars, and which lanes are shown
 let begin, end, marks, alarmMarks, runs, markRuns, kept, stopsOf, counters, lanes, kinds, fading;
 
 function build() {
@@ -37,6 +38,7 @@ function build() {
 let only = "";
 
 function arrange() {
+  built++;
   const wanted = words.dataloaders.find(([name]) => name === only)?.[1];
   let removed = 0;
   lanes.forEach((lane, i) => {

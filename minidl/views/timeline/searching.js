@@ -54,7 +54,7 @@ function go(by) {
   if (!matches.length) return;
   matchAt = (matchAt + by + matches.length) % matches.length;
   $("found").textContent = `${matchAt + 1} of ${matches.length.toLocaleString("en")}`;
-  choose(matches[matchAt]);
+  frame(matches[matchAt]);
 }
 
 $("on").addEventListener("click", () => go(1));

@@ -2,6 +2,7 @@
 
 function choose(what, follow = true) {
   chosen = what;
+  say("");
   batches = what && valueOf(what, "batch") >= 0 ? [valueOf(what, "batch")] : [];
   if (what && follow) bringIntoView(what);
   details();
@@ -26,6 +27,18 @@ function bringIntoView(what) {
   const lane = laneOf(what), top = yOf(lane.top), bottom = top + tall(lane) * row;
   if (top < AXIS + 8) scroller.scrollTop -= AXIS + 14 - top;
   else if (bottom > lanesBottom()) scroller.scrollTop += bottom - lanesBottom() + 8;
+}
+
+function frame(what) {  // selects it, with both ends inside the window
+  const [a, b] = timesOf(what), size = v1 - v0, fits = b - a > .05 * size && b - a < .85 * size;
+  if (b > a && !fits) [v0, v1] = [a - (b - a), b + (b - a)];
+  else if (a < v0 || b > v1) [v0, v1] = [(a + b - size) / 2, (a + b + size) / 2];
+  choose(what);
+}
+
+function say(text) {  // what a key has found, below the timeline
+  $("status").textContent = text;
+  $("status").hidden = !text;
 }
 
 function zoomToChosen() {

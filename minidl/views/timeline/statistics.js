@@ -96,5 +96,5 @@ function aboutRange() {
     const busy = busyIn(lane, from, until);
     return [words.slots.length > 1 ? `${words.slots[lane.slot]}, ${lane.title}` : lane.title, meter(busy, actorColour(lane.actor)), percent(busy)];
   })));
-  return about;
+  return [...about, ...aboutSlowest()];
 }

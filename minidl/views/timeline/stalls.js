@@ -1,0 +1,71 @@
+// Stalls: the long waits of the loops, one after the other.
+
+const LONG = 20e6, TIMES = 3;  // a stall is longer than 20 ms and than 3 times the median wait of its loop
+let stallsKnown = {};
+
+function waitsOf(slot) {  // a loop's outermost calls of next
+  const mine = runs.filter(run => lanes[run.lane].slot === slot && lanes[run.lane].kind === "loader" && !lanes[run.lane].hidden);
+  for (const run of mine.sort((a, b) => a.row - b.row)) {
+    const found = [];
+    for (let i = run.first; i < run.first + run.count; i++) if (kindOf(i).name === "next") found.push(i);
+    if (found.length) return found;
+  }
+  return [];
+}
+
+function stalls() {  // bars, by time; and the longest wait, for a trace without stalls
+  const key = [built, only].join();
+  if (stallsKnown.key === key) return stallsKnown;
+  const took = i => end[i] - begin[i], all = words.slots.map((_, slot) => waitsOf(slot));
+  const long = all.flatMap(waits => {
+    const limit = Math.max(LONG, TIMES * quantile(Float64Array.from(waits, took).sort(), .5));
+    return waits.filter(i => took(i) > limit);
+  });
+  return stallsKnown = {key, long: long.sort((a, b) => begin[a] - begin[b]), waits: all.flat().sort((a, b) => took(b) - took(a)), fetches: longestOf("fetch"), samples: longestOf("sample")};
+}
+
+function longestOf(name) {  // of each batch, its longest step of that name
+  const found = new Map();
+  for (let i = 0; i < begin.length; i++) {
+    if (kindOf(i).name !== name) continue;
+    const batch = num("bar.batch", i), best = found.get(batch);
+    if (batch >= 0 && !(end[best] - begin[best] >= end[i] - begin[i])) found.set(batch, i);
+  }
+  return found;
+}
+
+function wantedIn(i) {  // the task that the innermost wait in this call of next needed, -1 if none says so
+  for (const run of runs) if (lanes[run.lane] === laneOf(bar(i))) {
+    let found = -1;
+    eachIn(run, begin[i], end[i], at => { if (kindOf(at).stage === "wait" && num("bar.wanted", at) >= 0) found = num("bar.wanted", at); });
+    if (found >= 0) return found;
+  }
+  return -1;
+}
+
+function batchOf(i, task) {  // of a call of next; of one that brought nothing, the latest batch of the task that it needed
+  const batch = num("bar.batch", i);
+  if (batch >= 0 || task < 0) return batch;
+  const loader = num("bar.loader", i);
+  return [...stalls().fetches].findLast(([, at]) => num("bar.task", at) === task && num("bar.loader", at) === loader && begin[at] < end[i])?.[0] ?? -1;
+}
+
+function waitInWords(i) {
+  const came = num("bar.task", i), task = came >= 0 ? came : wantedIn(i), {fetches, samples} = stalls();
+  const batch = batchOf(i, task), work = fetches.get(batch), sample = samples.get(batch), parts = [];
+  if (work !== undefined && num("bar.worker", work) >= 0) parts.push(`worker ${num("bar.worker", work)}`);
+  if (sample !== undefined) parts.push(`slowest sample ${num("bar.number", sample)}: ${faded(sample) ? words.fates[col["bar.fate"][sample]] : duration(end[sample] - begin[sample])}`);
+  const loop = words.slots.length > 1 ? `${words.slots[laneOf(bar(i)).slot]}: ` : "";
+  return `${loop}next() ${col["bar.fate"][i] ? "has waited" : "waited"} ${duration(Math.min(end[i], words.last) - begin[i])}${task >= 0 ? ` for task ${task}` : ""}${parts.length ? ` (${parts.join(", ")})` : ""}`;
+}
+
+function goStall(by) {
+  const {long, waits} = stalls();
+  if (!waits.length) return say("There is no call of next() in this trace.");
+  if (!long.length) { frame(bar(waits[0])); return say(`no stall: none of ${waits.length} calls of next() took more than 20 ms and 3 times the median; the longest: ${waitInWords(waits[0])}`); }
+  const t = chosen ? timesOf(chosen)[0] : by > 0 ? -Infinity : Infinity;
+  const later = long.filter(i => begin[i] > t), earlier = long.filter(i => begin[i] < t);
+  const i = by > 0 ? later[0] ?? long[0] : earlier[earlier.length - 1] ?? long[long.length - 1];
+  frame(bar(i));
+  say(`stall ${long.indexOf(i) + 1} of ${long.length}: ${waitInWords(i)}`);
+}
