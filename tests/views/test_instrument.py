@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import time
+import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -120,3 +122,53 @@ def test_the_slowest_samples_are_a_list_and_a_key(browser: Browser, stalling: Tr
     browser.run(f"const box = document.querySelector('#about select'); {choose}")
     calls = int((spans["code"] == 56).sum())
     assert f"of {calls} took more than 5 times the median: " in panel(browser)
+
+
+FOUND = """
+const box = document.getElementById("query"), read = id => document.getElementById(id).innerText;
+box.value = arguments[0]; box.dispatchEvent(new Event("input"));
+const many = read("found");
+document.getElementById("on").click();
+return [many, (document.querySelector("#about h2") || {innerText: ""}).innerText, read("found")];
+"""
+
+
+@pytest.mark.parametrize(("text", "many", "first"), [
+    ("s21", 2, "sample 21"), ("21 sample", 2, "sample 21"), ("sample 21", 2, "sample 21"),
+    ("t17 fetch", 2, "fetch 17"), ("fetch task 17 e1", 1, "fetch 17"), ("sample >50ms", 24, "sample "),
+    ("epoch 1", 1, "epoch 1"), ("sample epoch 1 worker 1 >50 ms", 8, "sample "), ("sample <1us", 0, ""),
+])  # fmt: skip
+def test_it_finds_what_is_written_in_a_bar(browser: Browser, page: Path, text: str, many: int, first: str) -> None:
+    found, name, at = browser.post("/execute/sync", script=FOUND, args=[text])
+    assert found == (f"{many} found" if many else "none found")
+    assert name.startswith(first)
+    assert at == (f"1 of {many}" if many else "none found")
+
+
+def test_what_is_found_lies_within_the_window(browser: Browser, page: Path) -> None:
+    """A found bar of 0.3 s, after one of microseconds: both its ends are shown."""
+    browser.post("/execute/sync", script=FOUND, args=["t17 fetch"])
+    browser.press("[", "Enter")
+    _, name, _ = browser.post("/execute/sync", script=FOUND, args=["t5 fetch"])
+    assert name == "fetch 5"
+    browser.settle(20)
+    place = address(browser)
+    begins = float(place["selected"][0].split(".")[3]) / 1e9
+    assert float(place["begin"][0]) < begins < begins + 0.3 < float(place["end"][0])
+
+
+def address(browser: Browser) -> dict[str, list[str]]:
+    browser.until("return location.hash.length > 1")
+    time.sleep(0.3)
+    return urllib.parse.parse_qs(str(browser.run("return location.hash"))[1:])
+
+
+def test_a_link_opens_the_same_view(browser: Browser, page: Path) -> None:
+    browser.press("n", "r", "Shift Right", "+")
+    was, told = address(browser), panel(browser)
+    assert was.keys() == {"begin", "end", "range", "selected"}
+    show(browser, page, str(browser.run("return location.hash")))
+    assert panel(browser) == told
+    assert address(browser) == was
+    browser.press("Escape", "Escape", "f")
+    browser.until("return location.hash === ''")

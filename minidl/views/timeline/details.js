@@ -121,5 +121,5 @@ function keys() {
   $("panel").classList.remove("resting");
   $("about").replaceChildren(make("h2", "Keys"),
     make("table", null, ...rows.map(([k, text]) => make("tr", null, make("td", null, make("kbd", k)), make("td", text)))),
-    make("p", "Search for: 8 or task 8, worker 2, sample 65, batch 8, iterator 1, a step's name, open, error. Several words are combined."));
+    make("p", "Search for: 8, t8 or task 8, worker 2, s65 or sample 65, batch 8, epoch 1, iterator 1, rank 1, >500ms, <2s, a step's name, open, error. Several are combined: sample epoch 1 >20ms. Enter goes to the next match. The page's address keeps what is shown and selected: copy it as a link to this moment."));
 }

@@ -45,6 +45,7 @@ function drawOver() {
   const bottom = lanesBottom();
   clipped(gutter, AXIS, wide - gutter, bottom - AXIS, () => drawOutline(hovered, look.ink, 1));
   drawRange();
+  keepAddress();
   drawPointer(bottom);
 }
 

@@ -24,6 +24,10 @@ function bringIntoView(what) {
   else if (b < v0 + size * .02 || a > v1 - size * .02) [v0, v1] = [(a + b) / 2 - size / 2, (a + b) / 2 + size / 2];
   clampView();
   pursue("");
+  scrollTo(what);
+}
+
+function scrollTo(what) {
   const lane = laneOf(what), top = yOf(lane.top), bottom = top + tall(lane) * row;
   if (top < AXIS + 8) scroller.scrollTop -= AXIS + 14 - top;
   else if (bottom > lanesBottom()) scroller.scrollTop += bottom - lanesBottom() + 8;

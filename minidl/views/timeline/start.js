@@ -25,6 +25,8 @@ async function start() {
   new ResizeObserver(resize).observe(scroller);
   resize();
   atHeadline();
+  opened = addressNow();
+  goToAddress();
   if (words.perfetto) $("perfetto").href = perfettoHere();
   draw();  // at once: a tab in the background gets no animation frame
   empty();

@@ -1,0 +1,35 @@
+// The address keeps the moment, the range and the selection: a link opens the same view.
+
+const seconds = ns => (Math.round(ns) / 1e9).toFixed(9).replace(/\.?0+$/, "");
+let addressing = 0, opened = "";  // the view that the page opens with has no address of its own
+
+function addressNow() {
+  const parts = {begin: seconds(v0), end: seconds(v1)};
+  if (range) parts.range = rangeOf().map(seconds).join("-");
+  if (chosen) parts.selected = [chosen.type, valueOf(chosen, "code"), valueOf(chosen, "tid"), timesOf(chosen)[0]].join(".");
+  return `#${new URLSearchParams(parts)}`;
+}
+
+function keepAddress() {  // after a moment without a change
+  if (framed || !opened) return;
+  clearTimeout(addressing);
+  addressing = setTimeout(() => {
+    const address = addressNow();
+    if (pursued || address === opened) { if (location.hash) history.replaceState(null, "", location.pathname + location.search); }
+    else if (address !== location.hash) history.replaceState(null, "", address);
+  }, 200);
+}
+
+function goToAddress() {
+  const parts = new URLSearchParams(location.hash.slice(1)), ns = text => Math.round(Number(text) * 1e9);
+  if (!(ns(parts.get("end")) > ns(parts.get("begin")))) return;
+  const [type, ...key] = (parts.get("selected") || "").split("."), ends = (parts.get("range") || "").split("-").map(ns);
+  range = ends.length === 2 && ends.every(Number.isFinite) ? {anchor: inTrace(ends[0]), head: inTrace(ends[1])} : null;
+  recall({type: type in kept && key.length === 3 ? type : undefined, key: key.map(Number), batches: []});
+  if (chosen && laneOf(chosen).hidden) showLoader("");
+  show(ns(parts.get("begin")), ns(parts.get("end")));
+  choose(chosen, false);
+  if (chosen) scrollTo(chosen);
+}
+
+window.addEventListener("hashchange", goToAddress);
