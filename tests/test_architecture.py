@@ -59,7 +59,7 @@ ORDER = (
     ("hang", "outcomes sentence diagnose"),
     ("speed", "stages device_use ledger cpu_use wall_clock advice reasons verdict"),
     ("hang", "life live recent snapshot consult"),
-    ("hang.headline", "run_context missing bounds hangs ends uneven __init__"),
+    ("hang.headline", "run_context held_up bounds hangs ends uneven __init__"),
     ("speed", "summary critical_path transport_use diff findings passes audit_rules audit"),
     ("hang", "top"),
     ("hang", "examine"),

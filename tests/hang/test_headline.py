@@ -22,7 +22,7 @@ from minidl.explore.search import shortest
 from minidl.explore.trace import write as explored
 from minidl.hang.evidence.model import RunEvidence, Syscall
 from minidl.hang.finding import LONGEST, Finding, FocusScope, HangCause, RunOutcome, titled
-from minidl.hang.headline import hangs, headline, missing
+from minidl.hang.headline import hangs, headline, held_up
 from minidl.hang.places import LoaderStep
 from minidl.tracefile import events as ev
 from minidl.tracefile import watched
@@ -98,7 +98,7 @@ def test_a_worker_that_no_longer_reads_its_queue_may_be_stopped(tmp_path: Path) 
 
 
 def doctor_says(monkeypatch: pytest.MonkeyPatch, said: Finding | None) -> None:
-    for module in (hangs, missing):
+    for module in (hangs, held_up):
         monkeypatch.setattr(module, "diagnose_recorded", lambda trace, told: said)
 
 

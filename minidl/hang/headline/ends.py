@@ -13,7 +13,7 @@ import numpy as np
 from minidl.hang import remedies
 from minidl.hang.finding import Finding, Focus, RunOutcome, from_trace
 from minidl.hang.headline.hangs import hung, shown_to_hang
-from minidl.hang.headline.missing import held_up
+from minidl.hang.headline.held_up import held_up
 from minidl.hang.headline.run_context import RunContext
 from minidl.hang.limits import SUDDEN
 from minidl.hang.places import LoaderStep

@@ -12,7 +12,7 @@ import numpy as np
 from minidl.hang.consult import diagnose_recorded
 from minidl.hang.finding import Finding, Focus, HangCause, RecordedWait, RunOutcome, Sure, from_trace
 from minidl.hang.headline.bounds import what_bounds
-from minidl.hang.headline.missing import held_up, still
+from minidl.hang.headline.held_up import held_up, still
 from minidl.hang.headline.run_context import LastWait, RunContext
 from minidl.hang.limits import LONG, SUDDEN
 from minidl.hang.places import LoaderStep
