@@ -32,7 +32,8 @@ def stat_of(text: str) -> tuple[str, list[str]]:
 
 def stat_fields(pid: int) -> list[str]:
     """The fields from the state on. Raises OSError if the process is gone."""
-    return stat_of(Path(f"/proc/{pid}/stat").read_text(errors="replace"))[1]
+    with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # a third of the time that Path takes
+        return stat_of(file.read(4096).decode(errors="replace"))[1]
 
 
 def born(fields: list[str]) -> float:

@@ -22,7 +22,8 @@ def test_a_process_counts_whatever_its_name_is(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "proc/7").mkdir(parents=True)
     (tmp_path / "proc/7/stat").write_bytes(b"7 (\xc3) S 1 5 5 0")
     monkeypatch.setattr(os, "listdir", lambda folder: ["7", "8", "self"])  # 8 has ended meanwhile
-    monkeypatch.setattr(process_stat, "Path", lambda path: tmp_path / path.lstrip("/"))
+    opened = lambda path, *_, **__: (tmp_path / path.lstrip("/")).open("rb")  # noqa: E731
+    monkeypatch.setattr(process_stat, "open", opened, raising=False)
     assert list(every_process()) == [(7, ["S", "1", "5", "5", "0"])]
 
 

@@ -334,7 +334,7 @@ class Trace:
     @cached_property
     def watched(self) -> Watched:
         """What the trace's watchdogs saw: signs of life, deaths, evidence of hangs; false if there was none."""
-        return watched.read(self._watches)
+        return watched.read(self._watches, self.threads)
 
     @property
     def order(self) -> Order:

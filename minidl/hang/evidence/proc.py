@@ -55,7 +55,7 @@ class Unseen:
 class Stat(NamedTuple):
     """The file stat. started: in ticks; born: seconds, CLOCK_MONOTONIC; cpu, system: seconds, ticks of CPU time.
 
-    exit_code: a wait status, -1 = it has not ended.
+    exit_code: a wait status, -1 = it has not ended. minor_faults, major_faults: of pages, without and with a read.
     """
 
     name: str
@@ -67,6 +67,8 @@ class Stat(NamedTuple):
     started: str
     born: float
     exit_code: int
+    minor_faults: int
+    major_faults: int
 
     @property
     def ended(self) -> bool:
@@ -106,7 +108,8 @@ class ProcFiles:
         name, fields = stat_of(text)
         user, system, status = int(fields[11]), int(fields[12]), int(fields[49]) if fields[0] in ENDED else -1
         ids = name, fields[0], int(fields[1])
-        return Stat(*ids, (user + system) / TICK, system, int(fields[17]), fields[19], born(fields), status)
+        faults = int(fields[7]), int(fields[9])
+        return Stat(*ids, (user + system) / TICK, system, int(fields[17]), fields[19], born(fields), status, *faults)
 
     def status(self) -> dict[str, str]:
         return status_of(self.text("status"))

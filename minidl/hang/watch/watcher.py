@@ -34,7 +34,7 @@ from minidl.hang.life import exit_code, life
 from minidl.hang.limits import EARLY, LONGER
 from minidl.hang.watch import looks
 from minidl.hang.watch.folding import ended_workers, fold_gently, runs
-from minidl.hang.watch.vitals import sample
+from minidl.hang.watch.vitals import VitalSigns
 from minidl.process_stat import HeldProcess, remove_segments_of
 from minidl.tracefile import watched
 from minidl.tracefile.attachments import SUFFIX
@@ -48,6 +48,9 @@ from minidl.tracefile.watched import Ended, Stall
 TICK: Final = 1.0
 SAMPLE_SECONDS: Final = 10.0
 """The longest pause between two samples; it begins at one second, and grows to a hundredth of the run."""
+
+BEGINNING: Final = 5.0
+"""For so many seconds the pause is half of that: a short run is to have some."""
 
 EARLY_LOOKS: Final = 4
 MOST_LOOKS: Final = 8
@@ -94,7 +97,7 @@ class Watcher:
         self.lost: list[int] = []  # children that were killed, and are there still
         self.folds = 0  # the child that folds files of workers that have ended; 0 = there is none
         self.most = 0  # processes that were there at one time
-        self.next_sample = 0.0
+        self.vitals, self.next_sample = VitalSigns(), 0.0
         self.looks = self.own_looks = 0
         self.stays = 0.0  # since when the trace has ended and the process has not; seconds, CLOCK_MONOTONIC
         self.poll = select.poll()
@@ -113,8 +116,9 @@ class Watcher:
             self._find_processes()
             now = time.monotonic()
             if now >= self.next_sample:
-                self.write(watched.sample(sample(self.processes)))
-                self.next_sample = now + min(SAMPLE_SECONDS, max(TICK, (now - self.begun) / 100))
+                self.write(watched.sample(self.vitals.sample(self.processes)))
+                run = now - self.begun
+                self.next_sample = now + min(SAMPLE_SECONDS, max(TICK / 2 if run < BEGINNING else TICK, run / 100))
             self._look_at_waits()
             if self._wait_for_next():
                 break
@@ -124,7 +128,7 @@ class Watcher:
 
     def _wait_for_next(self) -> bool:
         """Wait for a second, or what happens before; return whether the run has ended its trace."""
-        tick = min(TICK, self.hang_after / 8)
+        tick = min(TICK, self.hang_after / 8, max(0.01, self.next_sample - time.monotonic()))
         for fd, _ in self.poll.poll(tick * 1000):
             if fd == self.channel.fileno():
                 word = b""
@@ -170,7 +174,7 @@ class Watcher:
 
     def _end_trace(self) -> None:
         left = [pid for pid, one in self.processes.items() if one.is_there()]
-        self.write(watched.sample(sample(left)))  # also: who has outlived the main process
+        self.write(watched.sample(self.vitals.sample(left)))  # also: who has outlived the main process
         used = os.times()
         self.write(watched.over(round(1000 * sum(used[:4]))))
         for file in self.directory.glob(f"*{STACKS_SUFFIX}"):

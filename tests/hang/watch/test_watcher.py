@@ -225,7 +225,11 @@ def test_a_healthy_run_is_sampled_and_says_nothing(tmp_path: Path) -> None:
     assert (done.returncode, looks, trace.watched.said) == (0, [], [])
     assert trace.watched.hang_after_s == 120
     (main,) = [process for process in trace.processes if process.role == "loader"]
-    assert trace.watched.samples[0].processes[main.pid].rss_kib > 1000
+    first, *_, last = [one.processes[main.pid] for one in trace.watched.samples]
+    assert min(first.rss_kib, first.private_kib) > 1000
+    assert last.cpu_ms > first.cpu_ms, "one sample is of the begin, one of the end"
+    assert trace.watched.cpu_of(main.pid, trace.start, trace.watched.until) is not None
+    assert trace.watched.machine_busy(trace.start, trace.watched.until) is not None
     assert "LoaderHangError" not in done.stderr
 
 
