@@ -120,8 +120,13 @@ class ThreadFacts:
         if self.kind is Blocked.FILE_LOCK:
             return False
         if self.seen.syscall is None:
-            return "poll" in self.seen.wchan or (not self.seen.wchan and 0 <= self.seen.idle <= POLLED)
+            return self.polls()
         return 0 <= self.call.timeout < POLLED and self.kind is Blocked.PIPE_READ
+
+    def polls(self, *, if_hidden: bool = True) -> bool:
+        """Whether it polls a queue, by the kernel's function. if_hidden: the answer for a short sleep without one."""
+        naps = not self.seen.wchan and 0 <= self.seen.idle <= POLLED
+        return "poll" in self.seen.wchan or (naps and if_hidden)
 
 
 class RunFacts:

@@ -13,7 +13,6 @@ from typing import Final, NamedTuple
 from minidl.hang.case import RunFacts, ThreadFacts, address
 from minidl.hang.evidence.model import BACKLOG, Descriptor, Frame
 from minidl.hang.evidence.waits import Blocked
-from minidl.hang.limits import POLLED
 from minidl.hang.places import AT_HOME, LoaderStep, ThreadPlace, library
 
 LONGEST: Final = 12
@@ -93,7 +92,7 @@ def _polls_a_pipe_of(link: ThreadFacts, workers: list[ThreadFacts]) -> bool:
         holders = {holder.pid for holder in link.wait.holders}
         return link.kind is Blocked.PIPE_READ and link.wait.bounded and any(one.pid in holders for one in workers)
     late = any(not worker.is_idle for worker in workers)
-    return "poll" in link.seen.wchan or (not link.seen.wchan and 0 <= link.seen.idle <= POLLED and late)
+    return link.polls(if_hidden=late)
 
 
 def _maker(link: ThreadFacts) -> ThreadFacts | None:
