@@ -56,14 +56,18 @@ COLD: Final = 2.5
 FEWEST_LOOKS, MOST_LOOKS = 3, 0.4
 """What workers wait for has to be seen so often, and in this part of all looks at workers that fetch."""
 
-FEW_LOOKS: Final = 5
-"""The fewest samples of a process's memory that show whether it grows."""
+STEADY: Final = 0.8, 1.25
+"""What a line through all looks at a process's memory says of its growth, by what the first and the last look say."""
 
-STEADILY: Final = 0.8
-"""The part of the looks at a process that found it larger than the look before."""
-
-GROWS: Final = 32.0
+GROWS: Final = 32
 """MiB that a process has to gain in the second half of the time."""
+
+KEEPS_GIL: Final = 0.5
+"""The part of the time that another thread of the loop's process has to compute, or to wait for a CPU, to be the one
+that keeps the GIL."""
+
+PAUSED: Final = 0.15
+"""The share of a process's time from which the garbage collector is a reason."""
 
 OWN_THREADS: Final = 3
 """Threads of a worker that do not compute: the main thread, a feeder, a library's helper."""
@@ -149,6 +153,14 @@ class Case:
     @property
     def limit(self) -> CpuLimit:
         return self.found.cpu.held(self.cpus)[0]
+
+    @property
+    def lacks_cpus(self) -> bool:
+        """Whether fetching or rebuilding is mostly ready to run without a CPU, or may be."""
+        rows = self.rows(ev.RESULT_REBUILD)
+        rows = rows[rows["cpu"] > 0]
+        waits = len(rows) > 0 and rows["cpu"].sum() < total(rows) / 2
+        return self.limit is CpuLimit.SHORT or (waits and self.cause is Cause.REBUILD)
 
     @property
     def in_cpus(self) -> str:
@@ -338,7 +350,62 @@ def _asleep(case: Case) -> SlowReason | None:
     return SlowReason("waits", f"{words} ({count} of {len(looks)} looks at a fetching worker)", step)
 
 
+def _busy_host(case: Case) -> SlowReason | None:
+    """Other programs use the CPUs that the run waits for."""
+    others = case.trace.watched.others(*case.window)
+    used = sum(cpus for _, _, cpus in others)
+    if case.cpus is None or used < max(0.5, LARGE * case.cpus) or not case.lacks_cpus:
+        return None
+    pid, name, _ = others[0]
+    return SlowReason(
+        "busy host",
+        f"other programs use {used:.1f} of {case.in_cpus}, most of all {name} (pid {pid})",
+        "give the run CPUs of its own, or run it while the machine is idle; more workers do not help",
+    )
+
+
 # --- The loop's process -----------------------------------------------------------------------------------------------
+def _kept_gil(case: Case) -> SlowReason | None:
+    """Another thread of the loop's process computes, and the loop's thread waits for the interpreter's lock."""
+    rows = case.rows(ev.RESULT_REBUILD)
+    rows = rows[rows["cpu"] > 0]
+    if not len(rows) or rows["cpu"].sum() > LARGE * total(rows):
+        return None
+    own = set(case.rows(ev.NEXT, ev.RESULT_REBUILD, ev.PIN)["tid"].tolist())
+    pid = case.trace.processes[case.home].pid
+    others = [one for one in case.trace.watched.threads_of(pid, *case.window) if one.tid not in own]
+    if not others or others[0].cpu + others[0].wait < KEEPS_GIL:
+        return None
+    thread = others[0]
+    return SlowReason(
+        "kept GIL",
+        f"thread {thread.name or thread.tid} of the loop's process keeps the GIL (it uses {thread.cpu:.1f} CPUs)",
+        "move that thread's work to another process, or let it release the GIL; with larger batches the loop needs the "
+        "GIL less often",
+    )
+
+
+def _collector(case: Case) -> SlowReason | None:
+    """The garbage collector stops the process of the loop, or the workers."""
+    rows = case.spans[(case.spans["code"] == ev.GC[0]) & (case.spans["end"] >= 0)]
+    begin, end = case.window
+    rows = rows[(rows["begin"] >= begin) & (rows["end"] <= end)]
+    fetches = case.rows(ev.FETCH)
+    own, theirs = rows[rows["process"] == case.home], rows[np.isin(rows["pid"], list(case.pids))]
+    sides = [(own, end - begin, "the loop's process", "its")]
+    if case.kind in (Bound.SUPPLY, Bound.HEAD_OF_LINE) and total(theirs) >= PAUSED * case.time:
+        sides.append((theirs, total(fetches), "the workers", "their"))
+    for mine, whole, whom, whose in sides:
+        if len(mine) and total(mine) >= PAUSED * max(1, whole):
+            return SlowReason(
+                "collector",
+                f"the garbage collector stopped {whom} {counted(len(mine), 'time')}, for "
+                f"{percent(total(mine) / whole)} of {whose} time (up to {duration(float(durations(mine).max()))})",
+                "call gc.freeze() when the large objects are made, or gc.disable() in the loop and gc.collect() "
+                "between epochs",
+                mine[np.argmax(durations(mine))],
+            )
+    return None
 
 
 def _payload(case: Case) -> SlowReason | None:
@@ -425,32 +492,26 @@ def growth(trace: Trace, loaders: Collection[int]) -> str:
     steps = trace.events[np.isin(trace.events["loader"], list(loaders))]
     steps = steps[np.isin(steps["code"], [ev.FETCH[1], ev.YIELD])]
     pids, first = np.unique(steps["pid"], return_index=True)  # the events are by time
-    begun = dict(zip(pids.tolist(), steps["time"][first].tolist(), strict=True))
-    last = int(steps["time"].max(initial=0))
-    names = {process.pid: process.actor for process in trace.processes}
-    series: dict[int, list[tuple[int, int]]] = {}
-    for sample in trace.watched.samples:
-        for pid, vitals in sample.processes.items():
-            if begun.get(pid, NEVER) <= sample.at <= last:
-                series.setdefault(pid, []).append((sample.at, vitals.rss_kib - max(0, vitals.shm_kib)))
+    last, names = int(steps["time"].max(initial=0)), {process.pid: process.actor for process in trace.processes}
     found = []
-    for pid, points in series.items():
-        at, kib = np.array(points, np.int64).T
-        half = len(kib) // 2
-        gained = (kib[-1] - kib[half]) / 1024
-        steadily = len(kib) >= FEW_LOOKS and np.count_nonzero(np.diff(kib) > 0) >= STEADILY * (len(kib) - 1)
-        if steadily and gained >= GROWS:
-            rate = gained * 1e9 / max(1, at[-1] - at[half])
-            found.append((rate, names.get(pid, f"pid {pid}"), kib[0] // 1024, kib[-1] // 1024))
+    for pid, begin in zip(pids.tolist(), steps["time"][first].tolist(), strict=True):
+        late = trace.watched.growth(pid, (begin + last) // 2, last)
+        if (
+            late is not None
+            and late.kib >= GROWS << 10
+            and STEADY[0] <= late.kib_per_s * late.seconds / late.kib <= STEADY[1]
+        ):
+            found.append((late.kib_per_s / 1024, names.get(pid, f"pid {pid}"), late.kib >> 10, late.seconds))
     if not found:
         return ""
-    rate, who, before, now = max(found)
+    rate, who, mib, seconds = max(found)
     others = f" ({len(found)} processes grow)" * (len(found) > 1)
-    return f"memory grows: {who} by {rate:.0f} MiB/s, from {before} to {now} MiB{others}"
+    return f"memory grows: {who} by {rate:.0f} MiB/s ({mib} MiB in its last {seconds:.0f} s){others}"
 
 
 _Test = Callable[[Case], SlowReason | None]
 _SUPPLYING: Final = (
+    _collector,
     _uneven,
     _first_samples,
     _slow_samples,
@@ -458,15 +519,17 @@ _SUPPLYING: Final = (
     _worker_threads,
     _cold,
     _asleep,
+    _busy_host,
 )
 
 REASONS: Final[dict[Bound, tuple[_Test, ...]]] = {
-    Bound.NOT_INPUT: (_slow_steps,),
+    Bound.NOT_INPUT: (_collector, _kept_gil, _slow_steps),
     Bound.SUPPLY: _SUPPLYING,
     Bound.HEAD_OF_LINE: _SUPPLYING,
-    Bound.READING: (_worker_threads,),
+    Bound.READING: (_collector, _kept_gil, _worker_threads, _busy_host),
+    Bound.OVERHEAD: (_collector, _kept_gil, _busy_host),
     Bound.START_UP: (_slow_start, _first_samples),
-    Bound.SAMPLER: (_first_index,),
+    Bound.SAMPLER: (_collector, _first_index, _busy_host),
 }
 """What is tried, in this order, by what bounds the loader."""
 

@@ -35,6 +35,9 @@ ONCE = 0.5
 MARGIN = 0.6
 """A kind of waiting is named beside the first one if it is at least this part of it: neither is the winner."""
 
+LONGEST_NAME = 24
+"""Characters of a name of the program's that a sentence has room for."""
+
 SHORT = 130
 """Characters of a sentence with a reason, after its kind: a title has room for them and for a line of the program."""
 
@@ -124,7 +127,7 @@ def judge(
     kind, cause = _kind(found)
     because = why(kind, cause)
     situation = Situation(kind, cause, found, params or {}, cpus)
-    sentence = "; ".join(filter(None, (_sentence(situation, because), also)))
+    sentence = _sentence(situation, because, also)
     step = "; ".join(filter(None, (_FIND_GROWTH * bool(also), because.next_step if because is not None else "")))
     task = found.task if kind is Bound.HEAD_OF_LINE else -1
     apart = _apart(found, kind) if cause is not None else ""
@@ -138,43 +141,60 @@ _FIND_GROWTH = (
 _UNSEEN = "unknown what bounds the loader: an observed loader with pinned memory does not show when the loop waits"
 
 
-def _sentence(situation: Situation, because: SlowReason | None) -> str:
-    """What bounds the loader, and why.
+def _sentence(situation: Situation, because: SlowReason | None, also: str) -> str:
+    """What bounds the loader, why, and what else is wrong; that comes first if the loader bounds nothing.
 
     All shares before the reason are of the loop's time: of its steady time, unless the start is what bounds it.
     """
-    kind, cause, found = situation.kind, situation.cause, situation.found
+    kind, found = situation.kind, situation.found
+    words = "" if because is None else because.words
     if kind is Bound.TOO_FEW:
-        return f"too few batches to say what bounds the loader: {found.batches} (at least {FEW_BATCHES} are needed)"
-    once = found.causes[Cause.START_UP]
-    whole = found.total + found.consumer
-    waited = found.total if kind is Bound.START_UP else found.total - once
-    time = max(1, whole if kind is Bound.START_UP else whole - once)
-    loop = f"the loop waited {percent(waited / time)} of its time"
-    if kind is Bound.NOT_INPUT and because is not None:
-        return f"{Bound.PROGRAM.value}: {because.words}; the loader keeps up"
-    why = f": {because.words}" if because is not None else _whose(found) if kind is Bound.HEAD_OF_LINE else ""
-    if kind is Bound.NOT_INPUT:
-        all_in_all = found.total / max(1, whole)
-        also = f" ({percent(1 - all_in_all)} with the start and end of its workers)"
-        keeps = f"the loader keeps up, the training step takes {percent(1 - waited / time)} of the loop's time"
-        return f"{kind.value}: {keeps}{also * (all_in_all - waited / time >= 0.05)}"
-    if kind is Bound.START_UP:
+        said = f"too few batches to say what bounds the loader: {found.batches} (at least {FEW_BATCHES} are needed)"
+    elif kind is Bound.NOT_INPUT and (words or also):
+        return f"{Bound.PROGRAM.value}: {'; '.join(filter(None, (words, also)))}; the loader keeps up"
+    elif kind is Bound.NOT_INPUT:
+        said = _keeping_up(found)
+    elif kind is Bound.START_UP:
+        time = max(1, found.total + found.consumer)
         name = "shutdown-bound" if found.ends_slowly else kind.value
-        return f"{name}: {loop}, {percent(once / time)} for {Cause.START_UP.value}{why}"
+        what = f"{percent(found.causes[Cause.START_UP] / time)} for {Cause.START_UP.value}"
+        said = ": ".join(filter(None, (f"{name}: {_waited(found.total, time)}, {what}", words)))
+    else:
+        said = _steady(situation, words)
+    return "; ".join(filter(None, (said, also)))
+
+
+def _waited(ns: int, time: int) -> str:
+    return f"the loop waited {percent(ns / time)} of its time"
+
+
+def _keeping_up(found: Waiting) -> str:
+    whole, once = found.total + found.consumer, found.causes[Cause.START_UP]
+    step, with_start = (found.consumer / max(1, time) for time in (whole - once, whole))
+    also = f" ({percent(with_start)} with the start and end of its workers)" * (step - with_start >= 0.05)
+    takes = f"the training step takes {percent(step)} of the loop's time"
+    return f"{Bound.NOT_INPUT.value}: the loader keeps up, {takes}{also}"
+
+
+def _steady(situation: Situation, words: str) -> str:
+    """What the loop waits for in the steady state: one kind, or two if neither wins. words: the reason's, "" = none."""
+    kind, cause, found = situation.kind, situation.cause, situation.found
+    once = found.causes[Cause.START_UP]
+    waited, time = found.total - once, max(1, found.total + found.consumer - once)
+    loop = _waited(waited, time)
     if kind is Bound.SUPPLY and found.of(Bound.READING) > found.of(Bound.SUPPLY):
         assert cause is not None
-        how = _how(situation) if because is None else why
+        how = f": {words}" if words else _how(situation)
         return f"{kind.value}: {loop}, and its workers were always busy, mostly with {cause.value}{how}"
-    first, second = sorted((one for one in Bound if one in KIND_OF.values()), key=lambda one: -found.of(one))[:2]
-    first, second = (first, second) if first is kind else (kind, first)
-    close = found.of(second) >= MARGIN * found.of(first)
-    what = {one: _what(situation, one, because is None) for one in (first, second)[: 1 + close]}
-    told = ", and ".join(f"{percent(found.of(one) / time)} for {words}" for one, words in what.items())
-    words = f" for {what[first]}" if found.of(first) >= NEARLY_ALL * waited else f", {told}"
-    if because is not None and (first is Bound.HEAD_OF_LINE or len(loop + words + why) > SHORT):
-        words = ""  # the kind's name, or the reason, says what for
-    return f"{kind.value}: {loop}{words}{why}"
+    others = sorted((one for one in dict.fromkeys(KIND_OF.values()) if one is not kind), key=lambda one: -found.of(one))
+    named = [kind, *(one for one in others[:1] if found.of(one) >= MARGIN * found.of(kind))]
+    parts = [f"{percent(found.of(one) / time)} for {_what(situation, one, not words)}" for one in named]
+    alone = found.of(kind) >= NEARLY_ALL * waited
+    what = f" for {_what(situation, kind, not words)}" if alone else f", {', and '.join(parts)}"
+    why = f": {words}" if words else _whose(found) if kind is Bound.HEAD_OF_LINE else ""
+    if words and (kind is Bound.HEAD_OF_LINE or len(loop + what + why) > SHORT):
+        what = ""  # the kind's name, or the reason, says what for
+    return f"{kind.value}: {loop}{what}{why}"
 
 
 def _what(situation: Situation, kind: Bound, with_how: bool) -> str:
@@ -186,7 +206,11 @@ def _what(situation: Situation, kind: Bound, with_how: bool) -> str:
     how = _how(situation) if with_how and cause is situation.cause else ""
     if cause not in _MAKE:
         return cause.value
-    return f"{f'workers that {_MAKE[cause]}' if found.workers else f'{cause.value}, without workers'}{how}"
+    name = str(situation.params.get("dataset" if cause is Cause.SAMPLES else "collate_fn") or "")
+    own = name if cause is not Cause.IPC and len(name) <= LONGEST_NAME and name != "default_collate" else ""
+    if not found.workers:
+        return f"{cause.value}{f' ({own})' if own else ''}, without workers{how}"
+    return f"workers that {_MAKE[cause]}{f' ({own})' if own else ''}{how}"
 
 
 def _how(situation: Situation) -> str:

@@ -15,7 +15,7 @@ from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.format import RECORD, ROW
 from minidl.tracefile.spans import SPAN
-from minidl.tracefile.watched import Sample, Vitals, Watched
+from minidl.tracefile.watched import Other, Sample, ThreadTime, Vitals, Watched
 
 MS = 1_000_000
 LOOP, WORKER = 0, 1
@@ -125,7 +125,9 @@ def test_a_reason_is_found(name: str) -> None:
 
 def looks(pid: int, count: int, wchan: str = "", state: str = "S", threads: int = 3, grows_mib: float = 0) -> Watched:
     """A process, every 10 ms from 0 on."""
-    seen = (Vitals(state, 0, (200 << 10) + int(grows_mib * 1024 * at), 0, 5, threads, wchan) for at in range(count))
+    seen = (
+        Vitals(state, 0, (200 << 10) + 0, 0, 5, threads, wchan, int(grows_mib * 1024 * at), 0) for at in range(count)
+    )
     return Watched(samples=[Sample(10 * MS * at, {pid: one}) for at, one in enumerate(seen)])
 
 
@@ -144,6 +146,54 @@ def test_what_workers_sleep_in_is_told_by_the_looks_at_them() -> None:
     assert reason(case(*SUPPLY, *fetches(lambda n: 10), watched=looks(100, 3, "hrtimer_nanosleep"))) is None
 
 
+LOOPS_PID, THREAD = 99, 7
+
+
+def test_a_thread_that_keeps_the_gil_is_named() -> None:
+    """Rebuilding takes 80 ms and computes 1 ms; another thread of the process computes all the time."""
+
+    def told(cpu_ms: int, thread_ms: int, tid: int = THREAD) -> SlowReason | None:
+        rebuilt = [span(ev.RESULT_REBUILD, 80, -1, n, process=LOOP, cpu=cpu_ms * MS) for n in range(50)]
+        use = Vitals("S", 0, 1, 0, 5, 3, tasks=(ThreadTime(tid, thread_ms, 0),))
+        seen = Watched(
+            samples=[Sample(at * 1000 * MS, {LOOPS_PID: use}) for at in range(5)],
+            names={(LOOPS_PID, THREAD): "counter"},
+        )
+        return reason(case(Bound.READING, Cause.REBUILD, *rebuilt, span(ev.NEXT, 1, process=LOOP), watched=seen))
+
+    found = told(1, 900)
+    assert found is not None
+    assert found.words == "thread counter of the loop's process keeps the GIL (it uses 0.9 CPUs)"
+    assert told(1, 100) is None, "it hardly computes"
+    assert told(70, 900) is None, "rebuilding computes itself"
+    assert told(1, 900, tid=LOOPS_PID) is None, "it is the loop's own thread"
+
+
+def test_the_collectors_pauses_are_told_by_whom_they_stop() -> None:
+    pauses = [span(ev.GC, 600, -1, process=LOOP), span(ev.GC, 300, -1, process=LOOP)]
+    found = reason(case(*FINE, *steps(lambda n: 10), *pauses, span(ev.NEXT, 100, process=LOOP), consumer=1000))
+    assert found is not None
+    assert found.words == "the garbage collector stopped the loop's process 2 times, for 45% of its time (up to 600 ms)"
+    theirs = [span(ev.GC, 400, 1, process=WORKER + 1), span(ev.FETCH, 100, 1, 100)]
+    found = reason(case(*SUPPLY, *fetches(lambda n: 10), *theirs, span(ev.NEXT, 3000, process=LOOP)))
+    assert found is not None
+    assert found.words.startswith("the garbage collector stopped the workers 1 time, for 36% of their time")
+
+
+def test_other_programs_are_named_if_the_run_lacks_cpus() -> None:
+    def told(cpu_ms: int, others_ms: int) -> SlowReason | None:
+        others = (Other(4711, "burner", others_ms),)
+        seen = Watched(samples=[Sample(at * 1000 * MS, {}, others_ms=1000, others=others) for at in range(5)])
+        rebuilt = [span(ev.RESULT_REBUILD, 80, -1, n, process=LOOP, cpu=cpu_ms * MS) for n in range(50)]
+        return reason(case(Bound.READING, Cause.REBUILD, *rebuilt, span(ev.NEXT, 1, process=LOOP), watched=seen))
+
+    found = told(10, 1500)
+    assert found is not None
+    assert found.words == "other programs use 1.5 of 2 CPUs, most of all burner (pid 4711)"
+    assert told(10, 200) is None
+    assert told(70, 1500) is None
+
+
 def test_more_threads_than_cpus() -> None:
     found = reason(case(*SUPPLY, *fetches(lambda n: 10), watched=looks(100, 9, threads=19)))
     assert found is not None
@@ -157,7 +207,7 @@ def test_what_grows_all_the_time_is_told() -> None:
         events["code"], events["loader"], events["pid"], events["time"] = ev.YIELD, 1, 100, (0, 1000 * MS)
         return growth(case(*SUPPLY, events=events, watched=looks(100, 100, **vitals)).trace, (1,))  # type: ignore[arg-type]
 
-    assert told(grows_mib=1.0) == "memory grows: worker 0 by 100 MiB/s, from 200 to 299 MiB"
+    assert told(grows_mib=1.0) == "memory grows: worker 0 by 100 MiB/s (49 MiB in its last 0 s)"
     assert told(grows_mib=0.1) == told() == ""
 
 

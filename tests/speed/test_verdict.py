@@ -384,6 +384,20 @@ def test_shares_are_of_the_loops_time_and_add_up(found: Waiting, words: str) -> 
     assert told.sentence == f"{name}: the loop waited {words}"
 
 
+@pytest.mark.parametrize(
+    ("causes", "params", "words"),
+    [
+        ({"samples": 95}, {"dataset": "Clips"}, "workers that fetch samples (Clips)"),
+        ({"collate": 95}, {"dataset": "Clips", "collate_fn": "pad"}, "workers that collate batches (pad)"),
+        ({"collate": 95}, {"collate_fn": "default_collate"}, "workers that collate batches"),
+        ({"ipc": 95}, {"dataset": "Clips"}, "workers that pickle and send batches"),
+        ({"samples": 95}, {"dataset": "A" * 40}, "workers that fetch samples"),
+    ],
+)
+def test_the_programs_own_names_are_in_the_sentence(causes: dict[str, int], params: dict[str, str], words: str) -> None:
+    assert judge(made(**causes), params).sentence.endswith(f"100% of its time for {words}")
+
+
 def test_a_reason_follows_the_sentence_and_brings_its_advice() -> None:
     def why(kind: Bound, cause: Cause | None) -> SlowReason:
         return SlowReason("planted", f"because of {cause.value if cause else kind.value}", "mend it")
