@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 import time
 import traceback
 import weakref
@@ -154,6 +155,8 @@ def write_program_end() -> None:
         for shared in tuple(live):
             shared.emit_gone()
         recording.emit_pauses()
+        for thread in threading.enumerate():  # those that record nothing, too: the watchdog knows them by number
+            recording.describe("thread", tid=thread.native_id, name=thread.name, ident=thread.ident)
         recording.describe("program_end", monotonic_ns=time.monotonic_ns())
 
 
