@@ -169,6 +169,8 @@ class Run:
             return True  # the writer may be gone before it has told that it has written
         if code == ev.INDEX_WRITE[0] and task < 0 and (int(row["loader"]), int(row["worker"])) in self.lost:
             return True  # nobody waits until a dead worker's sentinel is written: the recording may end before
+        if code in ev.GC:
+            return True
         if code == ev.LIVENESS_CHECK:
             return True  # where nothing came for seconds
         if code == ev.DONE_EVENT_SEEN:
