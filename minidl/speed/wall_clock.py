@@ -302,13 +302,23 @@ class WallClock:
         ]
         return np.select([holds for _, holds in rules], [np.int64(one) for one, _ in rules], state[Cause.OVERHEAD])
 
-    def causes(self) -> dict[Cause, int]:
-        """The ns of waiting by cause."""
-        out = {cause: self.took(self.state == place) for place, cause in enumerate(_STATES)}
-        supplied = self.state == _SUPPLY
+    def between_batches(self) -> Bools:
+        """Whether an interval lies between two batches of an epoch: after its first batch and before its last."""
+        codes = self.events["code"]
+        is_batch = (codes == ev.YIELD) & (self.events["x"] == ev.Outcome.DATA)
+        rows = self.events[is_batch | (codes == ev.EPOCH[0])]
+        batch = np.concatenate([[False], rows["code"] == ev.YIELD, [False]])
+        place = np.searchsorted(rows["time"], self.at, side="right")
+        return np.asarray(batch[place] & batch[place + 1])
+
+    def causes(self, when: Bools | None = None) -> dict[Cause, int]:
+        """The ns of waiting by cause. when: the intervals that count, by default all."""
+        when = np.ones(len(self.at), bool) if when is None else when
+        out = {cause: self.took(when & (self.state == place)) for place, cause in enumerate(_STATES)}
+        supplied = when & (self.state == _SUPPLY)
         for cause, count in self.supplying.items():
             out[cause] += int((self.width * count / np.maximum(1, self.working))[supplied].sum())
-        out[Cause.OVERHEAD] += self.took(self.waits) - sum(out.values())  # of rounding
+        out[Cause.OVERHEAD] += self.took(when & self.waits) - sum(out.values())  # of rounding
         return out
 
     def work(self) -> dict[Cause, int]:
