@@ -632,12 +632,13 @@ command(
 
 
 command(
-    "compare", "compare two runs and print what changed most", f"diff {_RUN} minidl-demo/trace-2",
+    "compare", "compare two runs: how much faster B is, and what changed", f"diff {_RUN} minidl-demo/trace-2",
     _arg("a", type=Path, metavar="A", help="the earlier trace: its directory or its packed file"),
     _arg("b", type=Path, metavar="B", help="the later trace"),
     _DATALOADER,
     _flag("--workers", "also compare the stages of each worker"),
-    _flag("--force", "compare even if the datasets or batch sizes differ"),
+    _flag("--force", "compare even if the datasets differ"),
+    _flag("--json", "print the comparison as JSON"),
 )(elsewhere("diff", "speed.diff"))  # fmt: skip
 
 

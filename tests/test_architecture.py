@@ -57,10 +57,10 @@ ORDER = (
     ("hang", "limits places finding remedies case chain"),
     ("hang.rules", "judgement activity processes motion parties threads semaphores kernel table"),
     ("hang", "outcomes sentence diagnose"),
-    ("speed", "stages device_use ledger cpu_use wall_clock advice reasons verdict"),
+    ("speed", "intervals stages device_use ledger cpu_use wall_clock advice reasons verdict"),
     ("hang", "life live recent snapshot consult"),
     ("hang.headline", "run_context held_up bounds hangs ends uneven __init__"),
-    ("speed", "summary critical_path transport_use diff findings passes audit_rules audit"),
+    ("speed", "summary critical_path transport_use side diff findings passes audit_rules audit"),
     ("hang", "top"),
     ("hang", "examine"),
     (

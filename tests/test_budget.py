@@ -22,7 +22,7 @@ AT_MOST = {
     "minidl/tracefile minidl/record": 7610,
     "minidl/playback minidl/check": 3540,
     "minidl/hang": 6065,
-    "minidl/speed": 3115,
+    "minidl/speed": 3355,
     "minidl/views": 4110,
     "minidl/explore": 2486,
     "minidl/prove": 5410,

@@ -187,7 +187,7 @@ def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str])
         ("ledger", "4 batches were sent"),
         ("top --once", "worker"),
         ("check", "none of"),
-        ("diff TRACE", "too few batches to say what changed"),
+        ("diff TRACE", "no difference is certain: "),
     ],
 )
 def test_what_is_said_of_a_trace(capsys: pytest.CaptureFixture[str], trace: Path, argv: str, said: str) -> None:

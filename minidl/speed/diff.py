@@ -1,55 +1,61 @@
-"""The comparison of two runs: the time of each stage, the throughput, and the largest change in one sentence.
+"""The comparison of two runs: how much faster B is, and what changed where.
 
-Interface: `diff(a, b)` -> `Diff`; its `sentence()` names the largest change with its evidence, `text()` adds the
-tables. The traces must have the same dataset and batch size, unless `force` is given.
+Interface: `diff(a, b)` -> `Diff`: its `headline` compares the rates, `sentence()` adds what explains the difference,
+`text()` the tables, and `facts()` are the same figures for programs. The traces must have the same dataset, unless
+`force` is given; batch sizes, workers, transports and loaders may differ.
 
-Rules of use: a change counts if it is larger than the spread within the runs. Each run is cut into `BLOCKS` parts
-of equal count; the spread of a stage is from the second lowest to the second highest mean of these parts. Two runs
-differ if there is a gap between their spreads (between equal runs, one stage in a thousand has one). The spread does
-not show how much runs vary: record several runs for that. Times are in ns unless a name says otherwise.
+Rules of use: the headline's rates are steady (see `side`), with an interval of 95%; what the starts and ends of epochs
+cost is told apart. A stage has changed if its interval of 99% leaves out 1 and its factor is NOTABLE.
 """
 
 from __future__ import annotations
 
 import argparse
 import enum
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from minidl import terminal
-from minidl.speed.ledger import Ledger, ledger, part
-from minidl.speed.stages import FEWEST, Figures, by_stage, prefetching, start_up
-from minidl.speed.transport_use import Way, compared, way
-from minidl.tracefile import events as ev
-from minidl.tracefile.arrays import Bools, Ints, Rows, starts
-from minidl.tracefile.batches import keys_at
+from minidl.speed.intervals import FEWEST, SURE, Rate, Ratio, ratio
+from minidl.speed.side import OF_ONE_ITERATOR, Group, Side, groups, side
+from minidl.speed.stages import Figures
+from minidl.speed.transport_use import compared
+from minidl.speed.wall_clock import Cause
 from minidl.tracefile.events import EVENTS
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.loaders import only
 from minidl.tracefile.reader import Trace, read_trace
-from minidl.tracefile.spans import durations
-from minidl.tracefile.words import counted, duration, lacking, percent, size
+from minidl.tracefile.words import and_joined, counted, duration, lacking, percent, size
 
 NOTABLE = 1.1
-"""A difference with a smaller factor between the means is no change, however certain it is."""
+"""A stage's change by a smaller factor is none, however certain it is."""
+
+EQUAL = 1.01
+"""Rates and batch sizes that differ by a smaller factor are equal, however certain the difference is."""
+
+ENOUGH = 0.6
+"""The share of a difference that one part of the loop's time explains alone; otherwise two are named."""
 
 NEGLIGIBLE = 0.01
 """A change of a stage by a smaller share of a batch's cycle is not mentioned."""
 
-HANGS = 10**9
-"""A wait at the end of a run is mentioned if it takes this many ns and is longer than all before."""
+SAME_WORK = ("dataset", "dataset_kind")
+"""Parameters that must be equal: a sample of another dataset is other work."""
 
-SAME_WORK = ("dataset", "dataset_kind", "batch_size")
-"""Parameters that must be equal: with another dataset or batch size, a batch is other work."""
+SAME_LOADER = (*SAME_WORK, "sampler", "dataset_length", "made_at", "batch_size")
+"""The loader in B that is compared is the one most like A's in these; the first counts most."""
 
 CAUSES = ("sampling", "fetch", "pickle", "write", "rebuild", "pin", "consumer")
 """Stages whose change can be a cause; waiting and idling are effects."""
 
 PARTS = {"fetch": ("sample", "collate"), "pickle": ("copy",)}
 """The parts of a stage, one of which may explain its change."""
+
+ONE_BY_ONE = ("sample", "start", "fetcher", "shutdown")
+"""Stages that do not take longer if batches are larger."""
 
 
 class IncomparableError(TraceError):
@@ -69,27 +75,26 @@ class Comparison(enum.Enum):
 
 
 # --- What is compared -------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Change:
-    """One stage in both runs; worker -1 = all workers. seen: both recordings can show it."""
+    """One stage in both runs; worker -1 = all workers. seen: both recordings can show it.
+
+    larger: how many times as large a batch of B is, for a stage of batches.
+    """
 
     stage: str
     worker: int
     a: Figures | None
     b: Figures | None
     seen: bool = True
+    larger: float = 1.0
 
     @property
-    def means(self) -> tuple[float, float]:
-        """Means in A and in B, ns; NaN if there is none."""
-        a, b = (figures.mean if figures else float("nan") for figures in (self.a, self.b))
-        return a, b
-
-    @property
-    def factor(self) -> float:
-        """Mean in B by mean in A; NaN if one is missing."""
-        a, b = self.means
-        return b / max(a, 1e-9)
+    def ratio(self) -> Ratio:
+        """The mean in B by the mean in A, of equally large batches; NaN if a run does not have the stage."""
+        if self.a is None or self.b is None:
+            return Ratio(float("nan"), float("nan"), float("nan"))
+        return ratio(self.b.rate, self.a.rate, SURE).times(1 / self.larger)
 
     @property
     def verdict(self) -> Comparison:
@@ -99,11 +104,9 @@ class Change:
             return Comparison.FEW
         if self.a is None or self.b is None:
             return Comparison.ONLY_B if self.a is None else Comparison.ONLY_A
-        if self.b.low > self.a.high and self.factor >= NOTABLE:
-            return Comparison.SLOWER
-        if self.b.high < self.a.low and self.factor <= 1 / NOTABLE:
-            return Comparison.FASTER
-        return Comparison.SAME
+        if not self.ratio.is_certain or 1 / NOTABLE < self.ratio.factor < NOTABLE:
+            return Comparison.SAME
+        return Comparison.SLOWER if self.ratio.factor > 1 else Comparison.FASTER
 
     @property
     def is_clear(self) -> bool:
@@ -118,60 +121,51 @@ class Change:
             for quantile, enough in (("p50", 1), ("p95", 20), ("p99", 100))
             for f in (self.a, self.b)
         )
-        factor = f"{self.factor:>8.2f}" if self.a and self.b else f"{'-':>8}"
-        return f"{name:<12}{counts}{times}{factor}  {self.verdict.value}"
+        factor = f"{self.ratio.factor:.2f}".replace("nan", "-")
+        return f"{name:<12}{counts}{times}{factor:>8}  {self.verdict.value}"
 
 
-@dataclass(frozen=True)
-class Side:
-    """One run: the iterators of one loader. waited: in `next` for batches; wall: from an epoch's first `next` to its
-    last batch, summed. samples and start_up are None if the trace does not tell; first: mean wait for an epoch's
-    first batch; pending: ns of a wait in which the trace ends, if it is longer than all before, else 0. unseen: stages
-    that such a recording does not show. way: how batches travelled. durations: in order of time, by stage and worker
-    (-1 = all)."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What the loop did, or waited for (cause None = its own steps): ns of a batch or a sample, in A and in B."""
 
-    path: str
-    loaders: tuple[int, ...]
-    params: Mapping[str, Any]
-    manifest: Mapping[str, Any]
-    batches: int
-    samples: int | None
-    wall: int
-    waited: int
-    start_up: float | None
-    first: float | None
-    ledger: Ledger
-    durations: dict[tuple[str, int], Ints] = field(repr=False)
-    pending: int = 0
-    unseen: frozenset[str] = frozenset()
-    way: Way = field(default_factory=Way)
+    cause: Cause | None
+    a: float
+    b: float
 
     @property
-    def batches_per_s(self) -> float:
-        return self.batches / max(self.wall, 1) * 1e9
+    def change(self) -> float:
+        return self.b - self.a
 
     @property
-    def steady_per_s(self) -> float:
-        """Batches/s without the first batch of each epoch, which waits for the workers' start."""
-        cycles = self.durations["cycle", -1]
-        return len(cycles) / max(int(cycles.sum()), 1) * 1e9
+    def name(self) -> str:
+        return "the loop's own steps" if self.cause is None else f"waiting for {self.cause.value}"
 
-    @property
-    def samples_per_s(self) -> float | None:
-        return None if self.samples is None else self.samples / max(self.wall, 1) * 1e9
 
-    @property
-    def waiting_share(self) -> float:
-        return min(1.0, self.waited / max(self.wall, 1))
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """The parts of the loop's time that explain most of a difference, and their share of it.
 
-    @property
-    def copied(self) -> float | None:
-        """Bytes copied for a batch, on average."""
-        return float(self.ledger.sent["copied"].mean()) if len(self.ledger.sent) else None
+    ranks: the only ones in which they do; the share is then of the difference there. () = all.
+    """
 
-    def per_batch(self, figures: Figures | None) -> float:
-        """Return a stage's ns for each batch, over all workers."""
-        return figures.total / max(self.batches, 1) if figures else 0.0
+    parts: tuple[Part, ...]
+    share: float
+    ranks: tuple[int, ...] = ()
+
+    @classmethod
+    def by(cls, parts: list[Part]) -> Explained:
+        """Take the largest part of the difference; the second one, too, if the first is not ENOUGH."""
+        whole = sum(part.change for part in parts) or 1.0
+        most = sorted(parts, key=lambda part: -part.change / whole)[:2]
+        most = most[: 1 if most[0].change / whole >= ENOUGH else 2]
+        return cls(tuple(most), sum(part.change for part in most) / whole)
+
+    def told(self, per: str) -> str:
+        where = f" in rank{'s' * (len(self.ranks) > 1)} {and_joined([*map(str, self.ranks)])}" if self.ranks else ""
+        what = ", and ".join(f"{p.name}: {duration(p.b)} instead of {duration(p.a)} a {per}" for p in self.parts)
+        share = "all" if self.share >= 0.995 else percent(self.share)
+        return f"{what}{where}, {share} of the difference{' there' if self.ranks else ''}"
 
 
 @dataclass(frozen=True)
@@ -186,24 +180,113 @@ class Diff:
     differences: list[str]
     notes: list[str]
 
+    # --- how fast
+    @cached_property
+    def in_samples(self) -> bool:
+        """Whether both traces tell how many samples a batch has; otherwise batches are compared."""
+        return self.a.tells_samples and self.b.tells_samples
+
+    @cached_property
+    def rates(self) -> tuple[Rate, Rate]:
+        """The steady rates of samples, or of batches."""
+        return self.a.steady(self.in_samples), self.b.steady(self.in_samples)
+
+    @cached_property
+    def speed(self) -> Ratio:
+        """B's steady rate by A's."""
+        return ratio(*self.rates)
+
+    @cached_property
+    def whole(self) -> tuple[float, float]:
+        """The rates in all of the loops' time, with the starts and ends of epochs, by s."""
+        return self.a.whole(self.in_samples), self.b.whole(self.in_samples)
+
+    @property
+    def fewest(self) -> int:
+        """The number of steady batches in the rank and run that has fewest."""
+        return min(len(loop.steady(False)[1]) for each in (self.a, self.b) for loop in each.loops.values())
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the rates differ: by the interval or, with too few batches for one, by their size."""
+        found = self.speed
+        return bool(self.fewest) and not found.low <= 1 <= found.high and not 1 / EQUAL < found.factor < EQUAL
+
+    @property
+    def starts_matter(self) -> bool:
+        """Whether the starts and ends of epochs change the comparison."""
+        steady = self.speed.factor if self.is_certain else 1.0
+        return bool(self.fewest) and not 1 / NOTABLE < self.whole[1] / self.whole[0] / steady < NOTABLE
+
+    @property
+    def headline(self) -> str:
+        """The ratio of the rates with its interval; and that with the starts of epochs, if it is another one."""
+        if not self.fewest:
+            return "too few batches to compare the rates: a run has none after the first of each epoch"
+        unit, (a, b) = "samples/s" if self.in_samples else "batches/s", self.whole
+        starts = f"with the starts and ends of epochs: {_three(b)} instead of {_three(a)} {unit}"
+        if not self.starts_matter:
+            return self._of_steady(unit)
+        if self.is_certain:
+            return f"{self._of_steady(unit)}; {_times(b / a)} {starts}"
+        return f"B is {_times(b / a)} {starts}; between them, {self._of_steady(unit)}"
+
+    def _of_steady(self, unit: str) -> str:
+        a, b = (_three(each.by_s) for each in self.rates)
+        factor, low, high = self.speed.factor, self.speed.low, self.speed.high
+        if not self.is_certain:
+            what = "no notable difference" if self.speed.is_certain else "no difference is certain"
+            between = f"95% interval: B is {_three(low)} to {_three(high)} times as fast"
+            return f"{what}: {b} instead of {a} {unit} ({between if self.speed.is_known else _TOO_FEW})"
+        low, high = (low, high) if factor > 1 else (1 / high, 1 / low)
+        within = f"95% interval {_three(low)} to {_three(high)}" if self.speed.is_known else _TOO_FEW
+        return f"B is {_times(factor)}: {b} instead of {a} {unit} ({within})"
+
+    # --- what changed in the loop's time
+    @property
+    def per(self) -> str:
+        """What times are given for: a batch, or a sample if batches are not equally large."""
+        return "batch" if _larger(self.a, self.b) == 1 else "sample"
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks in both runs; -1 = without ranks."""
+        return sorted(self.a.loops.keys() & self.b.loops.keys())
+
+    def split(self, rank: int | None = None) -> list[Part]:
+        """The loop's steady time by what it did, in one rank or on average; [] if a trace does not show it."""
+        a, b = (each.split(self.per == "sample", rank) for each in (self.a, self.b))
+        return [Part(cause, a[cause], b[cause]) for cause in a if a[cause] or b[cause]] if a and b else []
+
+    @cached_property
+    def explained(self) -> Explained | None:
+        """What explains most of the difference; None = no difference, or a trace does not show waiting.
+
+        In several ranks, a wait comes before own steps: these contain the waits for slower ranks.
+        """
+        if not self.is_certain or not self.split():
+            return None
+        found = {rank: Explained.by(self.split(rank)) for rank in self.ranks}
+        waits = {rank: each.parts[0] for rank, each in found.items() if each.parts[0].cause is not None}
+        if not 0 < len(waits) < len(found):
+            return Explained.by(self.split())
+        first = max(waits, key=lambda rank: abs(waits[rank].change))
+        return replace(found[first], ranks=tuple(rank for rank in waits if waits[rank].cause is waits[first].cause))
+
+    # --- what changed in the stages
     def stage(self, name: str) -> Change | None:
         """Return the change of one stage over all workers."""
         return next((change for change in self.stages if change.stage == name), None)
 
-    @property
-    def cycle(self) -> Change | None:
-        """The consumer's time from one batch to the next; None if there are too few batches to compare it."""
-        found = self.stage("cycle")
-        return found if found is not None and found.a and found.b and found.verdict is not Comparison.FEW else None
-
     def impact(self, change: Change) -> float:
-        """Return how many ns more of a stage a batch takes in B."""
-        return self.b.per_batch(change.b) - self.a.per_batch(change.a)
+        """Return how many ns more of a stage an equally large batch takes in B."""
+        return self.b.per_batch(change.b) / _larger(self.a, self.b) - self.a.per_batch(change.a)
 
     def most(self) -> Change | None:
-        """Return the stage that changed most, by its time for a batch; None if no cause changed clearly."""
+        """Return the stage that changed most, in the direction of the difference; None if no cause changed clearly."""
         names = [*CAUSES, *(part for parts in PARTS.values() for part in parts)]
-        clear = [c for c in self.stages if c.stage in names and c.is_clear]
+        slower = 1 - self.speed.factor if self.is_certain else 0
+        clear = [c for c in self.stages if c.stage in names and c.is_clear and self.impact(c) * slower >= 0]
         most = max(clear, key=lambda change: abs(self.impact(change)), default=None)
         cycle = self.stage("cycle")
         if most is None or cycle is None:
@@ -213,92 +296,91 @@ class Diff:
         parts = [c for c in clear if c.stage in PARTS.get(most.stage, ())]
         return next((part for part in parts if self.impact(part) / self.impact(most) >= 0.5), most)
 
-    def sentence(self) -> str:
-        """The largest change, with direction, factor and evidence; and whether a run ends in a wait."""
-        hung = (
-            f"; {name} ends in a wait of {duration(side.pending)} for a batch, not counted here (see minidl summary)"
-            for name, side in (("A", self.a), ("B", self.b))
-            if side.pending
-        )
-        a, b = self.a.way, self.b.way
-        if a.transport and b.transport and a.transport != b.transport:
-            return self._of_transports() + "".join(hung)
-        return self._compared() + "".join(hung)
-
-    def _of_transports(self) -> str:
-        """The effect of another transport on the time of a batch, and its reasons."""
-        most, took = self.most(), f"too few batches to compare their times ({FEWEST} needed)"
-        if self.cycle is not None:
-            how = _times(self.cycle.factor) if self.cycle.is_clear else "within its spread"
-            a, b = self.cycle.means
-            took = f"each batch took {duration(b)} instead of {duration(a)}, {how}"
-        told = f"{self.b.way.transport} instead of {self.a.way.transport}: {took}"
-        told += f": {'; '.join(compared(self.a.way, self.b.way))}"
-        return told if most is None else f"{told}. Among the stages, {self._of_stage(most)}"
-
-    def _compared(self) -> str:
-        if self.cycle is None:
-            counts = " and ".join(str(len(side.durations["cycle", -1])) for side in (self.a, self.b))
-            needed = f"without the first of each epoch (at least {FEWEST} are needed)"
-            return f"too few batches to say what changed: {counts} {needed}"
-        most, throughput = self.most(), self._of_throughput(self.cycle)
-        if most is not None:
-            told = f"{self._of_stage(most)}; {throughput}"
-        elif self.cycle.is_clear:
-            told = f"{throughput}, but no single stage changed by more than its spread"
-        else:
-            told = f"no stage changed by more than its spread, and {throughput}"
-        return told + self._of_bytes()
-
     def _of_stage(self, change: Change) -> str:
         a, b = change.a, change.b
+        if not a or not b:
+            only, what = (b, "new and takes") if b else (a, "gone and took")
+            assert only is not None
+            return f"{change.stage} changed most: it is {what} {duration(only.mean)} on average ({only.count} measured)"
+        factor, equal = change.ratio.factor, "" if change.larger == 1 else " for equally many samples"
+        how = f"{factor:.3g} times as long" if factor >= 1 else f"{1 / factor:.3g} times as fast"
+        return (
+            f"{change.stage} changed most: on average it takes {duration(b.mean)} instead of {duration(a.mean)}, "
+            f"{how}{equal} ({a.count} and {b.count} measured{self._where(change)})"
+        )
+
+    def _where(self, change: Change) -> str:
+        """Say in which workers of the only rank a stage changed, if there are several."""
         own = [c for c in self.workers if c.stage == change.stage]
-        same = sum(c.verdict is change.verdict for c in own)
-        where = f", in {same} of {len(own)} workers" if len(own) > 1 else ""
-        if len(own) > 1 and not any(c.is_clear for c in own):
-            where = f", not within any of the {len(own)} workers: only their shares of the work changed"
-        if a and b:
-            return (
-                f"{change.stage} changed most: on average it takes {duration(b.mean)} instead of {duration(a.mean)}, "
-                f"{_times(change.factor)} ({a.count} and {b.count} measured{where})"
-            )
-        only, what = (b, "new and takes") if b else (a, "gone and took")
-        assert only is not None
-        return f"{change.stage} changed most: it is {what} {duration(only.mean)} on average ({only.count} measured)"
-
-    def _of_throughput(self, cycle: Change) -> str:
-        a, b = (1e9 / max(mean, 1e-9) for mean in cycle.means)
-        if not cycle.is_clear:
-            return f"throughput ({a:.3g} and {b:.3g} batches/s) changed only within its spread"
-        how = "fell" if cycle.verdict is Comparison.SLOWER else "rose"
-        return f"throughput {how} from {a:.3g} to {b:.3g} batches/s"
-
-    def _of_bytes(self) -> str:
-        a, b = self.a.copied, self.b.copied
-        if not a or not b or 1 / NOTABLE < b / a < NOTABLE:
+        same = [c.worker for c in own if c.verdict is change.verdict]
+        if len(own) < 2 or len(self.ranks) > 1:  # each rank has a worker 0
             return ""
-        return f"; the bytes copied per batch changed from {size(a)} to {size(b)}"
+        if not any(c.is_clear for c in own):
+            return f", not within any of the {len(own)} workers: only their shares of the work changed"
+        return f", in worker {same[0]} alone" if len(same) == 1 else f", in {len(same)} of {len(own)} workers"
+
+    # --- in words
+    def story(self) -> list[str]:
+        """What changed, a sentence each: the loop's time, a stage, the transport; and whether a run ends in a wait."""
+        told, most, sides = [], self.most(), (self.a, self.b)
+        if self.explained is not None:
+            told.append(self.explained.told(self.per))
+        if self.starts_matter and not self.is_certain:
+            took = [duration(each.starting) for each in sides]
+            told.append(f"{Cause.START_UP.value}: {took[1]} instead of {took[0]} in all")
+        if most is not None:
+            told.append(f"among the stages, {self._of_stage(most)}")
+        a, b = self.a.way, self.b.way
+        copied = (self.a.copied or 1.0, self.b.copied or 1.0)
+        if a.transport and b.transport and a.transport != b.transport:
+            told.append(f"{b.transport} instead of {a.transport}: {'; '.join(compared(a, b))}")
+        elif self.a.copied and self.b.copied and not 1 / NOTABLE < copied[1] / copied[0] < NOTABLE:
+            told.append(f"the bytes copied per batch changed from {size(copied[0])} to {size(copied[1])}")
+        for name, each in zip("AB", sides, strict=True):
+            if each.pending:
+                wait = f"a wait of {duration(each.pending)} for a batch"
+                told.append(f"{name} ends in {wait}, not counted here (see minidl summary)")
+        return told
+
+    def sentence(self) -> str:
+        """The headline and what changed."""
+        return "; ".join([self.headline, *self.story()])
 
     def text(self, workers: bool = False) -> str:
-        """Return warnings, the sentence, the runs side by side, and the stages; with `workers`, of each worker too."""
-        lines = [f"A: {self.a.path}", f"B: {self.b.path}"]
+        """Return the headline, what changed, and tables of the loop, the runs and the stages; `workers`: of each."""
+        lines = [self.headline, *self.story(), f"A: {self.a.path}", f"B: {self.b.path}"]
         lines += [f"differs: {difference}" for difference in self.differences]
-        lines += [self.sentence(), "", f"{'':<24}{'A':>14}{'B':>14}", *self._rows(), ""]
-        heads = "".join(f"{f'{name} {side}':>9}" for name in ("p50", "p95", "p99") for side in "AB")
+        lines += ["", *self._of_loop(), f"{'':<24}{'A':>14}{'B':>14}", *self._rows(), ""]
+        heads = "".join(f"{f'{name} {each}':>9}" for name in ("p50", "p95", "p99") for each in "AB")
         lines.append(f"{'stage, ms':<12}{'n A':>8}{'n B':>8}{heads}{'B / A':>8}")
         for change in self.stages:
             lines.append(change.text())
             lines += [c.text() for c in self.workers if workers and c.stage == change.stage]
         return "\n".join([*lines, *self.notes])
 
+    def _of_loop(self) -> Iterator[str]:
+        """Yield the loop's time by what it did, for all ranks, then what changed most in each."""
+        if not (parts := self.split()):
+            return
+        yield f"{f'the loop, ms a {self.per}':<54}{'A':>10}{'B':>10}{'B - A':>10}"
+        a, b = sum(part.a for part in parts), sum(part.b for part in parts)
+        rows = [(part.name, part) for part in parts if max(part.a, part.b) >= NEGLIGIBLE / 2 * max(a, b)]
+        rows.append(("together", Part(None, a, b)))
+        for rank in self.ranks if len(self.ranks) > 1 else ():
+            rows += [(f"rank {rank}: {part.name}", part) for part in Explained.by(self.split(rank)).parts]
+        for name, part in rows:
+            sign = "-" if part.change < 0 else "+"
+            yield f"{name:<54}{_ms(part.a):>10}{_ms(part.b):>10}{sign + _ms(abs(part.change)):>10}"
+        yield ""
+
     def _rows(self) -> Iterator[str]:
         def row(name: str, what: Callable[[Side], str]) -> str:
             return f"{name:<24}{what(self.a):>14}{what(self.b):>14}"
 
         yield row("batches", lambda side: str(side.batches))
-        yield row("batches/s", lambda side: f"{side.batches_per_s:.2f}")
-        yield row("  after the first", lambda side: f"{side.steady_per_s:.2f}")
-        yield row("samples/s", lambda side: "?" if side.samples_per_s is None else f"{side.samples_per_s:.1f}")
+        yield row("batches/s", lambda side: f"{side.whole(False):.2f}")
+        yield row("  after the first", lambda side: f"{side.steady(False).by_s:.2f}")
+        yield row("samples/s", lambda side: f"{side.whole(True):.1f}" if side.tells_samples else "?")
         yield row("waiting for batches", lambda side: percent(side.waiting_share))
         yield row("first batch of an epoch", lambda side: "?" if side.first is None else duration(side.first))
         yield row("start of the workers", lambda side: "?" if side.start_up is None else duration(side.start_up))
@@ -306,9 +388,41 @@ class Diff:
         yield row("copies of each byte", lambda side: f"{side.ledger.copies_per_byte:.2f}".replace("nan", "?"))
         yield row("avoidable bytes", lambda side: size(int(side.ledger.batches["avoidable"].sum())))
 
+    def facts(self) -> dict[str, Any]:
+        """The figures, for JSON. interval: null if there are too few batches; rates: steady, and in all, by s."""
+        why, found = self.explained, self.speed
+        return {
+            "headline": self.headline, "story": self.story(), "differences": self.differences, "notes": self.notes,
+            "unit": "samples" if self.in_samples else "batches", "factor": found.factor,
+            "interval": [found.low, found.high] if found.is_known else None, "is_certain": self.is_certain,
+            "explained": why and {"by": [part.name for part in why.parts], "share": why.share, "ranks": why.ranks},
+            "runs": [
+                {"path": each.path, "rate": rate.by_s, "rate_in_all": whole, "batches": each.batches,
+                 "samples": each.samples, "waiting_share": each.waiting_share}
+                for each, rate, whole in zip((self.a, self.b), self.rates, self.whole, strict=True)
+            ],
+            "loop": [
+                {"rank": rank, "what": part.name, "per": self.per, "a_ms": part.a / 1e6, "b_ms": part.b / 1e6}
+                for rank in (None, *(self.ranks if len(self.ranks) > 1 else ())) for part in self.split(rank)
+            ],
+            "stages": [
+                {"stage": c.stage, "worker": c.worker, "a_ms": c.a and c.a.mean / 1e6, "b_ms": c.b and c.b.mean / 1e6,
+                 "verdict": c.verdict.value}
+                for c in (*self.stages, *self.workers)
+            ],
+        }  # fmt: skip
+
+
+_TOO_FEW = "too few batches for an interval"
+
 
 def _times(factor: float) -> str:
-    return f"{factor:.3g} times as long" if factor >= 1 else f"{1 / max(factor, 1e-9):.3g} times as fast"
+    return f"{_three(factor)} times as fast" if factor >= 1 else f"{_three(1 / factor)} times as slow"
+
+
+def _three(value: float) -> str:
+    """Three significant digits of a rate or a factor, and none after the point from 100 on."""
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"
 
 
 def _ms(nanoseconds: float) -> str:
@@ -316,39 +430,36 @@ def _ms(nanoseconds: float) -> str:
     return f"{milliseconds:.3f}" if milliseconds < 10 else f"{milliseconds:.1f}"
 
 
+def _larger(a: Side, b: Side) -> float:
+    """How many times as large a batch of B is; 1 if they are about equal, or it is not known."""
+    found = b.batch_size / a.batch_size
+    return 1.0 if not found > 0 or 1 / EQUAL < found < EQUAL else found
+
+
 # --- From two traces to the comparison --------------------------------------------------------------------------------
 def diff(a: Trace, b: Trace, *, force: bool = False) -> Diff:
-    """Compare two runs, A before and B after: all iterators of the loader with the most batches in each.
+    """Compare two runs, A before and B after: all iterators of the loader with the most batches in A, in all ranks.
 
-    Raises IncomparableError if the dataset or the batch size differ, unless `force`, and TraceError if one of
-    them has no batch.
+    Raises IncomparableError if the dataset differs, unless `force`, and TraceError if one of them has no batch.
     """
-    groups_a, groups_b = _groups(a), _groups(b)
+    groups_a, groups_b = groups(a), groups(b)
     mine = groups_a[0]
-    theirs = next((group for group in groups_b if _work(group[1]) == _work(mine[1])), groups_b[0])
-    one, two = _side(a, *mine), _side(b, *theirs)
-    vital, others = _differences(one, two)
+    theirs = max(groups_b, key=lambda group: [group[1].get(name) == mine[1].get(name) for name in SAME_LOADER])
+    one, two = side(a, *mine), side(b, *theirs)
+    differences = _differences(one, two)
+    vital = [differences[name] for name in SAME_WORK if name in differences]
     if vital and not force:
         raise IncomparableError(
-            f"{one.path} and {two.path} did not do the same work: {'; '.join(vital)}. Record both with equal ones, or "
-            f"compare them anyway with force=True (--force)"
+            f"{one.path} and {two.path} did not do the same work: {'; '.join(vital)}. Record both with the same "
+            f"dataset, or compare them anyway with force=True (--force)"
         )
-    names = list(dict.fromkeys([*one.durations, *two.durations]))
-
-    def figures(side: Side, stage: str, worker: int) -> Figures | None:
-        return Figures.of(side.durations.get((stage, worker), np.empty(0, np.int64)))
-
-    unseen = one.unseen | two.unseen
-    changes = [
-        Change(stage, worker, figures(one, stage, worker), figures(two, stage, worker), stage not in unseen)
-        for stage, worker in sorted(names, key=lambda key: (_ORDER.index(key[0]), key[1]))
-    ]
+    changes = list(_changes(one, two))
     return Diff(
         a=one,
         b=two,
         stages=[change for change in changes if change.worker < 0],
         workers=[change for change in changes if change.worker >= 0],
-        differences=vital + others,
+        differences=[*differences.values()],
         notes=_notes((a, b), (one, two), (groups_a, groups_b)),
     )
 
@@ -356,158 +467,43 @@ def diff(a: Trace, b: Trace, *, force: bool = False) -> Diff:
 _ORDER = ["cycle", "next", *dict.fromkeys(e.stage for e in EVENTS.values() if e.stage), "pin idle"]
 """cycle: the consumer's time from one batch to the next; next: its wait for each."""
 
-Group = tuple[tuple[int, ...], dict[str, Any]]
+
+def _changes(a: Side, b: Side) -> Iterator[Change]:
+    for stage, worker in sorted({*a.stages, *b.stages}, key=lambda key: (_ORDER.index(key[0]), key[1])):
+        in_a, in_b = (each.stages.get((stage, worker)) for each in (a, b))
+        larger = 1.0 if stage in ONE_BY_ONE else _larger(a, b)
+        yield Change(stage, worker, in_a, in_b, stage not in a.unseen | b.unseen, larger)
 
 
-def _groups(trace: Trace) -> list[Group]:
-    """Group the iterators with the same parameters (one loader's epochs); the group with the most batches first."""
-    yields = trace.select("yield")
-    yields = yields[yields["x"] == ev.Outcome.DATA]
-    found: dict[str, list[int]] = {}
-    params: dict[int, dict[str, Any]] = {}
-    for number in np.unique(yields["loader"]).tolist():
-        own = trace.events[trace.events["loader"] == number]
-        params[number] = trace.loaders.get(number, {}) | prefetching(own)
-        found.setdefault(repr(sorted(params[number].items())), []).append(number)
-    if not found:
-        raise TraceError(f"{trace.path} contains no yielded batch: there is nothing to compare")
-    groups = sorted(found.values(), key=lambda numbers: -int(np.isin(yields["loader"], numbers).sum()))
-    return [(tuple(numbers), params[numbers[0]]) for numbers in groups]
+def _differences(a: Side, b: Side) -> dict[str, str]:
+    """Return the settings that differ, in words, by name."""
+    ours, theirs = _settings(a), _settings(b)
+    names = [name for name in ours if name in theirs and ours[name] != theirs[name]]
+    return {name: f"{name} {ours[name]!r} in A, {theirs[name]!r} in B" for name in names}
 
 
-def _work(params: Mapping[str, Any]) -> list[Any]:
-    return [params.get(name) for name in SAME_WORK]
+def _settings(side: Side) -> dict[str, Any]:
+    """Return what is known of the loader and the machine; made_at changes with every edit of the program."""
+    params = {name: value for name, value in sorted(side.params.items()) if name not in (*OF_ONE_ITERATOR, "made_at")}
+    loader = {"loader": "torch's, observed" if side.params.get("observed") is True else "minidl's"}
+    machine = {"host": "host", "cpus": "cpus", "detail of the recording": "detail"}
+    known = {name: side.manifest.get(key) for name, key in machine.items()} | side.manifest.get("versions", {})
+    return params | loader | {name: value for name, value in known.items() if value is not None}
 
 
-def _differences(a: Side, b: Side) -> tuple[list[str], list[str]]:
-    """Return the differences that make the runs incomparable, and the other ones."""
-    # The first is a number within the process; the second changes with every edit of the program.
-    names = sorted((a.params.keys() & b.params.keys()) - {"dataloader", "made_at"})
-    different = {name: f"{name} {a.params[name]!r} in A, {b.params[name]!r} in B" for name in names
-                 if a.params[name] != b.params[name]}  # fmt: skip
-    loaders = ["torch's (observed)" if side.params.get("observed") is True else "minidl's" for side in (a, b)]
-    kinds = [f"the loader is {loaders[0]} in A, {loaders[1]} in B"] if loaders[0] != loaders[1] else []
-    pairs = {name: (value, _machine(b.manifest)[name]) for name, value in _machine(a.manifest).items()}
-    machines = [f"{n} {x!r} in A, {y!r} in B" for n, (x, y) in pairs.items() if None not in (x, y) and x != y]
-    vital = [text for name, text in different.items() if name in SAME_WORK]
-    return vital, [*(text for name, text in different.items() if name not in SAME_WORK), *kinds, *machines]
-
-
-def _machine(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    versions = manifest.get("versions", {})
-    own = {"host": "host", "cpus": "cpus", "detail of the recording": "detail"}
-    return {name: manifest.get(key) for name, key in own.items()} | {
-        name: versions.get(name) for name in ("minidl", "torch", "numpy", "python")
-    }
-
-
-def _notes(traces: tuple[Trace, Trace], sides: tuple[Side, Side], groups: tuple[list[Group], list[Group]]) -> list[str]:
+def _notes(traces: tuple[Trace, Trace], sides: tuple[Side, Side], found: tuple[list[Group], list[Group]]) -> list[str]:
     notes = []
-    for name, trace, side, found in zip("AB", traces, sides, groups, strict=True):
-        if not trace.loaders.keys() & set(side.loaders):
+    for name, trace, own, loaders in zip("AB", traces, sides, found, strict=True):
+        if not trace.loaders.keys() & set(own.loaders):
             notes.append(f"{name}: the loader's parameters are not in the trace, so they could not be compared")
-        others = sum(len(numbers) for numbers, _ in found) - len(side.loaders)
+        others = sum(len(numbers) for numbers, _ in loaders) - len(own.loaders)
         if others:
             notes.append(f"{name}: the comparison leaves out iterators with other parameters: {others}")
         lost = sum(process.lost for process in trace.processes)
         if lost:
             notes.append(f"{name}: {counted(lost, 'lost event is', 'lost events are')} missing from the figures")
         notes += [f"{name}: {text}" for text in lacking(trace.problems)]
-    return [*notes, "The spread is measured within each run: two runs do not show how much runs vary."]
-
-
-def _side(trace: Trace, loaders: tuple[int, ...], params: dict[str, Any]) -> Side:
-    spans = trace.spans()
-    spans = spans[np.isin(spans["loader"], loaders) & (spans["end"] >= 0)]
-    own = part(trace, ledger(trace), loaders)
-    cycles, first, keys = _cycles(trace, loaders)
-    pending = _pending(trace, loaders)
-    waits = spans[(spans["code"] == ev.NEXT[0]) & (spans["ey"] == ev.Outcome.DATA)]
-    waited, early = durations(waits), waits["ex"] == 1  # it has yielded one batch when it ends
-    start_ups = (start_up(trace.events[trace.events["loader"] == number]) for number in loaders)
-    starts = [took for took in start_ups if took is not None]
-    return Side(
-        path=str(trace.path),
-        loaders=loaders,
-        params=params,
-        manifest=trace.manifest,
-        batches=len(cycles),
-        samples=_samples(trace, spans, keys),
-        wall=int(cycles.sum()),
-        waited=int(waited.sum()),
-        way=way(trace, loaders, params, own),
-        start_up=float(np.mean(starts)) if starts else None,
-        first=float(waited[early].mean()) if early.any() else None,
-        pending=pending if pending > max(waited.max(initial=0), HANGS) else 0,
-        unseen=_unseen(trace, params),
-        ledger=own,
-        durations={("cycle", -1): cycles[~first], ("next", -1): waited[~early], **_durations(spans)},
-    )
-
-
-def _pending(trace: Trace, loaders: tuple[int, ...]) -> int:
-    """Return the duration of a `next` that was open at the trace's end, ns; 0 = none."""
-    spans = trace.spans()
-    opened = spans[(spans["code"] == ev.NEXT[0]) & (spans["end"] < 0) & np.isin(spans["loader"], loaders)]
-    if not len(opened):
-        return 0
-    end = min(int(trace.events["time"][-1]), trace.whole_until(int(opened["loader"][-1])))
-    return max(0, end - int(opened["begin"][-1]))
-
-
-def _unseen(trace: Trace, params: Mapping[str, Any]) -> frozenset[str]:
-    """Return the stages that this recording does not have: by its detail, or because it observed torch's loader."""
-    told = params.get("unseen")
-    names = set(map(str, told)) if isinstance(told, list) else set()
-    begins = [event for event in EVENTS.values() if event.stage and event.phase is ev.Phase.BEGIN]
-    left_out = {e.stage for e in begins if e.name in names or (e.detail and trace.manifest.get("detail") == "batch")}
-    shown = {e.stage for e in begins if e.name not in names and not e.detail}
-    return frozenset(left_out - shown)
-
-
-def _cycles(trace: Trace, loaders: tuple[int, ...]) -> tuple[Ints, Bools, Ints]:
-    """Return each batch's ns since the one before (or the epoch's first `next`), whether it is the first, and its key.
-
-    A batch without an earlier one is left out if its epoch's begin is lost.
-    """
-    rows = trace.events[
-        np.isin(trace.events["code"], [ev.NEXT[0], ev.YIELD]) & np.isin(trace.events["loader"], loaders)
-    ]
-    keys = keys_at(trace.events, rows, rows["time"])
-    order = np.lexsort((rows["time"], keys >> 31))
-    rows, keys = rows[order], keys[order]
-    new = starts(keys >> 31)
-    is_batch = (rows["code"] == ev.YIELD) & (rows["x"] == ev.Outcome.DATA)
-    kept = is_batch | new  # the rest are later calls of next, errors
-    rows, keys, new, is_batch = rows[kept], keys[kept], new[kept], is_batch[kept]
-    since = np.diff(rows["time"], prepend=rows["time"][:1])
-    first = np.zeros(len(rows), bool)
-    first[1:] = new[:-1]
-    counts = is_batch & ~new
-    return since[counts].astype(np.int64), (first & (rows["y"] == 1))[counts], keys[counts]
-
-
-def _samples(trace: Trace, spans: Rows, batches: Ints) -> int | None:
-    """Count the samples in these batches, by their collation if that is recorded."""
-    for code in (ev.COLLATE[0], ev.FETCH[0]):
-        rows = spans[spans["code"] == code]
-        if len(rows):
-            return int(rows["bx"][np.isin(keys_at(trace.events, rows, rows["begin"]), batches)].sum())
-    return None
-
-
-def _durations(spans: Rows) -> dict[tuple[str, int], Ints]:
-    """Return durations in order of time, by stage and worker; worker -1 = all."""
-    found = {}
-    for stage, mine in by_stage(spans).items():
-        found[stage, -1] = took = durations(mine)
-        if stage not in _OF_THE_LOADER:
-            found |= {(stage, int(w)): took[mine["worker"] == w] for w in np.unique(mine["worker"]) if w >= 0}
-    return found
-
-
-_OF_THE_LOADER = ("sampling", "wait", "pin idle", "consumer", "shutdown", "rebuild", "pin")
-"""Stages outside of the workers, though their spans name the worker of the batch."""
+    return [*notes, "The intervals are measured within each run: two runs do not show how much runs vary."]
 
 
 # --- The command ------------------------------------------------------------------------------------------------------
@@ -516,5 +512,8 @@ def run(arguments: argparse.Namespace) -> int:
     with terminal.busy("comparing"):
         a, b = (only(read_trace(path), arguments.dataloader) for path in (arguments.a, arguments.b))
         found = diff(a, b, force=arguments.force)
-    print(found.text(workers=arguments.workers))
+    if arguments.json:
+        print(json.dumps(found.facts(), indent=1, default=str))
+    else:
+        print(found.text(workers=arguments.workers))
     return 0

@@ -7,27 +7,21 @@ Interface: `by_stage(spans)` sorts spans into the stages of the event table; `Fi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
+from minidl.speed.intervals import Rate
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Ints, Rows
 from minidl.tracefile.events import EVENTS
-
-BLOCKS: Final = 10
-"""The number of parts of a run. The lowest and the highest mean of 10 are left out: a start or a hiccup is in one."""
-
-FEWEST: Final = 5 * BLOCKS
-"""A stage with fewer occurrences in a run has no spread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
     """The durations of a stage's steps in one run.
 
-    low, high: the spread of the means of the run's parts; NaN if there are too few steps. computing: the share of their
-    time that steps with CPU time computed; None without CPU time.
+    rate: of steps by ns, with its variance within the run; its inverse is the mean. computing: the share of their time
+    that steps with CPU time computed; None without CPU time.
     """
 
     count: int
@@ -36,8 +30,7 @@ class Figures:
     p95: float
     p99: float
     most: int
-    low: float
-    high: float
+    rate: Rate
     computing: float | None = None
 
     @property
@@ -49,12 +42,10 @@ class Figures:
         """The figures of durations in order of time; None if there are none. cpu: their CPU time, 0 = unknown."""
         if not len(took):
             return None
-        low = high = float("nan")
-        if len(took) >= FEWEST:
-            _, low, *_, high, _ = sorted(float(part.mean()) for part in np.array_split(took, BLOCKS))
         p50, p95, p99 = (float(p) for p in np.percentile(took, [50, 95, 99]))
+        rate = Rate.of([(np.ones_like(took), took)])
         share = None if cpu is None or not cpu.any() else float(cpu.sum() / took[cpu > 0].sum())
-        return cls(len(took), int(took.sum()), p50, p95, p99, int(took.max()), low, high, share)
+        return cls(len(took), int(took.sum()), p50, p95, p99, int(took.max()), rate, share)
 
 
 def by_stage(spans: Rows) -> dict[str, Rows]:
