@@ -127,8 +127,8 @@ def describe(scene: Scene, title: str) -> dict[str, Any]:
         "iterators": {n: f"DataLoader of {name_of(of)}" for n, of in trace.loaders.items() if of.get("made_at")},
         "lanes": [
             {
-                "title": lane.title, "kind": lane.kind.name.lower(), "slot": lane.slot, "top": lane.top,
-                "actor": lane.actor(len(scene.slots)),
+                "title": lane.title, "kind": lane.kind.name.lower(), "slot": lane.slot, "worker": lane.worker,
+                "top": lane.top, "actor": lane.actor(len(scene.slots)),
                 "heights": lane.heights,
             }
             for lane in scene.lanes

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browser import Browser, driven, needs_driver
-from made_trace import made
+from made_trace import Run, made
 
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.words import duration
@@ -172,3 +172,57 @@ def test_a_link_opens_the_same_view(browser: Browser, page: Path) -> None:
     assert address(browser) == was
     browser.press("Escape", "Escape", "f")
     browser.until("return location.hash === ''")
+
+
+SHOWN = """
+const done = arguments[0], names = [], pen = CanvasRenderingContext2D.prototype, write = pen.fillText;
+pen.fillText = function (text, x, y) {
+  if (this.canvas.id === "canvas" && this.textAlign === "right" && y > 30) names.push([text, y]);
+  return write.call(this, text, x, y);
+};
+window.dispatchEvent(new Event("resize"));
+document.getElementById("canvas").dispatchEvent(new KeyboardEvent("keydown", {key: "0", bubbles: true}));
+requestAnimationFrame(() => requestAnimationFrame(() => { pen.fillText = write; done(names); }));
+"""
+"""Names of the lanes, as the page writes them beside the canvas, with their y."""
+
+
+def lanes(browser: Browser) -> dict[str, float]:
+    return dict(browser.post("/execute/async", script=SHOWN, args=[]))
+
+
+def test_a_click_on_a_name_collapses_its_process(browser: Browser, page: Path) -> None:
+    browser.press("0")
+    whole, top = lanes(browser), browser.run("return document.getElementById('canvas').getBoundingClientRect().top")
+    assert {"worker 0", "feeder 0", "worker 1", "feeder 1", "loader"} <= whole.keys()
+    browser.drag(60, round(top + whole["worker 0"]), 60)
+    closed = lanes(browser)
+    assert whole.keys() - closed.keys() == {"feeder 0"}
+    browser.press("r")
+    assert "pickle" in panel(browser), "a collapsed process counts all the same"
+    browser.press("Escape", "o", "Escape", "Shift c")
+    assert {"feeder 0", "feeder 1"} <= whole.keys() - lanes(browser).keys()
+    browser.press("Shift c")
+    assert lanes(browser).keys() == whole.keys()
+
+
+def test_a_filter_leaves_some_lanes(browser: Browser, page: Path) -> None:
+    def narrowed(text: str) -> set[str]:
+        choose = f"box.value = '{text}'; box.dispatchEvent(new Event('input'))"
+        browser.run(f"const box = document.getElementById('lanes'); {choose}")
+        names = lanes(browser).keys()
+        return {name for name in names if "max" not in name} - {"outstanding", "reorder buffer", "in flight"}
+
+    assert narrowed("worker 1, consumer") == {"worker 1", "feeder 1", "consumer"}
+    assert narrowed("w0-1 feeder") == {"feeder 0", "feeder 1"}
+    browser.press("n")
+    assert status(browser).startswith("stall 1 of 6"), "what is gone to is shown"
+    assert "loader" in narrowed("")
+
+
+def test_a_page_of_many_workers_opens_with_them_collapsed(browser: Browser, tmp_path: Path) -> None:
+    ranks = [Run(batches=20, workers=32, loader=n + 1, first_pid=1000 * (n + 1)) for n in range(4)]
+    show(browser, html(made(tmp_path / "trace", *ranks), tmp_path / "page.html"))
+    names = lanes(browser).keys()
+    assert sum(name.startswith("worker") for name in names) == 32
+    assert sum(name.startswith("feeder") for name in names) <= 1, "of the worker that the title is about"

@@ -26,7 +26,7 @@ function goToAddress() {
   const [type, ...key] = (parts.get("selected") || "").split("."), ends = (parts.get("range") || "").split("-").map(ns);
   range = ends.length === 2 && ends.every(Number.isFinite) ? {anchor: inTrace(ends[0]), head: inTrace(ends[1])} : null;
   recall({type: type in kept && key.length === 3 ? type : undefined, key: key.map(Number), batches: []});
-  if (chosen && laneOf(chosen).hidden) showLoader("");
+  if (chosen) reveal(chosen);
   show(ns(parts.get("begin")), ns(parts.get("end")));
   choose(chosen, false);
   if (chosen) scrollTo(chosen);

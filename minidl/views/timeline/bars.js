@@ -47,7 +47,7 @@ function rgb(colour) {
 
 function drawRun(run, bottom) {
   const [top, size] = box(run);
-  if (top + size < AXIS || top > bottom) return;
+  if (size <= 0 || top + size < AXIS || top > bottom) return;
   const k = scale(), code = col["bar.code"], fate = col["bar.fate"], last = run.first + run.count, big = [];
   let colour, alpha = 1, known = -1;
   strip.start();
@@ -130,7 +130,7 @@ function bright(colour) {
 }
 
 function drawCaption(i, kind, left, right, top, size) {
-  const px = Math.min(11, Math.round(size * .74)), room = Math.min(right, wide) - Math.max(left, gutter) - 6;
+  const px = Math.max(9, Math.min(11, Math.round(size * .74))), room = Math.min(right, wide) - Math.max(left, gutter) - 6;
   const fate = faded(i) && kind.stage !== "idle" ? words.fates[col["bar.fate"][i]] : "";
   const [full, short] = caption(i);
   const patterned = col["bar.simulated"][i] || kind.waits, spare = patterned ? 22 : 0;  // some of a pattern stays visible

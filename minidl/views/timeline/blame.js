@@ -6,7 +6,7 @@ const blame = () => words.headline.wrong ? look.alarm : look.ink;
 const isNamed = i => Boolean(words.framed?.alone) && words.framed.bar === i;
 
 function placeOfRow([lane, level]) {  // top and height; level -1 = all of the lane
-  return level < 0 ? [yOf(lanes[lane].top), tall(lanes[lane]) * row] : box({lane, row: level});
+  return level < 0 || !lanes[lane].heights[level] ? [yOf(lanes[lane].top), tall(lanes[lane]) * row] : box({lane, row: level});
 }
 
 function drawFramed() {  // what the title blames

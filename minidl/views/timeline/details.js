@@ -117,7 +117,7 @@ function rest() {
 function keys() {
   const rows = [["← →  A D", "move"], ["↑ ↓  PgUp PgDn", "scroll the lanes"], ["+ −  W S", "zoom"], ["0", "show the whole trace"], ["F", "show what the title is about"], ...(words.live ? [["L", "follow the run"]] : []),
     ["[ ]", "select the previous, the next bar in the row"], ["{ }", "select the bar above, below"], ["Enter", "zoom to the selected bar, or to the range"],
-    ["B", "draw the path of its batch too"], ["shift ← →", "select a range: move its end"], ["R", "select the range of the selected bar, or of the view"], ["/", "search"], [". ,", "next, previous match"], ["N  shift N", "next, previous stall: a long wait of the loop"], ["O  shift O", "next, previous of the slowest steps"], ["Esc", "clear the selection, then the range"], ["?", "this list"]];
+    ["B", "draw the path of its batch too"], ["shift ← →", "select a range: move its end"], ["R", "select the range of the selected bar, or of the view"], ["C", "collapse or expand the process of the selected bar; also by a click on its name"], ["shift C", "collapse or expand all workers"], ["V", "filter the lanes: worker 3-5, rank 1, loader"], ["/", "search"], [". ,", "next, previous match"], ["N  shift N", "next, previous stall: a long wait of the loop"], ["O  shift O", "next, previous of the slowest steps"], ["Esc", "clear the selection, then the range"], ["?", "this list"]];
   $("panel").classList.remove("resting");
   $("about").replaceChildren(make("h2", "Keys"),
     make("table", null, ...rows.map(([k, text]) => make("tr", null, make("td", null, make("kbd", k)), make("td", text)))),

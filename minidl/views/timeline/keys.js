@@ -36,7 +36,7 @@ canvas.addEventListener("pointermove", event => {
   }
   const what = at(pointer.x, pointer.y);
   if (!same(what, hovered)) hovered = what;
-  canvas.style.cursor = what ? "pointer" : pointer.y < AXIS && pointer.x > gutter ? "col-resize" : "";
+  canvas.style.cursor = what ? "pointer" : pointer.x < gutter ? nameAt(pointer.y) ? "pointer" : "" : pointer.y < AXIS ? "col-resize" : "";
   tip(what, pointer.x, pointer.y);
   redraw(false);
 });
@@ -46,6 +46,7 @@ canvas.addEventListener("pointerup", event => {
   drag = null;
   if (!clicked || onAxis) return;
   hideTip();
+  if (event.offsetX < gutter) return clickName(event.offsetY);
   const what = at(event.offsetX, event.offsetY);
   if (event.shiftKey && what) { chosen = what; addBatch(); } else choose(what, false);
 });
@@ -59,7 +60,7 @@ const KEYS = {
   PageUp: () => { scroller.scrollTop -= high * .7; }, PageDown: () => { scroller.scrollTop += high * .7; },
   "+": () => zoom(.7), "=": () => zoom(.7), w: () => zoom(.7), "-": () => zoom(1 / .7), s: () => zoom(1 / .7),
   f: atHeadline, l: now, 0: showAll, Home: showAll, "[": () => step(-1), "]": () => step(1), "{": () => stepRow(-1), "}": () => stepRow(1),
-  Enter: () => chosen || !range ? zoomToChosen() : zoomToRange(), b: addBatch, ".": () => go(1), ",": () => go(-1), n: () => goStall(1), N: () => goStall(-1), o: () => nextSlow(1), O: () => nextSlow(-1), "/": () => $("query").focus(), "?": keys,
+  Enter: () => chosen || !range ? zoomToChosen() : zoomToRange(), b: addBatch, ".": () => go(1), ",": () => go(-1), n: () => goStall(1), N: () => goStall(-1), o: () => nextSlow(1), O: () => nextSlow(-1), c: toggleHere, C: () => toggleAll(), v: () => $("lanes").focus(), "/": () => $("query").focus(), "?": keys,
   Escape: () => chosen || !range ? choose(null) : clearRange(),
   r: rangeHere, "Shift+ArrowLeft": () => extendRange(-.02), "Shift+ArrowRight": () => extendRange(.02),
 };

@@ -2,7 +2,7 @@
 
 function drawMarks(run, bottom) {
   const y = yOf(lanes[run.lane].top);
-  if (y < AXIS || y - MARK > bottom) return;
+  if (lanes[run.lane].closed || y < AXIS || y - MARK > bottom) return;
   const code = col["mark.code"], first = firstAfter(marks, run.first, run.count, v0 - 6 / scale());
   const last = firstAfter(marks, run.first, run.count, v1);
   if (last - first > (wide - gutter) / 3) drawDenseMarks(first, last, y);

@@ -6,7 +6,7 @@ let begin, end, marks, alarmMarks, runs, markRuns, kept, stopsOf, counters, lane
 function build() {
   ({lanes, kinds} = words);
   fading = new Set(words.fading);
-  lanes.forEach(lane => { lane.at = lane.top; });
+  lanes.forEach(lane => { lane.at = lane.top; lane.full = lane.heights; });
   arrange();
   [alarmMarks, runs, markRuns] = [[], [], []];
   begin = added(col["bar.begin"]);
@@ -32,34 +32,6 @@ function build() {
     const values = Float64Array.from(col[`counter.${i}.value`], Number);
     return {...about, times: added(col[`counter.${i}.time`]), values, most: values.reduce((a, b) => Math.max(a, b), 0)};
   });
-}
-
-// Of the DataLoaders, one can be chosen: the lanes of the others stand nowhere.
-let only = "";
-
-function arrange() {
-  built++;
-  const wanted = words.dataloaders.find(([name]) => name === only)?.[1];
-  let removed = 0;
-  lanes.forEach((lane, i) => {
-    lane.hidden = Boolean(wanted) && !wanted.includes(lane.slot);
-    lane.top = lane.hidden ? -1e6 : lane.at - removed;
-    if (lane.hidden) removed += (lanes[i + 1]?.at ?? lane.at) - lane.at;
-  });
-}
-
-function showLoader(name) {
-  only = $("dataloader").value = name;
-  arrange(); resize();
-}
-
-function chooseLoaders() {
-  const there = words.dataloaders.map(([name]) => name), box = $("dataloader");
-  if (!there.includes(only)) only = "";
-  if (box.options.length === there.length + 1) return;
-  box.replaceChildren(...["", ...there].map(name => { const item = make("option", name || "all DataLoaders"); item.value = name; return item; }));
-  box.value = only;
-  box.hidden = there.length < 2;
 }
 
 const num = (name, i) => Number(col[name][i]);

@@ -5,7 +5,7 @@ let overviewBase = null;
 function overviewPicture() {
   const n = Math.max(1, Math.floor(wide - gutter)), busy = new Float64Array(n), k = n / (words.end - words.begin);
   for (const run of runs) {
-    if (lanes[run.lane].hidden) continue;
+    if (lanes[run.lane].out) continue;
     for (let i = run.first; i < run.first + run.count; i++) {
       if (kindOf(i).name !== "fetch") continue;
       const a = Math.max(0, (begin[i] - words.begin) * k), b = Math.min(n, (end[i] - words.begin) * k);

@@ -5,7 +5,7 @@ function at(x, y) {
   const t = tOf(x), near = 4 / scale();
   for (const run of markRuns) {
     const top = yOf(lanes[run.lane].top);
-    if (y < top - MARK - 3 || y > top + 1) continue;
+    if (lanes[run.lane].closed || y < top - MARK - 3 || y > top + 1) continue;
     let best = -1, away = near;
     for (let i = firstAfter(marks, run.first, run.count, t - near); i < run.first + run.count && marks[i] <= t + near; i++)
       if (Math.abs(marks[i] - t) <= away) { best = i; away = Math.abs(marks[i] - t); }
@@ -13,7 +13,7 @@ function at(x, y) {
   }
   for (const run of runs) {
     const [top, size] = box(run);
-    if (y < top - 1 || y > top + size + 1) continue;
+    if (size <= 0 || y < top - 1 || y > top + size + 1) continue;
     let best = -1, score = -Infinity;
     const from = run.first + firstAfter(run.until, 0, run.count, t - near);
     for (let i = from; i < run.first + run.count && begin[i] <= t + near; i++) {

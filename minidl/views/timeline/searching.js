@@ -64,7 +64,7 @@ function search(text) {
   const last = what => wanted.task !== undefined && !wanted.words.length && !worked(what);
   const size = what => wanted.more ? timesOf(what)[0] - timesOf(what)[1] : 0;
   const ranked = what => wanted.rank === undefined || new RegExp(`rank ${wanted.rank}\\b`).test(words.slots[laneOf(what).slot]);
-  return out.filter(what => !laneOf(what).hidden && ranked(what)).sort((a, b) => last(a) - last(b) || size(a) - size(b) || timesOf(a)[0] - timesOf(b)[0]);
+  return out.filter(what => !laneOf(what).out && ranked(what)).sort((a, b) => last(a) - last(b) || size(a) - size(b) || timesOf(a)[0] - timesOf(b)[0]);
 }
 
 function worked(what) {  // not a wait, nor what waits lie in
@@ -72,7 +72,7 @@ function worked(what) {  // not a wait, nor what waits lie in
   return !["idle", "wait"].includes(stage) && !["epoch", "next"].includes(name);
 }
 
-const openBars = () => words.unended.map(bar).filter(what => !laneOf(what).hidden);  // what is to blame first
+const openBars = () => words.unended.map(bar).filter(what => !laneOf(what).out);  // what is to blame first
 
 function find(text) {
   matches = search(text);

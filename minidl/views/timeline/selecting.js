@@ -18,7 +18,7 @@ function addBatch() {  // keeps the arrows that are drawn
 }
 
 function bringIntoView(what) {
-  if (laneOf(what).hidden) showLoader("");
+  reveal(what);
   const [a, b] = timesOf(what), size = v1 - v0;
   if (b > a && (b - a) * scale() < 2) { const half = Math.max((b - a) * 20, 2e5); [v0, v1] = [(a + b) / 2 - half, (a + b) / 2 + half]; }
   else if (b < v0 + size * .02 || a > v1 - size * .02) [v0, v1] = [(a + b) / 2 - size / 2, (a + b) / 2 + size / 2];

@@ -15,7 +15,7 @@ function slowOf() {  // the steps of the chosen kind in the range, or in the tra
   const [from, until] = range ? rangeOf() : [words.begin, words.end], key = [slowKind, from, until, built].join();
   if (slowKnown.key === key) return slowKnown;
   const all = [], took = [];
-  for (const run of runs) if (!lanes[run.lane].hidden) eachIn(run, from, until, i => {
+  for (const run of runs) if (!lanes[run.lane].out) eachIn(run, from, until, i => {
     if (kindOf(i).name === slowKind && !col["bar.fate"][i]) { all.push(i); took.push(end[i] - begin[i]); }
   });
   const sorted = Float64Array.from(took).sort(), least = sorted[Math.max(0, sorted.length - KEPT)];

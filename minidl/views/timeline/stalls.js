@@ -4,7 +4,7 @@ const LONG = 20e6, TIMES = 3;  // a stall is longer than 20 ms and than 3 times 
 let stallsKnown = {};
 
 function waitsOf(slot) {  // a loop's outermost calls of next
-  const mine = runs.filter(run => lanes[run.lane].slot === slot && lanes[run.lane].kind === "loader" && !lanes[run.lane].hidden);
+  const mine = runs.filter(run => lanes[run.lane].slot === slot && lanes[run.lane].kind === "loader");
   for (const run of mine.sort((a, b) => a.row - b.row)) {
     const found = [];
     for (let i = run.first; i < run.first + run.count; i++) if (kindOf(i).name === "next") found.push(i);
@@ -14,14 +14,13 @@ function waitsOf(slot) {  // a loop's outermost calls of next
 }
 
 function stalls() {  // bars, by time; and the longest wait, for a trace without stalls
-  const key = [built, only].join();
-  if (stallsKnown.key === key) return stallsKnown;
-  const took = i => end[i] - begin[i], all = words.slots.map((_, slot) => waitsOf(slot));
+  if (stallsKnown.key === built) return stallsKnown;
+  const took = i => end[i] - begin[i], all = shownSlots().map(waitsOf);
   const long = all.flatMap(waits => {
     const limit = Math.max(LONG, TIMES * quantile(Float64Array.from(waits, took).sort(), .5));
     return waits.filter(i => took(i) > limit);
   });
-  return stallsKnown = {key, long: long.sort((a, b) => begin[a] - begin[b]), waits: all.flat().sort((a, b) => took(b) - took(a)), fetches: longestOf("fetch"), samples: longestOf("sample")};
+  return stallsKnown = {key: built, long: long.sort((a, b) => begin[a] - begin[b]), waits: all.flat().sort((a, b) => took(b) - took(a)), fetches: longestOf("fetch"), samples: longestOf("sample")};
 }
 
 function longestOf(name) {  // of each batch, its longest step of that name

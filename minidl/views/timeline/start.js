@@ -18,6 +18,7 @@ async function start() {
     $("wait").textContent = `The trace cannot be shown: ${error.message}`;
     throw error;
   }
+  collapseMany();
   retheme();
   around();
   wire();

@@ -10,7 +10,7 @@ function eachIn(run, from, until, act) {  // act(index, ns of it in the range)
 
 function stepsIn(from, until) {  // of each kind of step: its whole durations, sorted, and its time in the range
   const found = new Map();
-  for (const run of runs) if (!lanes[run.lane].hidden) eachIn(run, from, until, (i, inside) => {
+  for (const run of runs) if (!lanes[run.lane].out) eachIn(run, from, until, (i, inside) => {
     const code = col["bar.code"][i];
     if (!found.has(code)) found.set(code, {code, took: [], inside: 0, count: 0});
     const one = found.get(code);
@@ -77,7 +77,7 @@ function grid(head, rows) {  // cells are texts, or elements
 function aboutRange() {
   const [from, until] = rangeOf(), size = until - from;
   if (size <= 0) return [make("h2", "Nothing is selected"), make("p", "Move the range's end with shift and the arrow keys.")];
-  const slots = words.slots.map((title, slot) => ({title, slot, is: lanes.some(lane => lane.slot === slot && !lane.hidden)})).filter(one => one.is);
+  const slots = words.slots.map((title, slot) => ({title, slot, is: shownSlots().includes(slot)})).filter(one => one.is);
   const about = [make("h2", `Range of ${duration(size)}`), make("p", `${moment(from)} to ${moment(until)}`),
     styled("div", "row", null, button("zoom in", zoomToRange), button("clear", clearRange))];
   for (const {title, slot} of slots) {
@@ -91,7 +91,7 @@ function aboutRange() {
     make("span", null, swatch(kinds[code]), ` ${stepName(code)}`), count.toLocaleString("en"), duration(inside),
     ...(took.length ? [quantile(took, .5), quantile(took, .95), took[took.length - 1]].map(duration) : ["", "", ""])])),
     styled("p", "faint", "total: the time within the range. p50, p95 and max: of whole steps that touch it."));
-  const workers = lanes.filter(lane => lane.kind === "worker" && !lane.hidden);
+  const workers = lanes.filter(lane => lane.kind === "worker" && !lane.out);
   if (workers.length) about.push(make("h3", "busy share of the workers"), grid(null, workers.map(lane => {
     const busy = busyIn(lane, from, until);
     return [words.slots.length > 1 ? `${words.slots[lane.slot]}, ${lane.title}` : lane.title, meter(busy, actorColour(lane.actor)), percent(busy)];

@@ -15,7 +15,7 @@ const tOf = x => v0 + (x - gutter) / scale();
 const tall = lane => lane.heights.reduce((a, b) => a + b);
 const units = () => Math.max(1, ...lanes.map(lane => lane.top + tall(lane)));
 const countersHigh = () => counterNames().length * (counterHigh + GAP) + (counters.length ? 6 : 0);
-const shownCounters = () => counters.filter(c => !lanes.some(lane => lane.slot === c.slot && lane.hidden));
+const shownCounters = () => counters.filter(c => lanes.some(lane => lane.slot === c.slot && !lane.out));
 const counterNames = () => [...new Set(shownCounters().map(c => c.name))];
 const lanesBottom = () => high - countersHigh();
 const yOf = down => AXIS + 10 + down * row - scroller.scrollTop;
