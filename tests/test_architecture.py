@@ -65,8 +65,8 @@ ORDER = (
     ("hang", "examine"),
     (
         "views",
-        "colours frame layout scene drawn attached export chrome perfetto text page picture queries live_page viewer "
-        "replay_page replay_terminal",
+        "colours frame layout scene drawn attached export chrome perfetto text sampled page picture queries "
+        "live_page viewer replay_page replay_terminal",
     ),
     ("", "merge __init__ run demo"),
     ("hang.watch", "vitals dumps folding looks watcher"),

@@ -28,8 +28,10 @@ from minidl.tracefile.loaders import dataloaders, name_of
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.views.colours import ACTORS, BATCHES, HATCHED, paint
 from minidl.views.frame import Page, filled
+from minidl.views.sampled import sampled
 from minidl.views.scene import (
     FADING,
+    Counter,
     Fate,
     Scene,
     alarm,
@@ -140,7 +142,7 @@ def describe(scene: Scene, title: str) -> dict[str, Any]:
         "live": None,
         "fading": [int(fate) for fate in FADING],
         "alarms": {int(at): alarm(scene, scene.marks[at])[:80] for at in np.flatnonzero(scene.marks["alarm"])},
-        "counters": [{"name": c.name, "unit": c.unit, "slot": c.slot} for c in scene.counters],
+        "counters": [{"name": c.name, "unit": c.unit, "slot": c.slot} for c in _counters(scene)],
         "processes": [process.name for process in trace.processes],
         "ownEpochs": scene.own_epochs,
         "texts": list(_texts(scene)),
@@ -245,9 +247,13 @@ def columns(scene: Scene) -> Columns:
         **_mark_columns(scene),
         **{f"batch.{name}": scene.batches[name] for name in ("epoch", "task", "put", "yielded")},
         **{f"stop.{name}": scene.stops[name] for name in ("batch", "lane", "row", "code", "begin", "end")},
-        **{f"counter.{n}.time": _steps(c.times) for n, c in enumerate(scene.counters)},
-        **{f"counter.{n}.value": c.values for n, c in enumerate(scene.counters)},
+        **{f"counter.{n}.time": _steps(c.times) for n, c in enumerate(_counters(scene))},
+        **{f"counter.{n}.value": c.values for n, c in enumerate(_counters(scene))},
     }
+
+
+def _counters(scene: Scene) -> list[Counter]:
+    return [*scene.counters, *sampled(scene)]
 
 
 def _bar_columns(scene: Scene) -> Columns:

@@ -226,3 +226,29 @@ def test_a_page_of_many_workers_opens_with_them_collapsed(browser: Browser, tmp_
     names = lanes(browser).keys()
     assert sum(name.startswith("worker") for name in names) == 32
     assert sum(name.startswith("feeder") for name in names) <= 1, "of the worker that the title is about"
+
+
+COLOURED = """
+const canvas = document.getElementById("overview"), left = arguments[0], rows = canvas.height;
+const n = canvas.width - left, data = canvas.getContext("2d").getImageData(left, 0, n, rows).data, out = [];
+const grey = at => Math.max(...data.slice(at, at + 3)) - Math.min(...data.slice(at, at + 3)) < 30;
+for (const y of [5, rows - 6]) {
+  let wide = 0;
+  for (let x = 0, run = 0; x <= n; x++) {
+    if (x < n && !grey(4 * (y * n + x))) run++;
+    else { wide += run > 40; run = 0; }
+  }
+  out.push(wide);
+}
+return out;
+"""
+
+
+def test_the_overview_shows_when_the_loop_waited_and_who_was_busy(browser: Browser, page: Path) -> None:
+    """The long waits of two epochs, on top; the long fetches of the last worker, in the last row."""
+    browser.press("0")
+    browser.settle(10)
+    gutter = 1 + round(browser.run("return document.getElementById('overview').clientWidth") * 0.13)
+    waits, busy = browser.post("/execute/sync", script=COLOURED, args=[gutter])
+    assert waits == 2 * len(STALLS)
+    assert busy

@@ -14,7 +14,7 @@ function drawNames(bottom) {
     if (lane.actor >= 0) { pen.fillStyle = actorColour(lane.actor); pen.fillRect(gutter - 5, yOf(lane.top), 4, tall(lane) * row); }
     if (lane.closed) write(lane.title, gutter - 10, y, look.faint, "right", `${Math.min(11, row * CLOSED)}px`);
     else write(lane.title, gutter - 10, y, small ? look.faint : look.ink, "right", small ? "10.5px" : "600 12px");
-    if (leads(lane) && lane.kind !== "consumer") write(lane.closed ? "▸" : "▾", 4, y, look.faint, "left", "9px");
+    if (["worker", "loader"].includes(lane.kind)) write(lane.closed ? "▸" : "▾", 4, y, look.faint, "left", "9px");
   }
 }
 

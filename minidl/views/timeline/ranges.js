@@ -9,12 +9,13 @@ let counting = 0;
 function selectRange(anchor, head, now = true) {
   range = {anchor: inTrace(anchor), head: inTrace(head)};
   clearTimeout(counting);
-  if (now) details();
-  else counting = setTimeout(details, 80);  // counting 600,000 bars takes longer than a frame
+  const told = () => { details(); redraw(); };
+  if (now) told();
+  else counting = setTimeout(told, 80);  // counting 600,000 bars takes longer than a frame
   redraw(false);
 }
 
-function clearRange() { clearTimeout(counting); range = null; details(); redraw(false); }
+function clearRange() { clearTimeout(counting); range = null; details(); redraw(); }
 
 function extendRange(by) {  // by a share of the view; begins with what is selected, or else in the middle of the view
   const [anchor, head] = range ? [range.anchor, range.head] : chosen ? timesOf(chosen) : [(v0 + v1) / 2, (v0 + v1) / 2];

@@ -49,11 +49,12 @@ function redraw(all = true) {  // the pointer's marks have a canvas of their own
 function resize() {
   dots = window.devicePixelRatio || 1;
   wide = scroller.clientWidth; high = scroller.clientHeight;
-  const titles = [...lanes.map(lane => lane.title), ...counterNames(), "workers fetching"];
+  const titles = [...lanes.map(lane => lane.title), ...counterNames(), "workers are busy"];
   gutter = Math.min(Math.max(wide < 560 ? 84 : 118, ...titles.map(t => widthOf(t, 12) + 18)), wide * .4);
+  overview.style.height = `${overviewHigh()}px`;
   counterHigh = Math.max(18, Math.min(40, high * .06));
   row = Math.max(16, Math.min(32, (lanesBottom() - AXIS - 22) / units()));
-  for (const [element, h] of [[canvas, high], [over, high], [overview, 34]]) {
+  for (const [element, h] of [[canvas, high], [over, high], [overview, overviewHigh()]]) {
     element.width = Math.round(wide * dots); element.height = Math.round(h * dots);
   }
   $("view").style.height = `${high}px`;
