@@ -39,7 +39,7 @@ RED: Final = EVENTS[ev.FOUND_DEAD].colour
 
 THEMES: Final = {
     "light": {
-        "paper": "#ffffff", "panel": "#f6f7f9", "line": "#d9dee4", "ink": "#1c2733", "faint": "#667380",
+        "paper": "#ffffff", "panel": "#f6f7f9", "line": "#d9dee4", "ink": "#1c2733", "faint": "#5f6c79",
         "accent": "#1459c7", "alarm": RED,
     },
     "dark": {

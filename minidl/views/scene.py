@@ -26,7 +26,7 @@ from minidl.tracefile.batches import NEVER, Batches, bytes_in_flight, outstandin
 from minidl.tracefile.events import EVENTS, Actor, Event, Message, Phase
 from minidl.tracefile.loaders import first_epochs
 from minidl.tracefile.open_spans import alive_until, has_arrived, left_alive
-from minidl.tracefile.words import Unit, ending, unit_of
+from minidl.tracefile.words import Unit, duration, ending, unit_of
 from minidl.views.colours import FRAMES, RED, STATES, Sign, legend, paint
 from minidl.views.layout import Lane, LaneKind, Layout, Slot, only
 
@@ -372,7 +372,7 @@ class Scene:
         if spot.frame is FocusScope.ALIKE:
             return self._alike(at)
         if self.headline.outcome is RunOutcome.SLOW:
-            words = f"{full}: {self.unit.of(end - begin)}"
+            words = f"{full}: {duration(end - begin)}"
         else:
             said = bar["fate"] and int(bar["code"]) not in IDLE
             words = f"{full}: {self.fates[Fate(bar['fate'])]}" if said else full
@@ -397,7 +397,7 @@ class Scene:
         slot = np.array([lane.slot for lane in self.lanes])
         like = bars[(bars["code"] == bar["code"]) & (slot[bars["lane"]] == slot[bar["lane"]])]
         like = like[like["fate"] == Fate.ENDED]
-        each = self.unit.of(float(np.median(like["end"] - like["begin"])))
+        each = duration(float(np.median(like["end"] - like["begin"])))
         words = f"{paint(int(bar['code'])).label}: {len(like):,} times, each about {each}"
         rows = tuple((lane, row) for lane, row in distinct(like, "lane", "row"))
         return Framed(rows, int(like["begin"].min()), int(like["end"].max()), words, at)

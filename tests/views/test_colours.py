@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable
+from importlib.resources import files
 
 import numpy as np
 import pytest
@@ -30,6 +32,7 @@ from minidl.views.colours import (
 from minidl.views.layout import LaneKind
 from minidl.views.scene import ALARMS
 
+CSS = (files("minidl.views") / "timeline" / "timeline.css").read_text()
 KINDS = [code for code, event in EVENTS.items() if event.phase is Phase.BEGIN]
 WORK = {paint(code) for code in KINDS if not paint(code).soft}
 LEAST = {"all cones": 20, "protanopia": 15, "deuteranopia": 15, "tritanopia": 15, "grey": 9}
@@ -148,3 +151,49 @@ def test_perfetto_draws_each_step_in_nearly_its_colour_and_waits_as_light_as_it_
 def test_hue_and_lightness_are_those_of_cieluv(colour: str, hue: float, lightness: float) -> None:
     assert hue_and_lightness(rgb(colour)) == pytest.approx((hue, lightness), abs=0.1)
     assert hue_and_lightness((0, 0, 0)) == (0, 0)
+
+
+# --- Words on what they stand on: WCAG 2, level AA --------------------------------------------------------------------
+AA = 4.5
+
+
+def luminance(colour: Iterable[float]) -> float:
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (c / 255 for c in colour))
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: Iterable[float], other: Iterable[float]) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def page_colours(theme: str) -> dict[str, str]:
+    selector = re.escape({"light": ":root {", "dark": ':root[data-theme="dark"] {'}[theme])
+    (block,) = re.findall(rf"^{selector}(.*?)}}", CSS, re.M | re.S)
+    return THEMES[theme] | dict(re.findall(r"--(\w+): ([^;]+);", block))
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_all_words_of_a_page_contrast_with_what_they_stand_on(theme: str) -> None:
+    colours = page_colours(theme)
+    for ink, back in itertools.product(
+        ("ink", "faint", "accent", "alarm", "found"), ("paper", "panel", "band", "band2")
+    ):
+        assert contrast(rgb(colours[ink]), rgb(colours[back])) >= AA, f"{ink} on {back}"
+    for back in ("ink", "accent", "alarm"):  # flags on the axis
+        assert contrast(rgb(colours["paper"]), rgb(colours[back])) >= AA
+    for code in KINDS:
+        if paint(code).soft:  # ink stands on the pale colour over a lane's band
+            share = float(colours["soft"])
+            pale = [
+                share * c + (1 - share) * b for c, b in zip(rgb(paint(code).colour), rgb(colours["band"]), strict=True)
+            ]
+            assert contrast(rgb(colours["ink"]), pale) >= AA, paint(code).label
+
+
+def test_black_or_white_contrasts_with_every_step() -> None:
+    """What the page's inkOn chooses, by the luminance at which both contrast alike."""
+    for code in KINDS:
+        colour = rgb(paint(code).colour)
+        ink = (0, 0, 0) if luminance(colour) > 0.179 else (255, 255, 255)
+        assert contrast(colour, ink) >= AA, paint(code).label

@@ -623,7 +623,7 @@ def test_who_waits_for_a_worker_that_died_points_at_its_lane(tmp_path: Path) -> 
 
 
 def test_a_picture_has_one_unit_of_time(tmp_path: Path) -> None:
-    """That of its end: the title, the axis and the words in the frame use it."""
+    """That of its end: moments in the title and on the axis use it. How long a step took has a unit of its own."""
     short, long = scene_of(made(tmp_path / "a", **made_trace.HUNG)), scene_of(made(tmp_path / "b", **LONG_HANG))
     assert (short.unit.name, long.unit.name) == ("ms", "s")
     assert "since 6.2 ms" in short.headline.title
@@ -632,4 +632,4 @@ def test_a_picture_has_one_unit_of_time(tmp_path: Path) -> None:
     )
     assert late.framed is not None
     assert late.unit.name == "s"
-    assert late.framed.words.endswith(" s")
+    assert late.framed.words.endswith(": 375 ms")

@@ -2,6 +2,7 @@
 
 // Bars narrower than a pixel are added up: a colour is as dense as its share of the pixel's time. A strip is a row of such
 // pixels, drawn at once.
+const inView = new Set();  // codes of what the last frame drew
 const strip = {
   canvas: document.createElement("canvas"), sums: new Float32Array(0), length: 0, from: 0, to: 0,
   start() {
@@ -53,9 +54,9 @@ function drawRun(run, bottom) {
   strip.start();
   for (let i = visible(run); i < last && begin[i] <= v1; i++) {
     const w = (end[i] - begin[i]) * k;
-    if (w >= 1 || (fate[i] && faded(i))) { big.push(i); continue; }
+    if (w >= 1 || (fate[i] && faded(i))) { big.push(i); inView.add(code[i]); continue; }
     if (code[i] !== known) {
-      known = code[i];
+      inView.add(known = code[i]);
       colour = rgb(kinds[known].colour); alpha = kinds[known].soft ? look.soft : 1;
     }
     strip.add(Math.floor(((begin[i] + end[i]) / 2 - v0) * k * dots), Math.max(w * dots, 1e-6), colour, alpha);
@@ -69,11 +70,11 @@ function drawBar(i, kind, x0, x1, top, size) {
   const alpha = kind.soft ? look.soft : 1;
   if (faded(i)) drawFading(kind, left, right, x1, top, size, alpha);
   else {
-    pen.globalAlpha = kind.waits && w > 3 ? HATCHED : alpha;
+    pen.globalAlpha = kind.waits && w > 3 ? HATCHED * (kind.stage === "idle" ? .5 : 1) : alpha;
     pen.fillStyle = kind.colour;
     pen.fillRect(left, top, w > 3 ? w - .6 : w, size);
     pen.globalAlpha = 1;
-    if (kind.waits && w > 3) hatch(kind.colour, left, top, w - .6, size);
+    if (kind.waits && w > 3) hatch(kind, left, top, w - .6, size);
     if (col["bar.simulated"][i]) { pen.fillStyle = pattern("dots", "#ffffff"); pen.fillRect(left, top, w, size); }
   }
   pen.globalAlpha = 1;
@@ -85,17 +86,18 @@ function drawFading(kind, left, right, x1, top, size, alpha) {
   fade.addColorStop(0, kind.colour); fade.addColorStop(1, kind.colour + Math.round(rest * 255).toString(16).padStart(2, "0"));
   pen.globalAlpha = kind.waits ? HATCHED : alpha; pen.fillStyle = fade;
   pen.fillRect(left, top, Math.max(1, right - left), size);
-  if (kind.waits) hatch(kind.colour, left, top, right - left, size, false);
+  if (kind.waits) hatch(kind, left, top, right - left, size, false);
   pen.globalAlpha = 1; pen.strokeStyle = kind.colour; pen.lineWidth = 1; pen.setLineDash([2, 3]);
   pen.strokeRect(left + .5, top + .5, Math.max(1, right - left - 1), size - 1);
   pen.setLineDash([]);
 }
 
-function hatch(colour, left, top, w, size, outlined = true) {  // of a wait
-  pen.globalAlpha = .5;
+function hatch(kind, left, top, w, size, outlined = true) {  // of a wait; idle workers are the quietest of all
+  const {colour, stage} = kind, idle = stage === "idle";
+  pen.globalAlpha = idle ? .16 : .4;
   pen.fillStyle = pattern("lines", colour);
   pen.fillRect(left, top, w, size);
-  if (outlined && w > 4) { pen.strokeStyle = colour; pen.lineWidth = 1; pen.strokeRect(left + .5, top + .5, w - 1, size - 1); }
+  if (outlined && w > 4 && !idle) { pen.strokeStyle = colour; pen.lineWidth = 1; pen.strokeRect(left + .5, top + .5, w - 1, size - 1); }
   pen.globalAlpha = 1;
 }
 
@@ -124,23 +126,23 @@ function widthOf(text, px) {
   return measured.get(key);
 }
 
-function bright(colour) {
-  const [r, g, b] = rgb(colour);
-  return .3 * r + .59 * g + .11 * b > 140;
+function inkOn(colour) {  // black or white, whichever contrasts more: at least 4.5 to 1, as WCAG 2 counts
+  const [r, g, b] = rgb(colour).map(part => part / 255).map(part => part <= .04045 ? part / 12.92 : ((part + .055) / 1.055) ** 2.4);
+  return .2126 * r + .7152 * g + .0722 * b > .179 ? "#000000" : "#ffffff";
 }
 
 function drawCaption(i, kind, left, right, top, size) {
   const px = Math.max(9, Math.min(11, Math.round(size * .74))), room = Math.min(right, wide) - Math.max(left, gutter) - 6;
   const fate = faded(i) && kind.stage !== "idle" ? words.fates[col["bar.fate"][i]] : "";
   const [full, short] = caption(i);
-  const patterned = col["bar.simulated"][i] || kind.waits, spare = patterned ? 22 : 0;  // some of a pattern stays visible
+  const patterned = col["bar.simulated"][i] || kind.waits || fate, spare = patterned ? 22 : 0;  // some of a pattern stays visible
   const text = [fate && `${full}: ${fate}`, full, short].find(t => t && widthOf(t, px) + spare < room);
   if (!text || isNamed(i)) return;
-  const ink = kind.soft || fate ? look.ink : bright(kind.colour) ? "#1c2733" : "#ffffff";
+  const ink = kind.soft || fate ? look.ink : inkOn(kind.colour);
   const x = fate ? Math.max(left, gutter) + 4 : (Math.max(left, gutter) + Math.min(right, wide)) / 2;
   if (patterned) {  // the words stand on no pattern
     const w = widthOf(text, px) + 6;
-    pen.fillStyle = kind.waits ? look.band : kind.colour;
+    pen.fillStyle = kind.waits || fate ? look.band : kind.colour;
     pen.fillRect(fate ? x - 3 : x - w / 2, top + 1, w, size - 2);
   }
   write(text, x, top + size / 2 + .5, ink, fate ? "left" : "center", `${px}px`);

@@ -20,14 +20,24 @@ function drawFramed() {  // what the title blames
     const [top, size] = placeOfRow(at);
     pen.strokeRect(left - 1, top - 1, Math.max(2, right - left) + 2, size + 2);
   }
-  const [top, size] = placeOfRow(framed.rows[0]), w = widthOf(framed.words, "600 12") + 8, from = Math.max(x0, gutter) + 2;
-  // In the bar, if it is one and has room for it; below its lane otherwise, where it covers no neighbour.
-  const inside = framed.alone && size >= 10 && Math.min(x1, wide) - from > w + 4;
-  const lane = lanes[framed.rows[0][0]];
-  if (inside) {
-    pen.fillStyle = look.paper; pen.globalAlpha = .9; pen.fillRect(from, top + 1, w, size - 2); pen.globalAlpha = 1;
+  const [top, size] = placeOfRow(framed.rows[0]);
+  if (isCaptionInside()) {
+    const from = Math.max(x0, gutter) + 2;
+    pen.fillStyle = look.paper; pen.globalAlpha = .9; pen.fillRect(from, top + 1, widthOf(framed.words, "600 12") + 8, size - 2); pen.globalAlpha = 1;
     write(framed.words, from + 4, top + size / 2 + .5, colour, "left", "600 12px");
-  } else label(framed.words, Math.max(x0, gutter), yOf(lane.top + tall(lane)) + 9, colour, "600 12px", 0);
+  } else if (x0 >= gutter) { pen.fillStyle = colour; pen.globalAlpha = .5; pen.fillRect(x0, AXIS, 1, top - AXIS); pen.globalAlpha = 1; }
+}
+
+function isCaptionInside() {  // in the bar, if it is one and has room; on the axis otherwise, where it covers no lane
+  const {alone, rows, begin: from, end: until, words: text} = words.framed, size = placeOfRow(rows[0])[1];
+  return alone && size >= 10 && Math.min(xOf(until), wide) - Math.max(xOf(from), gutter) - 2 > widthOf(text, "600 12") + 12;
+}
+
+function captionOnAxis(limit) {  // its left and right end, up to `limit`; null = it is not drawn there
+  const framed = words.framed;
+  if (!framed || lanes[framed.rows[0][0]].hidden || isCaptionInside() || xOf(framed.begin) > wide || xOf(framed.end) < gutter) return null;
+  const w = widthOf(framed.words, "600 12") + 10, left = Math.max(gutter, Math.min(xOf(framed.begin), limit - w));
+  return [left, left + w];
 }
 
 function drawCause() {  // from the wait to what it waits for; where it is drawn: as `scene.Pointer.at`

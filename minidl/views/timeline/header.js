@@ -36,6 +36,16 @@ function around() {  // all that is written around the timeline
   $("perfetto").hidden = !words.perfetto;
   if (words.live) sayLive();
   drawLegend($("legend"), words.legend);
+  inLegend = "";
+}
+
+let inLegend = "";
+function paleLegend() {  // signs of steps that are not in view
+  const now = [...inView].sort().join();
+  if (now === inLegend) return;
+  inLegend = now;
+  const labels = new Set([...inView].map(code => kinds[code].label));
+  words.legend.forEach(({label, pattern}, n) => $("legend").children[n].classList.toggle("away", pattern === "work" && !labels.has(label)));
 }
 
 function wire() {

@@ -23,9 +23,9 @@ function drawDenseMarks(first, last, y) {
 // Labels beside marks cover no other label: each has its place on the mark's right or left, or none.
 let taken = [];
 
-function label(text, x, y, colour, font, beside = 9) {  // beside: pixels between mark and words; 0 = they may begin before x
+function label(text, x, y, colour, font) {
   const px = font.match(/\d+/g).pop(), w = widthOf(text, font.startsWith("600") ? `600 ${px}` : Number(px)) + 8;
-  for (const left of beside ? [x + beside, x - beside - w] : [Math.max(gutter, Math.min(x, wide - w - 2))]) {
+  for (const left of [x + 9, x - 9 - w]) {
     if (left < gutter || left + w > wide || taken.some(t => left < t.right && left + w > t.left && Math.abs(y - t.y) < 13)) continue;
     taken.push({left, right: left + w, y});
     pen.fillStyle = look.paper; pen.globalAlpha = .88; pen.fillRect(left, y - 7, w, 14); pen.globalAlpha = 1;
