@@ -23,12 +23,12 @@ AT_MOST = {
     "minidl/playback minidl/check": 3540,
     "minidl/hang": 6065,
     "minidl/speed": 3355,
-    "minidl/views": 4110,
+    "minidl/views": 4141,
     "minidl/explore": 2486,
     "minidl/prove": 5410,
     "minidl": 42200,
     "notebooks": 3250,
-    "tests": 42720,
+    "tests": 42910,
 }
 
 

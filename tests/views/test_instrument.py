@@ -15,6 +15,7 @@ from made_trace import Run, made
 
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.words import duration
+from minidl.views.colours import paint, rgb
 from minidl.views.page import html
 
 pytestmark = [pytest.mark.live, needs_driver]
@@ -252,3 +253,32 @@ def test_the_overview_shows_when_the_loop_waited_and_who_was_busy(browser: Brows
     waits, busy = browser.post("/execute/sync", script=COLOURED, args=[gutter])
     assert waits == 2 * len(STALLS)
     assert busy
+
+
+MEAN = """
+const canvas = document.getElementById("canvas"), y = arguments[0], sums = [0, 0, 0];
+const left = Math.floor(canvas.width * 0.5), n = Math.floor(canvas.width * 0.4);
+const data = canvas.getContext("2d").getImageData(left, y, n, 1).data;
+for (let i = 0; i < data.length; i++) if (i % 4 < 3) sums[i % 4] += data[i] / n;
+return sums;
+"""
+
+
+def test_bars_that_are_drawn_by_group_have_the_colour_of_their_shares(browser: Browser, tmp_path: Path) -> None:
+    """A row of 7,200 samples and collations in 200 pixels is as dense as the time that they take."""
+    trace = made(tmp_path / "trace", batches=1440, workers=1)
+    browser.resize(400, 700)
+    try:
+        show(browser, html(trace, tmp_path / "page.html"))
+        y = lanes(browser)["worker 0"] + 8  # within the lane's second row
+        mean = browser.post("/execute/sync", script=MEAN, args=[round(y)])
+    finally:
+        browser.resize(1366, 768)
+    spans, colour, share = trace.spans(), np.zeros(3), 0.0
+    for code in (24, 26):
+        mine = spans[spans["code"] == code]
+        part = float((mine["end"] - mine["begin"]).sum()) / (trace.last - trace.start)
+        colour += part * np.array(rgb(paint(code).colour))
+        share += part
+    band = np.array(rgb("#f4f6f8"))
+    np.testing.assert_allclose(mean, colour + (1 - share) * band, atol=8)

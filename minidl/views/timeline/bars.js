@@ -23,6 +23,12 @@ const strip = {
     const sums = this.sums, i = 4 * at, weight = part * alpha;
     sums[i] += red * weight; sums[i + 1] += green * weight; sums[i + 2] += blue * weight; sums[i + 3] += weight;
   },
+  addSums(at, factor, from, first) {
+    if (at < 0 || at >= this.length) return;
+    if (at < this.from) this.from = at;
+    if (at > this.to) this.to = at;
+    for (let c = 0; c < 4; c++) this.sums[4 * at + c] += from[first + c] * factor;
+  },
   draw(top, size, least) {
     if (this.to < 0) return;
     const sums = this.sums, out = this.image.data;
@@ -46,13 +52,23 @@ function rgb(colour) {
   return rgbOf.get(colour);
 }
 
+function weighBar(i) {
+  const kind = kindOf(i);
+  return col["bar.fate"][i] && faded(i) ? null : [rgb(kind.colour), Math.max(1, end[i] - begin[i]) * (kind.soft ? look.soft : 1)];
+}
+
+const codesOf = run => run.codes ??= new Set(col["bar.code"].subarray(run.first, run.first + run.count));
+
 function drawRun(run, bottom) {
   const [top, size] = box(run);
   if (size <= 0 || top + size < AXIS || top > bottom) return;
   const k = scale(), code = col["bar.code"], fate = col["bar.fate"], last = run.first + run.count, big = [];
   let colour, alpha = 1, known = -1;
+  const groups = groupsOf(run, k * dots, kept.bar, weighBar);
+  if (groups) for (const one of codesOf(run)) inView.add(one);
   strip.start();
-  for (let i = visible(run); i < last && begin[i] <= v1; i++) {
+  for (let i = visible(run), taken = 0; i < last && begin[i] <= v1; i += taken || 1) {
+    if (groups && (taken = addGroup(groups, run, i, k, k * dots))) continue;
     const w = (end[i] - begin[i]) * k;
     if (w >= 1 || (fate[i] && faded(i))) { big.push(i); inView.add(code[i]); continue; }
     if (code[i] !== known) {

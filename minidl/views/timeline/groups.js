@@ -31,7 +31,10 @@ function grouped(run, size, {begin: from, end: until}, weigh) {  // weigh(i): [c
 
 function addGroup(groups, run, i, k, factor) {  // adds the group that begins with i to the strip; how many it took, 0 = none
   const g = (i - run.first) / groups.size;
-  if (!Number.isInteger(g) || g >= groups.from.length || !((groups.until[g] - groups.from[g]) * k < 1)) return 0;
-  strip.addSums(Math.floor(((groups.from[g] + groups.until[g]) / 2 - v0) * k * dots), factor, groups.sums, 4 * g);
+  if (!Number.isInteger(g) || g >= groups.from.length || !((groups.until[g] - groups.from[g]) * k * dots < 1)) return 0;
+  const left = (groups.from[g] - v0) * k * dots, right = (groups.until[g] - v0) * k * dots, border = Math.floor(right);
+  const share = left < border ? (border - left) / (right - left) : 0;  // of the pixel before, if it lies in two
+  strip.addSums(border, factor * (1 - share), groups.sums, 4 * g);
+  if (share) strip.addSums(border - 1, factor * share, groups.sums, 4 * g);
   return groups.size;
 }

@@ -5,7 +5,7 @@ function drawMarks(run, bottom) {
   if (lanes[run.lane].closed || y < AXIS || y - MARK > bottom) return;
   const code = col["mark.code"], first = firstAfter(marks, run.first, run.count, v0 - 6 / scale());
   const last = firstAfter(marks, run.first, run.count, v1);
-  if (last - first > (wide - gutter) / 3) drawDenseMarks(first, last, y);
+  if (last - first > (wide - gutter) / 3) drawDenseMarks(run, first, last, y);
   else for (let i = first; i < last; i++) {
     const x = xOf(marks[i]);
     pen.fillStyle = kinds[code[i]].colour;
@@ -13,10 +13,12 @@ function drawMarks(run, bottom) {
   }
 }
 
-function drawDenseMarks(first, last, y) {
+function drawDenseMarks(run, first, last, y) {
   const code = col["mark.code"], k = scale() * dots;
   strip.start();
-  for (let i = first; i < last; i++) strip.add(Math.floor((marks[i] - v0) * k), .06, rgb(kinds[code[i]].colour), 1);
+  const groups = groupsOf(run, k, kept.mark, i => [rgb(kinds[code[i]].colour), .06]);
+  for (let i = first, taken = 0; i < last; i += taken || 1)
+    if (!(groups && (taken = addGroup(groups, run, i, scale(), 1)))) strip.add(Math.floor((marks[i] - v0) * k), .06, rgb(kinds[code[i]].colour), 1);
   strip.draw(y - MARK + 1, MARK - 2, .12);
 }
 
