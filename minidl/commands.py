@@ -25,6 +25,8 @@ from minidl import terminal
 from minidl.guides import PAGE_OF, more
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from minidl.tracefile.reader import Trace
 
 OK, FOUND = 0, 1
@@ -476,22 +478,27 @@ def _page(arguments: Namespace) -> int:
 
 
 def _picture(arguments: Namespace) -> int:
-    from minidl.tracefile.packs import whole
     from minidl.views.picture import timeline
 
     trace = _read(arguments.trace, arguments.dataloader)
-    with _prefixed("timeline", ValueError, ImportError), terminal.busy("drawing"):
-        figure = timeline(
-            trace,
-            since=arguments.since,
-            until=arguments.until,
-            workers=None if arguments.worker is None else [arguments.worker],
-            batches=None if arguments.batch is None else [arguments.batch],
-        )
-        with whole(arguments.output) as draft:
-            figure.savefig(draft)
+    workers = None if arguments.worker is None else [arguments.worker]
+    batches = None if arguments.batch is None else [arguments.batch]
+    window = {"since": arguments.since, "until": arguments.until}
+    _save("timeline", arguments.output, lambda: timeline(trace, **window, workers=workers, batches=batches))
     print(arguments.output)
     return OK
+
+
+def _save(command: str, path: Path, draw: Callable[[], Figure]) -> None:
+    """Draw a figure and write it, whole or not at all."""
+    from minidl.tracefile.packs import whole
+
+    if not path.suffix:
+        raise CommandError(f"{command}: {path}: the name has no suffix: add .png or .svg")
+    with _prefixed(command, ValueError, ImportError), terminal.busy("drawing"):
+        figure = draw()
+        with whole(path) as draft:
+            figure.savefig(draft)
 
 
 @command(
@@ -631,7 +638,7 @@ command(
 )(elsewhere("audit", "speed.audit"))  # fmt: skip
 
 
-command(
+@command(
     "compare", "compare two runs: how much faster B is, and what changed", f"diff {_RUN} minidl-demo/trace-2",
     _arg("a", type=Path, metavar="A", help="the earlier trace: its directory or its packed file"),
     _arg("b", type=Path, metavar="B", help="the later trace"),
@@ -639,7 +646,23 @@ command(
     _flag("--workers", "also compare the stages of each worker"),
     _flag("--force", "compare even if the datasets differ"),
     _flag("--json", "print the comparison as JSON"),
-)(elsewhere("diff", "speed.diff"))  # fmt: skip
+    _arg("-o", "--output", type=Path, metavar="FILE", help="also draw both timelines on one axis (.png, .svg)"),
+)  # fmt: skip
+def diff(arguments: Namespace) -> int:
+    import json
+
+    from minidl.speed.diff import diff as compare
+
+    traces = [_read(path, arguments.dataloader) for path in (arguments.a, arguments.b)]
+    with terminal.busy("comparing"):
+        found = compare(*traces, force=arguments.force)
+    if arguments.output is not None:
+        from minidl.views.picture import before_and_after
+
+        loaders = found.a.loaders, found.b.loaders
+        _save("diff", arguments.output, lambda: before_and_after(traces, loaders, found.headline))
+    print(json.dumps(found.facts(), indent=1) if arguments.json else found.text(workers=arguments.workers))
+    return OK
 
 
 command(

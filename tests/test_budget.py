@@ -23,12 +23,12 @@ AT_MOST = {
     "minidl/playback minidl/check": 3540,
     "minidl/hang": 6065,
     "minidl/speed": 3355,
-    "minidl/views": 4141,
+    "minidl/views": 4175,
     "minidl/explore": 2486,
     "minidl/prove": 5410,
     "minidl": 42200,
     "notebooks": 3250,
-    "tests": 42910,
+    "tests": 42935,
 }
 
 

@@ -10,15 +10,12 @@ cost is told apart. A stage has changed if its interval of 99% leaves out 1 and 
 
 from __future__ import annotations
 
-import argparse
 import enum
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from minidl import terminal
 from minidl.speed.intervals import FEWEST, SURE, Rate, Ratio, ratio
 from minidl.speed.side import OF_ONE_ITERATOR, Group, Side, groups, side
 from minidl.speed.stages import Figures
@@ -26,8 +23,7 @@ from minidl.speed.transport_use import compared
 from minidl.speed.wall_clock import Cause
 from minidl.tracefile.events import EVENTS
 from minidl.tracefile.format import TraceError
-from minidl.tracefile.loaders import only
-from minidl.tracefile.reader import Trace, read_trace
+from minidl.tracefile.reader import Trace
 from minidl.tracefile.words import and_joined, counted, duration, lacking, percent, size
 
 NOTABLE = 1.1
@@ -504,16 +500,3 @@ def _notes(traces: tuple[Trace, Trace], sides: tuple[Side, Side], found: tuple[l
             notes.append(f"{name}: {counted(lost, 'lost event is', 'lost events are')} missing from the figures")
         notes += [f"{name}: {text}" for text in lacking(trace.problems)]
     return [*notes, "The intervals are measured within each run: two runs do not show how much runs vary."]
-
-
-# --- The command ------------------------------------------------------------------------------------------------------
-def run(arguments: argparse.Namespace) -> int:
-    """`minidl diff`; the exit code. Raises TraceError if a trace can't be read or the two can't be compared."""
-    with terminal.busy("comparing"):
-        a, b = (only(read_trace(path), arguments.dataloader) for path in (arguments.a, arguments.b))
-        found = diff(a, b, force=arguments.force)
-    if arguments.json:
-        print(json.dumps(found.facts(), indent=1, default=str))
-    else:
-        print(found.text(workers=arguments.workers))
-    return 0

@@ -11,7 +11,7 @@ import functools
 import io
 import os
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +20,7 @@ import numpy as np
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Ints, Rows, distinct
 from minidl.tracefile.reader import Trace, read_trace
-from minidl.tracefile.words import counted
+from minidl.tracefile.words import counted, unit_of
 from minidl.views.colours import (
     ACTORS,
     BATCHES,
@@ -39,6 +39,7 @@ from minidl.views.colours import (
 from minidl.views.layout import LaneKind
 from minidl.views.scene import (
     FADING,
+    FEW_BATCHES,
     IDLE,
     BatchName,
     Fate,
@@ -114,7 +115,44 @@ def timeline(
     trace = read_trace(trace)
     shown = scene_of(trace, since=since, until=until, workers=workers)
     picked = shown.pick(batches or ())
-    return _Drawing(shown, make, width, title_of(trace) if title is None else title, headline).draw(picked)
+    drawing = _Drawing(shown, width, title_of(trace) if title is None else title, headline)
+    return drawing.draw(picked, make(figsize=(width, drawing.high), dpi=DPI, facecolor=PAPER))
+
+
+def before_and_after(
+    traces: Sequence[Trace], loaders: Sequence[tuple[int, ...]], headline: str, width: float = 9.0
+) -> Figure:
+    """Draw two traces, A above B, on one time axis: each from the first batch of its iterators `loaders`.
+
+    It is as long as the slower one takes for FEW_BATCHES batches, or for all. headline: the title. width: inches. B's
+    legend has what A's lacks. Raises ImportError without matplotlib.
+    """
+    batches = [_batches(trace, numbers) for trace, numbers in zip(traces, loaders, strict=True)]
+    ns = max(1000, *(int(times[:FEW_BATCHES][-1] - times[0]) for times in batches))
+    make = _figure_class()
+    drawings: list[_Drawing] = []
+    for name, trace, times in zip("AB", traces, batches, strict=True):
+        zero = int(times[0])
+        shown = scene_of(trace, since=zero / 1e9, until=(zero + ns) / 1e9)
+        known = [patch.get_label() for drawing in drawings for patch in drawing.legend]
+        drawings.append(_Drawing(shown, width, f"{name}: {title_of(trace)}", False, zero, known))
+    words = textwrap.wrap(headline, int(width * 10.5))
+    high = sum(drawing.high for drawing in drawings) + LINE_INCHES * len(words)
+    figure = make(figsize=(width, high), dpi=DPI, facecolor=PAPER)
+    y = 0.2 / high
+    for line in words:
+        figure.text(0.1 / width, 1 - y, line, fontsize=11, color=INK, weight="bold", va="center", parse_math=False)
+        y += LINE_INCHES / high
+    for drawing, base in zip(drawings, (drawings[1].high, 0.0), strict=True):
+        drawing.draw(np.empty(0, np.int64), figure, base)
+    return figure
+
+
+def _batches(trace: Trace, loaders: tuple[int, ...]) -> Ints:
+    """Return when these iterators yielded their batches, ns from the trace's first event."""
+    events = trace.events
+    yielded = (events["code"] == ev.YIELD) & (events["x"] == ev.Outcome.DATA) & np.isin(events["loader"], loaders)
+    return np.asarray(events["time"][yielded] - events["time"][0], np.int64)
 
 
 @functools.cache
@@ -135,18 +173,25 @@ def _figure_class() -> type[Figure]:
 
 
 class _Drawing:
-    """One figure in the making. Lengths are in inches, times in `unit`."""
+    """One trace's part of a figure in the making. Lengths are in inches, times in `unit`.
 
-    def __init__(self, scene: Scene, make: type[Figure], width: float, title: str, headline: bool) -> None:
+    zero: the time 0 of a comparison's axis, ns; it has no counters, and its legend no sign of which the label is known.
+    """
+
+    def __init__(
+        self, scene: Scene, width: float, title: str, headline: bool, zero: int | None = None, known: Sequence[str] = ()
+    ) -> None:
         self.scene = scene
         self.width = width
         self.title = title
-        self.scale, self.unit = scene.unit.ns, scene.unit.name
-        self.counters = [c for c in scene.counters if len(c.times)]
+        self.zero, self.compared = zero or 0, zero is not None
+        unit = unit_of(scene.end - self.zero) if self.compared else scene.unit
+        self.scale, self.unit = unit.ns, unit.name
+        self.counters = [c for c in scene.counters if len(c.times) and not self.compared]
         self.counted = list(dict.fromkeys((c.name, c.unit) for c in self.counters))
         self.framed = scene.framed if headline else None
         self.cause = scene.cause if headline else None
-        self.legend = list(self._legend())
+        self.legend = [patch for patch in self._legend() if patch.get_label() not in known]
         self.columns = self._legend_columns()
         sentence = scene.headline.title if headline else ""
         self.sentence = textwrap.wrap(sentence, max(20, int(width * 10.5)))
@@ -160,11 +205,12 @@ class _Drawing:
         self.lanes_high = max(1.0, scene.height) * self.row + 0.06
         below = len(self.counted) * (COUNTER_INCHES + GAP)
         self.high = self.head + self.lanes_high + below + self.foot
-        self.figure = make(figsize=(width, self.high), dpi=DPI, facecolor=PAPER)
         self.taken: list[tuple[float, float, float]] = []  # of labels beside marks: left and right pixel, y
         self.pixels = max(1, int((width - LEFT - RIGHT) * DPI))
 
-    def draw(self, batches: Ints) -> Figure:
+    def draw(self, batches: Ints, figure: Figure, base: float = 0.0) -> Figure:
+        """Draw it into a figure, `base` above its lower edge."""
+        self.figure, self.base, self.page = figure, base, figure.get_figheight()
         top = self.high - self.head - self.lanes_high
         axes = self._axes(top, self.lanes_high)
         axes.set_ylim(max(1.0, self.scene.height) + 0.15, -0.15)
@@ -184,20 +230,23 @@ class _Drawing:
             last = self._axes(top, COUNTER_INCHES)
             self._count(last, name, unit)
         if self.scene.lanes:
-            last.set_xlabel(f"{self.unit} since the first event", color=FAINT, fontsize=8)
+            last.set_xlabel(
+                f"{self.unit} since the first {'batch' if self.compared else 'event'}", color=FAINT, fontsize=8
+            )
         self._words()
         return self.figure
 
     def _axes(self, bottom: float, height: float) -> Axes:
         from matplotlib.ticker import AutoLocator
 
-        box = (LEFT / self.width, bottom / self.high, (self.width - LEFT - RIGHT) / self.width, height / self.high)
-        axes = self.figure.add_axes(box)
+        left, wide = LEFT / self.width, (self.width - LEFT - RIGHT) / self.width
+        axes = self.figure.add_axes((left, (self.base + bottom) / self.page, wide, height / self.page))
         axes.set_xlim(self.scene.begin / self.scale, self.scene.end / self.scale)
-        last = min(self.scene.last, self.scene.end) / self.scale
-        places = AutoLocator().tick_values(self.scene.begin / self.scale, last)  # no number beyond the trace's end
-        axes.set_xticks([place for place in places if self.scene.begin / self.scale <= place <= last])
-        axes.ticklabel_format(axis="x", useOffset=False)
+        last, zero = min(self.scene.last, self.scene.end) / self.scale, self.zero / self.scale
+        begin, end = self.scene.begin / self.scale, self.scene.end / self.scale if self.compared else last
+        places = zero + np.asarray(AutoLocator().tick_values(begin - zero, end - zero))
+        axes.set_xticks([place for place in places if begin <= place <= end])  # no number beyond the trace's end
+        axes.xaxis.set_major_formatter(lambda at, _: f"{at - zero:.6g}")
         if self.scene.last < self.scene.end:
             axes.axvline(last, color=FAINT, linewidth=0.6, zorder=0)
         axes.grid(axis="x", color="#e3e6ea", linewidth=0.6)
@@ -217,20 +266,20 @@ class _Drawing:
         y = 0.2
         for words, points, ink, weight in lines:
             text(
-                0.1 / self.width, 1 - y / self.high, words, fontsize=points, color=ink, weight=weight, va="center",
-                parse_math=False,
+                0.1 / self.width, (self.base + self.high - y) / self.page, words, fontsize=points, color=ink,
+                weight=weight, va="center", parse_math=False,
             )  # fmt: skip
             y += LINE_INCHES if weight == "bold" else 0.17
         if self.legend:
             self.figure.legend(
                 handles=self.legend, loc="upper left", ncols=self.columns, frameon=False, fontsize=7.5, labelcolor=INK,
-                bbox_to_anchor=(0.06 / self.width, 1 - (0.14 + self.above) / self.high),
+                bbox_to_anchor=(0.06 / self.width, (self.base + self.high - 0.14 - self.above) / self.page),
                 columnspacing=1.4, handlelength=1.6,
                 borderpad=0, labelspacing=0.4,
             )  # fmt: skip
         for line, problem in enumerate(trace.problems[:4]):
             words = f"Missing from the trace: {problem}"[: int(self.width * 17)]
-            y = (0.1 + 0.16 * line) / self.high
+            y = (self.base + 0.1 + 0.16 * line) / self.page
             text(0.1 / self.width, y, words, fontsize=7, color=RED, va="center", parse_math=False)
 
     def _legend_columns(self) -> int:
@@ -479,7 +528,7 @@ class _Drawing:
     def _end(self, axes: Axes) -> None:
         """Say what the line at the trace's end is: what is drawn on its right is not in the trace."""
         if self.scene.last < self.scene.end:
-            words = f"end of the trace, {self.scene.unit.at(self.scene.last)}"
+            words = f"end of the trace, {self.scene.unit.at(self.scene.last - self.zero)}"
             self._label(axes, words, self.scene.last, -0.15, 6.5, FAINT, (0, 1), bbox=None)
 
     def _framed(self, axes: Axes) -> None:

@@ -516,6 +516,17 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "differs: dataset 'Photos' in A, 'Sounds' in B" in capsys.readouterr().out
 
 
+def test_the_command_draws_both_timelines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    made(tmp_path / "a"), made(tmp_path / "b", twice)
+    command = ["diff", str(tmp_path / "a"), str(tmp_path / "b"), "-o"]
+    assert cli.main([*command, str(tmp_path / "both.svg")]) == cli.OK
+    assert capsys.readouterr().out.startswith("B is ")
+    assert "B is 1.99 times as slow" in (tmp_path / "both.svg").read_text()
+    assert cli.main([*command, str(tmp_path / "both")]) == cli.USAGE
+    assert "the name has no suffix: add .png or .svg" in capsys.readouterr().err
+
+
 # --- Transports -------------------------------------------------------------------------------------------------------
 def test_two_transports_tell_what_they_did_to_each_batch(tmp_path: Path) -> None:
     a, b = made(tmp_path / "a"), made(tmp_path / "b", slabs=True)

@@ -38,6 +38,27 @@ def texts(figure: object) -> list[str]:
     return [t.get_text() for t in figure.findobj(Text) if t.get_text()]  # type: ignore[attr-defined]
 
 
+def test_two_runs_are_drawn_on_one_scale_from_their_first_batches(tmp_path: Path) -> None:
+    """A is ten times as slow; B's trace ends before the axis does."""
+    a = made(tmp_path / "a", Run(12, cost=lambda task: 9_000_000))
+    b = made(tmp_path / "b", Run(12, pin=True))
+    figure = picture.before_and_after((a, b), ((1,), (1,)), "B is faster")
+    above, below = figure.axes
+    assert above.get_position().y0 > below.get_position().y1
+    first, *_, last = a.select("yield")["time"].tolist()
+    for axes, trace in ((above, a), (below, b)):
+        begin, end = axes.get_xlim()  # ms since the first event
+        assert begin == pytest.approx((trace.select("yield")["time"][0] - trace.events["time"][0]) / 1e6)
+        assert end - begin == pytest.approx((last - first) / 1e6)
+        assert axes.get_xlabel() == "ms since the first batch"
+        assert [tick.get_text() for tick in axes.get_xticklabels()][:3] == ["0", "10", "20"]
+    said = texts(figure)
+    assert {"B is faster", "epochs", "worker 1", "pin thread"} <= set(said)
+    assert sum(text.startswith(("A: a: ", "B: b: ")) for text in said) == 2
+    assert any(text.startswith("end of the trace, ") for text in said)
+    assert said.count("collate") == 1, "one legend"
+
+
 LONG_HANG = made_trace.HUNG | {"poll": 5_000_000_000}
 
 
