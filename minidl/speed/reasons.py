@@ -1,7 +1,7 @@
 """Why a step is slow, if the step's name does not say it: outliers, first samples, workers, threads, payloads, starts.
 
 Interface: `reason(case)` -> the first `SlowReason` of `REASONS` that holds for what bounds the loader, None = none;
-`growth(trace, loaders)` says which process's memory grows, whatever bounds it.
+`warnings(case)` is what is wrong whatever bounds it: memory that grows, other programs on the CPUs.
 
 Rules of use: a reason has evidence of its own, and explains a large part of the time that is blamed. A share is of the
 time of the steps that the words name.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -189,6 +189,8 @@ def _slow_samples(case: Case) -> SlowReason | None:
     far = _outliers(rows)
     if not len(far) or case.cause not in (Cause.SAMPLES, Cause.HEAD_OF_LINE):
         return None
+    if _waited_for_a_cpu(case, far):
+        return None
     worst = far[np.argmax(durations(far))]
     part = f"{percent(total(far) / total(rows))} of the time of all"
     single = rows["code"][0] == ev.SAMPLE[0] and bool((far["by"] >= 0).all())
@@ -206,6 +208,13 @@ def _slow_samples(case: Case) -> SlowReason | None:
         "matter, in_order=False lets later batches pass a slow one",
         worst,
     )
+
+
+def _waited_for_a_cpu(case: Case, far: Rows) -> bool:
+    """Whether the tasks with these samples had no CPU for as long as half of what the samples took."""
+    rows = case.rows(ev.FETCH)
+    theirs = np.isin(rows[["loader", "task", "worker"]], far[["loader", "task", "worker"]])
+    return bool(2 * rows["cpu_wait"][theirs].sum() >= total(far))
 
 
 def _slow_steps(case: Case) -> SlowReason | None:
@@ -234,7 +243,7 @@ def _first_samples(case: Case) -> SlowReason | None:
     if first.all() or not first.any() or took[first].sum() < LARGE * took.sum():
         return None
     early, later = float(np.median(took[first])), float(np.median(took[~first]))
-    if early < FIRST * later:
+    if early < FIRST * later or took[first].min() < LARGE * early:  # else a single one is slow
         return None
     streams = case.params.get("dataset_kind") == "iterable"
     what = "the dataset's __iter__, up to a worker's first batch," if streams else "a worker's first batch of an epoch"
@@ -310,22 +319,22 @@ def _worker_threads(case: Case) -> SlowReason | None:
 _SLEEPS: Final = (
     (
         r"nanosleep",
-        "they sleep",
+        "workers sleep in their samples",
         "find the sleep in the samples' code (a rate limit, a retry); more workers sleep together",
     ),
     (
         r"flock|futex|setlk|rwsem|mutex",
-        "they wait for a lock",
+        "workers wait for a lock in their samples",
         "find the lock that workers share (a file lock, a library's lock): more workers wait for it, too",
     ),
     (
         r"sk_wait|skb_wait|tcp_|inet_|unix_stream|nfs|rpc_",
-        "they wait for the network",
+        "workers wait for the network in their samples",
         "use more workers, which wait together; or requests for several samples at once, or a local copy",
     ),
     (
         r"io_schedule|iomap|dio|folio|page|blk|submit_bio|ext4|xfs|btrfs|filemap",
-        "they wait for a disk",
+        "workers wait for a disk in their samples",
         "use more workers, which wait together; or read larger blocks, through the page cache, from faster storage",
     ),
 )
@@ -347,21 +356,7 @@ def _asleep(case: Case) -> SlowReason | None:
     if not kinds or kinds[0][1] < max(FEWEST_LOOKS, MOST_LOOKS * len(looks)):
         return None
     (_, words, step), count = kinds[0]
-    return SlowReason("waits", f"{words} ({count} of {len(looks)} looks at a fetching worker)", step)
-
-
-def _busy_host(case: Case) -> SlowReason | None:
-    """Other programs use the CPUs that the run waits for."""
-    others = case.trace.watched.others(*case.window)
-    used = sum(cpus for _, _, cpus in others)
-    if case.cpus is None or used < max(0.5, LARGE * case.cpus) or not case.lacks_cpus:
-        return None
-    pid, name, _ = others[0]
-    return SlowReason(
-        "busy host",
-        f"other programs use {used:.1f} of {case.in_cpus}, most of all {name} (pid {pid})",
-        "give the run CPUs of its own, or run it while the machine is idle; more workers do not help",
-    )
+    return SlowReason("waits", f"{words} ({count} of {len(looks)} looks)", step)
 
 
 # --- The loop's process -----------------------------------------------------------------------------------------------
@@ -452,8 +447,8 @@ def _slow_start(case: Case) -> SlowReason | None:
         "end": _median(durations(ends)) * len(ends) / max(1, len(case.loaders)),  # one after the other
     }
     step = max(took, key=lambda name: took[name])
-    times = len(np.unique(starts["loader"]))
-    if took[step] * max(1, times) < LARGE * case.found.causes[Cause.START_UP]:
+    times = max(len(np.unique(starts["loader"])), case.found.alike)
+    if took[step] * max(1, len(case.loaders)) < LARGE * case.found.causes[Cause.START_UP]:
         return None
     words, remedy = _STARTS[step]
     again = f", and each epoch starts workers again ({times} times)" * (times > 1)
@@ -484,12 +479,28 @@ def _first_index(case: Case) -> SlowReason | None:
 
 
 # --- Whatever bounds it -----------------------------------------------------------------------------------------------
-def growth(trace: Trace, loaders: Collection[int]) -> str:
-    """Which process grows all the time that these iterators run, in words; "" = none.
+def _other_programs(case: Case) -> SlowReason | None:
+    """Other programs use the CPUs that the run waits for."""
+    if case.kind in (Bound.NOT_INPUT, Bound.TOO_FEW) or case.cpus is None or not case.lacks_cpus:
+        return None
+    others = case.trace.watched.others(*case.window)
+    used = sum(cpus for _, _, cpus in others)
+    if used < max(0.5, LARGE * case.cpus):
+        return None
+    return SlowReason(
+        "busy host",
+        f"other programs use {used:.1f} of {case.in_cpus}, most of all {others[0][1]} (pid {others[0][0]})",
+        "give the run CPUs of its own, or run it while the machine is idle; more workers do not help",
+    )
+
+
+def _growth(case: Case) -> SlowReason | None:
+    """A process grows all the time that these iterators run.
 
     What a process takes up to its first batch, and in the first half of the time after it, may be what it needs.
     """
-    steps = trace.events[np.isin(trace.events["loader"], list(loaders))]
+    trace = case.trace
+    steps = trace.events[np.isin(trace.events["loader"], case.loaders)]
     steps = steps[np.isin(steps["code"], [ev.FETCH[1], ev.YIELD])]
     pids, first = np.unique(steps["pid"], return_index=True)  # the events are by time
     last, names = int(steps["time"].max(initial=0)), {process.pid: process.actor for process in trace.processes}
@@ -503,35 +514,43 @@ def growth(trace: Trace, loaders: Collection[int]) -> str:
         ):
             found.append((late.kib_per_s / 1024, names.get(pid, f"pid {pid}"), late.kib >> 10, late.seconds))
     if not found:
-        return ""
+        return None
     rate, who, mib, seconds = max(found)
     others = f" ({len(found)} processes grow)" * (len(found) > 1)
-    return f"memory grows: {who} by {rate:.0f} MiB/s ({mib} MiB in its last {seconds:.0f} s){others}"
+    return SlowReason(
+        "growth",
+        f"memory grows: {who} by {rate:.0f} MiB/s ({mib} MiB in its last {seconds:.0f} s){others}",
+        "find what the program keeps: a list or a cache that is never cleared (tracemalloc, memray)",
+    )
 
 
 _Test = Callable[[Case], SlowReason | None]
 _SUPPLYING: Final = (
-    _collector,
     _uneven,
     _first_samples,
+    _collector,
     _slow_samples,
     _slow_worker,
     _worker_threads,
     _cold,
     _asleep,
-    _busy_host,
 )
 
 REASONS: Final[dict[Bound, tuple[_Test, ...]]] = {
     Bound.NOT_INPUT: (_collector, _kept_gil, _slow_steps),
     Bound.SUPPLY: _SUPPLYING,
     Bound.HEAD_OF_LINE: _SUPPLYING,
-    Bound.READING: (_collector, _kept_gil, _worker_threads, _busy_host),
-    Bound.OVERHEAD: (_collector, _kept_gil, _busy_host),
+    Bound.READING: (_collector, _kept_gil, _worker_threads),
+    Bound.OVERHEAD: (_collector, _kept_gil),
     Bound.START_UP: (_slow_start, _first_samples),
-    Bound.SAMPLER: (_collector, _first_index, _busy_host),
+    Bound.SAMPLER: (_collector, _first_index),
 }
 """What is tried, in this order, by what bounds the loader."""
+
+
+def warnings(case: Case) -> tuple[SlowReason, ...]:
+    """What is wrong whatever bounds the loader."""
+    return tuple(filter(None, (_growth(case), _other_programs(case))))
 
 
 def reason(case: Case) -> SlowReason | None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from minidl.speed.advice import ONE_SIDED, UNEVEN, Situation, next_step
 from minidl.speed.cpu_use import CpuLimit, cpus_of
-from minidl.speed.reasons import Case, SlowReason, growth, reason
+from minidl.speed.reasons import Case, SlowReason, reason, warnings
 from minidl.speed.wall_clock import FEW_BATCHES, KIND_OF, Bound, Cause, Waiting, waiting
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.words import duration, percent
@@ -35,6 +35,9 @@ ONCE = 0.5
 MARGIN = 0.6
 """A kind of waiting is named beside the first one if it is at least this part of it: neither is the winner."""
 
+MOST = 145
+"""Characters of a sentence, so that a title is not cut: it has 170, and may begin with a line of the program."""
+
 LONGEST_NAME = 24
 """Characters of a name of the program's that a sentence has room for."""
 
@@ -47,6 +50,10 @@ NEARLY_ALL = 0.9
 SPARE = 0.25
 """Workers that wait for tasks for a smaller share of their time are the limit, whatever the loop does meanwhile:
 a faster reader would only wait for them. If the reader is the limit, workers idle most of the time."""
+
+
+Reasons = tuple[SlowReason | None, tuple[SlowReason, ...]]
+"""The reason for what bounds a loader, and what else is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +91,11 @@ def verdict(trace: Trace, loader: int, spans: Rows | None = None) -> Verdict:
 def _judged(trace: Trace, loaders: Sequence[int], found: Waiting, spans: Rows) -> Verdict:
     params, cpus = trace.loaders.get(loaders[0], {}), cpus_of(trace.manifest)
 
-    def why(kind: Bound, cause: Cause | None) -> SlowReason | None:
-        return reason(Case(trace, tuple(loaders), spans, found, kind, cause, params, cpus))
+    def why(kind: Bound, cause: Cause | None) -> Reasons:
+        case = Case(trace, tuple(loaders), spans, found, kind, cause, params, cpus)
+        return reason(case), warnings(case)
 
-    return judge(found, params, cpus, why, growth(trace, loaders))
+    return judge(found, params, cpus, why)
 
 
 def _joined(trace: Trace, loader: int, found: Waiting, spans: Rows) -> Waiting:
@@ -113,35 +121,34 @@ def judge(
     found: Waiting,
     params: dict[str, Any] | None = None,
     cpus: float | None = None,
-    why: Callable[[Bound, Cause | None], SlowReason | None] = lambda kind, cause: None,
-    also: str = "",
+    why: Callable[[Bound, Cause | None], Reasons] = lambda kind, cause: (None, ()),
 ) -> Verdict:
     """Judge `found`.
 
-    params: the loader's parameters in its trace; cpus: the usable CPUs, if known; why: its reason; also: what is wrong
-    whatever bounds the loader, "" = nothing.
+    params: the loader's parameters in its trace; cpus: the usable CPUs, if known; why: the reason for what bounds it.
     """
     if isinstance(unseen := (params or {}).get("unseen"), list) and "next" in unseen:
         step = next_step(Situation(Bound.UNSEEN, None, found, {}, cpus))
         return Verdict(Bound.UNSEEN, _UNSEEN, (), step)
     kind, cause = _kind(found)
-    because = why(kind, cause)
+    because, also = why(kind, cause)
     situation = Situation(kind, cause, found, params or {}, cpus)
-    sentence = _sentence(situation, because, also)
-    step = "; ".join(filter(None, (_FIND_GROWTH * bool(also), because.next_step if because is not None else "")))
+    sentence = _sentence(situation, because, [one.words for one in also])
+    if len(sentence) > MOST:  # the evidence has them, too
+        sentence = _sentence(situation, because, [one.words for one in also if one.name == "growth"])
+    own = because.next_step if because is not None else ""
+    steps = "; ".join([*(one.next_step for one in also), own or next_step(situation)])
     task = found.task if kind is Bound.HEAD_OF_LINE else -1
     apart = _apart(found, kind) if cause is not None else ""
     kind = Bound.PROGRAM if kind is Bound.NOT_INPUT and (because is not None or also) else kind
-    return Verdict(kind, sentence, _evidence(found, cpus), step or next_step(situation), cause, task, apart, because)
+    evidence = (*(one.words for one in also if one.words not in sentence), *_evidence(found, cpus))
+    return Verdict(kind, sentence, evidence, steps.strip("; "), cause, task, apart, because)
 
 
-_FIND_GROWTH = (
-    "find what the program keeps: a list or a cache that is never cleared, in each worker (tracemalloc, memray)"
-)
 _UNSEEN = "unknown what bounds the loader: an observed loader with pinned memory does not show when the loop waits"
 
 
-def _sentence(situation: Situation, because: SlowReason | None, also: str) -> str:
+def _sentence(situation: Situation, because: SlowReason | None, also: Sequence[str]) -> str:
     """What bounds the loader, why, and what else is wrong; that comes first if the loader bounds nothing.
 
     All shares before the reason are of the loop's time: of its steady time, unless the start is what bounds it.
@@ -151,7 +158,7 @@ def _sentence(situation: Situation, because: SlowReason | None, also: str) -> st
     if kind is Bound.TOO_FEW:
         said = f"too few batches to say what bounds the loader: {found.batches} (at least {FEW_BATCHES} are needed)"
     elif kind is Bound.NOT_INPUT and (words or also):
-        return f"{Bound.PROGRAM.value}: {'; '.join(filter(None, (words, also)))}; the loader keeps up"
+        return f"{Bound.PROGRAM.value}: {'; '.join(filter(None, (words, *also)))}; the loader keeps up"
     elif kind is Bound.NOT_INPUT:
         said = _keeping_up(found)
     elif kind is Bound.START_UP:
@@ -161,7 +168,7 @@ def _sentence(situation: Situation, because: SlowReason | None, also: str) -> st
         said = ": ".join(filter(None, (f"{name}: {_waited(found.total, time)}, {what}", words)))
     else:
         said = _steady(situation, words)
-    return "; ".join(filter(None, (said, also)))
+    return "; ".join((said, *also))
 
 
 def _waited(ns: int, time: int) -> str:

@@ -399,8 +399,8 @@ def test_the_programs_own_names_are_in_the_sentence(causes: dict[str, int], para
 
 
 def test_a_reason_follows_the_sentence_and_brings_its_advice() -> None:
-    def why(kind: Bound, cause: Cause | None) -> SlowReason:
-        return SlowReason("planted", f"because of {cause.value if cause else kind.value}", "mend it")
+    def why(kind: Bound, cause: Cause | None) -> tuple[SlowReason, tuple[SlowReason, ...]]:
+        return SlowReason("planted", f"because of {cause.value if cause else kind.value}", "mend it"), ()
 
     told = judge(made(consumer=50, samples=95, overhead=5), why=why)
     assert (
@@ -411,6 +411,17 @@ def test_a_reason_follows_the_sentence_and_brings_its_advice() -> None:
     fine = judge(made(consumer=950, samples=50), why=why)
     assert (fine.kind, fine.next_step) == (Bound.PROGRAM, "mend it")
     assert fine.sentence == "program-bound: because of not input-bound; the loader keeps up"
+
+
+def test_what_else_is_wrong_follows_or_leads_if_nothing_bounds_the_loader() -> None:
+    also = (SlowReason("growth", "memory grows", "find what is kept"),)
+    told = judge(made(samples=95), why=lambda kind, cause: (None, also))
+    assert (
+        told.sentence == "supply-bound: the loop waited 100% of its time for workers that fetch samples; memory grows"
+    )
+    assert told.next_step.startswith("find what is kept; use more workers")
+    fine = judge(made(consumer=950, samples=50), why=lambda kind, cause: (None, also))
+    assert (fine.kind, fine.sentence) == (Bound.PROGRAM, "program-bound: memory grows; the loader keeps up")
 
 
 def test_a_reader_is_no_bottleneck_while_the_workers_are_all_at_work() -> None:
