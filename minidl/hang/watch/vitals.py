@@ -76,7 +76,7 @@ class VitalSigns:
         self._tasks = {key: ms for key, ms in self._tasks.items() if key[0] in processes} | known
 
     def _look_at_others(self, run: set[int]) -> tuple[int, tuple[Other, ...]]:
-        """The busiest processes that are not of the run and not started by it, in how many ms; 0 = it is not time."""
+        """The busiest processes that do not record into the trace, in how many ms; 0 = it is not time."""
         now = time.monotonic_ns()
         if now < self._others_due:
             return 0, ()
@@ -85,23 +85,16 @@ class VitalSigns:
         if sum(map(str.isdecimal, os.listdir("/proc"))) <= MOST_OTHERS:
             there = dict(every_process())
         ticks = {pid: int(fields[11]) + int(fields[12]) for pid, fields in there.items()}
-        parents = {pid: int(fields[1]) for pid, fields in there.items()}
         spent = [
             (1000 * (used - self._others.get(pid, 0)) // TICK, pid)
             for pid, used in ticks.items()
-            if used > self._others.get(pid, 0) and not _descends(pid, parents, run)
+            if used > self._others.get(pid, 0) and pid not in run
         ]
         over = (now - self._others_at) // 10**6 if self._others_at and there else 0
         self._others, self._others_at = ticks, now
         self._others_due = now + int((time.thread_time_ns() - began) / OTHERS_SHARE)
         busiest = sorted(spent, reverse=True)[:BUSIEST_OTHERS] if over else []
         return over, tuple(Other(pid, _name(pid), cpu_ms) for cpu_ms, pid in busiest)
-
-
-def _descends(pid: int, parents: dict[int, int], run: set[int]) -> bool:
-    while pid in parents and pid not in run:
-        pid = parents[pid]
-    return pid in run
 
 
 def _name(pid: int) -> str:
