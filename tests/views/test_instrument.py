@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 from browser import Browser, driven, needs_driver
 from made_trace import Run, made
+from pages import Read
 
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.words import duration
 from minidl.views.colours import paint, rgb
 from minidl.views.page import html
+from minidl.views.scene import scene_of
 
 pytestmark = [pytest.mark.live, needs_driver]
 
@@ -282,3 +284,31 @@ def test_bars_that_are_drawn_by_group_have_the_colour_of_their_shares(browser: B
         share += part
     band = np.array(rgb("#f4f6f8"))
     np.testing.assert_allclose(mean, colour + (1 - share) * band, atol=8)
+
+
+SAVED = """
+const done = arguments[0];
+URL.createObjectURL = file => { file.text().then(done); return "blob:none"; };
+document.getElementById("canvas").dispatchEvent(new KeyboardEvent("keydown", {key: "S", bubbles: true}));
+"""
+
+
+def test_a_part_is_saved_as_a_page_of_its_own(browser: Browser, stalling: Trace, page: Path, tmp_path: Path) -> None:
+    """It has the bars and marks that the same window of the trace has, and opens."""
+    browser.press("n", "n", "r")
+    command = panel(browser).splitlines()[-1].split()
+    window = {name[2:]: float(command[command.index(name) + 1]) for name in ("--since", "--until")}
+    saved = tmp_path / "part.html"
+    saved.write_text(browser.post("/execute/async", script=SAVED, args=[]), encoding="utf-8")
+    part, drawn = Read(saved.read_text(encoding="utf-8")), scene_of(stalling, **window)
+    whole = Read(page.read_text(encoding="utf-8"))
+    assert 10 < len(part.begin) < len(whole.begin) / 2
+    np.testing.assert_array_equal(part.begin, drawn.bars["begin"])
+    np.testing.assert_array_equal(part["bar.code"], drawn.bars["code"])
+    np.testing.assert_array_equal(np.cumsum(part["mark.time"]), drawn.marks["time"])
+    assert part.words["runs"] == Read(html(stalling, **window)).words["runs"]
+    puts = part["batch.put"][part["bar.batch"][part["bar.batch"] >= 0]]
+    np.testing.assert_array_equal(puts, drawn.batches["put"][drawn.bars["batch"][drawn.bars["batch"] >= 0]])
+    show(browser, saved)
+    browser.press("n")
+    assert status(browser).startswith("stall 1 of 1: next() waited 3")

@@ -62,7 +62,7 @@ const KEYS = {
   f: atHeadline, l: now, 0: showAll, Home: showAll, "[": () => step(-1), "]": () => step(1), "{": () => stepRow(-1), "}": () => stepRow(1),
   Enter: () => chosen || !range ? zoomToChosen() : zoomToRange(), b: addBatch, ".": () => go(1), ",": () => go(-1), n: () => goStall(1), N: () => goStall(-1), o: () => nextSlow(1), O: () => nextSlow(-1), c: toggleHere, C: () => toggleAll(), v: () => $("lanes").focus(), "/": () => $("query").focus(), "?": keys,
   Escape: () => chosen || !range ? choose(null) : clearRange(),
-  r: rangeHere, "Shift+ArrowLeft": () => extendRange(-.02), "Shift+ArrowRight": () => extendRange(.02),
+  r: rangeHere, S: savePart, "Shift+ArrowLeft": () => extendRange(-.02), "Shift+ArrowRight": () => extendRange(.02),
 };
 document.addEventListener("keydown", event => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;

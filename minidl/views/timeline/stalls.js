@@ -1,6 +1,6 @@
 // Stalls: the long waits of the loops, one after the other.
 
-const LONG = 20e6, TIMES = 3;  // a stall is longer than 20 ms and than 3 times the median wait of its loop
+const LONG = 20e6, TIMES = 3, FEW = 5;  // a stall is longer than 20 ms and than 3 times the median wait of its loop, if that has so many
 let stallsKnown = {};
 
 function waitsOf(slot) {  // a loop's outermost calls of next
@@ -17,7 +17,7 @@ function stalls() {  // bars, by time; and the longest wait, for a trace without
   if (stallsKnown.key === built) return stallsKnown;
   const took = i => end[i] - begin[i], all = shownSlots().map(waitsOf);
   const long = all.flatMap(waits => {
-    const limit = Math.max(LONG, TIMES * quantile(Float64Array.from(waits, took).sort(), .5));
+    const usual = waits.length < FEW ? 0 : quantile(Float64Array.from(waits, took).sort(), .5), limit = Math.max(LONG, TIMES * usual);
     return waits.filter(i => took(i) > limit);
   });
   return stallsKnown = {key: built, long: long.sort((a, b) => begin[a] - begin[b]), waits: all.flat().sort((a, b) => took(b) - took(a)), fetches: longestOf("fetch"), samples: longestOf("sample")};
@@ -46,12 +46,19 @@ function batchOf(i, task) {  // of a call of next; of one that brought nothing, 
   const batch = num("bar.batch", i);
   if (batch >= 0 || task < 0) return batch;
   const loader = num("bar.loader", i);
-  return [...stalls().fetches].findLast(([, at]) => num("bar.task", at) === task && num("bar.loader", at) === loader && begin[at] < end[i])?.[0] ?? -1;
+  return [...stalls().fetches].findLast(([sent, at]) => num("bar.task", at) === task && num("bar.loader", at) === loader && num("batch.put", sent) < end[i])?.[0] ?? -1;
+}
+
+function slowestWithin(i) {  // the slowest sample that the loop itself fetched in this call of next
+  let found;
+  for (const run of runs) if (lanes[run.lane] === laneOf(bar(i)))
+    eachIn(run, begin[i], end[i], at => { if (kindOf(at).name === "sample" && !(end[found] - begin[found] >= end[at] - begin[at])) found = at; });
+  return found;
 }
 
 function waitInWords(i) {
   const came = num("bar.task", i), task = came >= 0 ? came : wantedIn(i), {fetches, samples} = stalls();
-  const batch = batchOf(i, task), work = fetches.get(batch), sample = samples.get(batch), parts = [];
+  const batch = batchOf(i, task), work = fetches.get(batch), sample = samples.get(batch) ?? slowestWithin(i), parts = [];
   if (work !== undefined && num("bar.worker", work) >= 0) parts.push(`worker ${num("bar.worker", work)}`);
   if (sample !== undefined) parts.push(`slowest sample ${num("bar.number", sample)}: ${faded(sample) ? words.fates[col["bar.fate"][sample]] : duration(end[sample] - begin[sample])}`);
   const loop = words.slots.length > 1 ? `${words.slots[laneOf(bar(i)).slot]}: ` : "";

@@ -47,10 +47,11 @@ function busyIn(lane, from, until) {  // share of the range in which the worker 
   return busy / (until - from);
 }
 
-function batchesIn(slot, from, until) {
+function batchesIn(slot, from, until) {  // that the loop has got
   let count = 0;
-  for (const run of runs) if (lanes[run.lane].slot === slot && lanes[run.lane].kind === "consumer")
-    eachIn(run, from, until, i => { if (begin[i] >= from && kindOf(i).name === "consumer") count++; });
+  for (const run of markRuns) if (lanes[run.lane].slot === slot)
+    for (let i = firstAfter(marks, run.first, run.count, from - 1); i < run.first + run.count && marks[i] <= until; i++)
+      if (kinds[col["mark.code"][i]].name === "yield") count++;
   return count;
 }
 
@@ -79,7 +80,7 @@ function aboutRange() {
   if (size <= 0) return [make("h2", "Nothing is selected"), make("p", "Move the range's end with shift and the arrow keys.")];
   const slots = words.slots.map((title, slot) => ({title, slot, is: shownSlots().includes(slot)})).filter(one => one.is);
   const about = [make("h2", `Range of ${duration(size)}`), make("p", `${moment(from)} to ${moment(until)}`),
-    styled("div", "row", null, button("zoom in", zoomToRange), button("clear", clearRange))];
+    styled("div", "row", null, button("zoom in", zoomToRange), button("clear", clearRange), ...(framed ? [] : [button("save this part", savePart)]))];
   for (const {title, slot} of slots) {
     const count = batchesIn(slot, from, until);
     about.push(make("h3", slots.length > 1 ? `the loop of ${title}` : "the loop"),
@@ -96,5 +97,5 @@ function aboutRange() {
     const busy = busyIn(lane, from, until);
     return [words.slots.length > 1 ? `${words.slots[lane.slot]}, ${lane.title}` : lane.title, meter(busy, actorColour(lane.actor)), percent(busy)];
   })));
-  return [...about, ...aboutSlowest()];
+  return [...about, ...aboutSlowest(), make("h3", "this part as a page"), make("code", commandOfPart())];
 }
