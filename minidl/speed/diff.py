@@ -209,6 +209,11 @@ class Diff:
         return bool(self.fewest) and not found.low <= 1 <= found.high and not 1 / EQUAL < found.factor < EQUAL
 
     @property
+    def differs(self) -> bool:
+        """Whether there is a difference to explain: a certain one, or one so large that a longer run may confirm it."""
+        return bool(self.fewest) and (self.is_certain or not 1 / NOTABLE < self.speed.factor < NOTABLE)
+
+    @property
     def starts_matter(self) -> bool:
         """Whether the starts and ends of epochs change the comparison."""
         steady = self.speed.factor if self.is_certain else 1.0
@@ -256,11 +261,11 @@ class Diff:
 
     @cached_property
     def explained(self) -> Explained | None:
-        """What explains most of the difference; None = no difference, or a trace does not show waiting.
+        """What explains most of the difference; None = no difference, or waiting is not in a trace.
 
         In several ranks, a wait comes before own steps: these contain the waits for slower ranks.
         """
-        if not self.is_certain or not self.split():
+        if not self.differs or not self.split():
             return None
         found = {rank: Explained.by(self.split(rank)) for rank in self.ranks}
         waits = {rank: each.parts[0] for rank, each in found.items() if each.parts[0].cause is not None}
@@ -281,7 +286,7 @@ class Diff:
     def most(self) -> Change | None:
         """Return the stage that changed most, in the direction of the difference; None if no cause changed clearly."""
         names = [*CAUSES, *(part for parts in PARTS.values() for part in parts)]
-        slower = 1 - self.speed.factor if self.is_certain else 0
+        slower = 1 - self.speed.factor if self.differs else 0
         clear = [c for c in self.stages if c.stage in names and c.is_clear and self.impact(c) * slower >= 0]
         most = max(clear, key=lambda change: abs(self.impact(change)), default=None)
         cycle = self.stage("cycle")
@@ -311,9 +316,11 @@ class Diff:
         same = [c.worker for c in own if c.verdict is change.verdict]
         if len(own) < 2 or len(self.ranks) > 1:  # each rank has a worker 0
             return ""
-        if not any(c.is_clear for c in own):
+        if all(1 / NOTABLE < c.ratio.factor < NOTABLE for c in own):
             return f", not within any of the {len(own)} workers: only their shares of the work changed"
-        return f", in worker {same[0]} alone" if len(same) == 1 else f", in {len(same)} of {len(own)} workers"
+        if len(same) == 1:
+            return f", in worker {same[0]} alone"
+        return f", in {len(same)} of {len(own)} workers" if same else ""
 
     # --- in words
     def story(self) -> list[str]:

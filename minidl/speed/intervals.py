@@ -25,8 +25,8 @@ FEWEST: Final = 4
 MOST_BLOCKS, BLOCK = 10, 8
 """A run is cut into at most so many blocks; into fewer if they would have fewer measurements than BLOCK."""
 
-MOST_ALIKE: Final = 0.8
-"""The largest correlation of neighbouring blocks that is corrected for: so few blocks show it inexactly."""
+MOST_ALIKE: Final = 0.5
+"""The largest correlation of neighbouring blocks that is corrected for: a larger one is a trend, as of a cold cache."""
 
 LIKELY, SURE = 1.960, 2.576
 """Normal quantiles of an interval of 95%, and of one of 99%, for tables: among many rows, few are wrong."""

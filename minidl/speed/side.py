@@ -1,6 +1,6 @@
 """The figures of one run that `diff` compares: the rates of its training loops, their time, and its stages.
 
-Interface: `loaders(trace)` lists the loaders of a trace, `side(trace, *loader)` -> `Side` has the figures of one.
+Interface: `groups(trace)` lists the loaders of a trace, `side(trace, *group)` -> `Side` has the figures of one.
 
 Rules of use: "steady" is without the first batch of each epoch, which waits for the workers' start. Ranks run side by
 side: their rates are added up. Times are in ns unless a name says otherwise.
