@@ -11,7 +11,7 @@ cost is told apart. A stage has changed if its interval of 99% leaves out 1 and 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -23,6 +23,7 @@ from minidl.speed.transport_use import compared
 from minidl.speed.wall_clock import Cause
 from minidl.tracefile.events import EVENTS
 from minidl.tracefile.format import TraceError
+from minidl.tracefile.loaders import name_of
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.words import and_joined, counted, duration, lacking, percent, size
 
@@ -40,6 +41,9 @@ NEGLIGIBLE = 0.01
 
 SAME_WORK = ("dataset", "dataset_kind")
 """Parameters that must be equal: a sample of another dataset is other work."""
+
+MOST_LOADERS = 4
+"""Loaders of a trace that are compared, those with the most batches."""
 
 SAME_LOADER = (*SAME_WORK, "sampler", "dataset_length", "made_at", "batch_size")
 """The loader in B that is compared is the one most like A's in these; the first counts most."""
@@ -167,7 +171,7 @@ class Explained:
 @dataclass(frozen=True)
 class Diff:
     """What `diff` found. stages: the consumer's cycle and wait first, then the event table's; workers: the same of each
-    one; differences: in what the runs differ, in words; notes: what else to know."""
+    one; differences: in what the runs differ, in words; notes: what else to know; others: other loaders' headlines."""
 
     a: Side
     b: Side
@@ -175,6 +179,7 @@ class Diff:
     workers: list[Change]
     differences: list[str]
     notes: list[str]
+    others: Sequence[str] = ()
 
     # --- how fast
     @cached_property
@@ -211,7 +216,8 @@ class Diff:
     @property
     def differs(self) -> bool:
         """Whether there is a difference to explain: a certain one, or one so large that a longer run may confirm it."""
-        return bool(self.fewest) and (self.is_certain or not 1 / NOTABLE < self.speed.factor < NOTABLE)
+        large = not self.starts_matter and not 1 / NOTABLE < self.speed.factor < NOTABLE
+        return self.is_certain or (bool(self.fewest) and large)
 
     @property
     def starts_matter(self) -> bool:
@@ -343,7 +349,7 @@ class Diff:
             if each.pending:
                 wait = f"a wait of {duration(each.pending)} for a batch"
                 told.append(f"{name} ends in {wait}, not counted here (see minidl summary)")
-        return told
+        return [*told, *self.others]
 
     def sentence(self) -> str:
         """The headline and what changed."""
@@ -441,41 +447,53 @@ def _larger(a: Side, b: Side) -> float:
 
 # --- From two traces to the comparison --------------------------------------------------------------------------------
 def diff(a: Trace, b: Trace, *, force: bool = False) -> Diff:
-    """Compare two runs, A before and B after: all iterators of the loader with the most batches in A, in all ranks.
+    """Compare two runs, A before and B after: the loader with which A's loop spent most time, in all epochs and ranks.
 
-    Raises IncomparableError if the dataset differs, unless `force`, and TraceError if one of them has no batch.
+    Of the other loaders that both runs have, only the headlines are told. Raises IncomparableError if the dataset
+    differs, unless `force`, and TraceError if one of them has no batch.
     """
     groups_a, groups_b = groups(a), groups(b)
-    mine = groups_a[0]
-    theirs = max(groups_b, key=lambda group: [group[1].get(name) == mine[1].get(name) for name in SAME_LOADER])
-    one, two = side(a, *mine), side(b, *theirs)
-    differences = _differences(one, two)
+    pairs = [(mine, _alike(mine, groups_b)) for mine in groups_a]
+    same = [(mine, other) for mine, other in pairs if all(_equal(mine, other)[: len(SAME_WORK)])]
+    same = same[:MOST_LOADERS] if same[:1] == pairs[:1] else pairs[:1]
+    sides = [(side(a, *mine), side(b, *theirs)) for mine, theirs in same]
+    sides.sort(key=lambda pair: -pair[0].time)
+    differences = _differences(*sides[0])
     vital = [differences[name] for name in SAME_WORK if name in differences]
     if vital and not force:
         raise IncomparableError(
-            f"{one.path} and {two.path} did not do the same work: {'; '.join(vital)}. Record both with the same "
+            f"{a.path} and {b.path} did not do the same work: {'; '.join(vital)}. Record both with the same "
             f"dataset, or compare them anyway with force=True (--force)"
         )
-    changes = list(_changes(one, two))
-    return Diff(
-        a=one,
-        b=two,
-        stages=[change for change in changes if change.worker < 0],
-        workers=[change for change in changes if change.worker >= 0],
-        differences=[*differences.values()],
-        notes=_notes((a, b), (one, two), (groups_a, groups_b)),
-    )
+    notes = _notes((a, b), (groups_a, groups_b), sides)
+    first, *others = (Diff(*pair, *_changes(*pair), [*differences.values()], notes) for pair in sides)
+    told = [
+        f"{name_of(dict(other.a.params))}: {other.headline}" for other in others if other.differs or other.starts_matter
+    ]
+    return replace(first, others=told)
+
+
+def _alike(mine: Group, others: list[Group]) -> Group:
+    """Return the loader that is most like `mine`."""
+    return max(others, key=lambda other: _equal(mine, other))
+
+
+def _equal(a: Group, b: Group) -> list[bool]:
+    return [a[1].get(name) == b[1].get(name) for name in SAME_LOADER]
 
 
 _ORDER = ["cycle", "next", *dict.fromkeys(e.stage for e in EVENTS.values() if e.stage), "pin idle"]
 """cycle: the consumer's time from one batch to the next; next: its wait for each."""
 
 
-def _changes(a: Side, b: Side) -> Iterator[Change]:
+def _changes(a: Side, b: Side) -> tuple[list[Change], list[Change]]:
+    """Compare the stages over all workers, and of each worker."""
+    found = []
     for stage, worker in sorted({*a.stages, *b.stages}, key=lambda key: (_ORDER.index(key[0]), key[1])):
         in_a, in_b = (each.stages.get((stage, worker)) for each in (a, b))
         larger = 1.0 if stage in ONE_BY_ONE else _larger(a, b)
-        yield Change(stage, worker, in_a, in_b, stage not in a.unseen | b.unseen, larger)
+        found.append(Change(stage, worker, in_a, in_b, stage not in a.unseen | b.unseen, larger))
+    return [change for change in found if change.worker < 0], [change for change in found if change.worker >= 0]
 
 
 def _differences(a: Side, b: Side) -> dict[str, str]:
@@ -494,14 +512,16 @@ def _settings(side: Side) -> dict[str, Any]:
     return params | loader | {name: value for name, value in known.items() if value is not None}
 
 
-def _notes(traces: tuple[Trace, Trace], sides: tuple[Side, Side], found: tuple[list[Group], list[Group]]) -> list[str]:
+def _notes(
+    traces: tuple[Trace, Trace], found: tuple[list[Group], list[Group]], sides: list[tuple[Side, Side]]
+) -> list[str]:
     notes = []
-    for name, trace, own, loaders in zip("AB", traces, sides, found, strict=True):
-        if not trace.loaders.keys() & set(own.loaders):
+    for name, trace, loaders, own in zip("AB", traces, found, zip(*sides, strict=True), strict=True):
+        if not trace.loaders.keys() & set(own[0].loaders):
             notes.append(f"{name}: the loader's parameters are not in the trace, so they could not be compared")
-        others = sum(len(numbers) for numbers, _ in loaders) - len(own.loaders)
+        others = {number for numbers, _ in loaders for number in numbers} - {n for each in own for n in each.loaders}
         if others:
-            notes.append(f"{name}: the comparison leaves out iterators with other parameters: {others}")
+            notes.append(f"{name}: the comparison leaves out iterators with other parameters: {len(others)}")
         lost = sum(process.lost for process in trace.processes)
         if lost:
             notes.append(f"{name}: {counted(lost, 'lost event is', 'lost events are')} missing from the figures")

@@ -89,6 +89,11 @@ class Side:
     way: Way = field(default_factory=Way)
 
     @property
+    def time(self) -> int:
+        """The loops' time, ns."""
+        return sum(loop.whole for loop in self.loops.values())
+
+    @property
     def batches(self) -> int:
         return sum(len(loop.took) for loop in self.loops.values())
 
@@ -131,7 +136,7 @@ class Side:
 
     @property
     def waiting_share(self) -> float:
-        return min(1.0, self.waited / max(1, sum(loop.whole for loop in self.loops.values())))
+        return min(1.0, self.waited / max(1, self.time))
 
     @property
     def copied(self) -> float | None:

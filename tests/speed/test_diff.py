@@ -410,14 +410,16 @@ def test_other_circumstances_are_named(tmp_path: Path) -> None:
     ]
 
 
-def test_the_iterators_of_one_loader_are_taken_together_and_others_left_out(tmp_path: Path) -> None:
+def test_the_iterators_of_one_loader_are_taken_together_and_other_loaders_told(tmp_path: Path) -> None:
     """Three epochs with new workers each, and a loader for validation after each."""
     for name, last in (("a", 6), ("b", 4)):  # each with a new DataLoader, made in the same line
         numbers = range(1, last + 1)
-        write(
-            tmp_path / name,
-            *(Run(batches=40, loader=n, first_pid=1000 * n, batch_size=4 * (2 - n % 2)) for n in numbers),
+        cost = twice if name == "b" else steady
+        runs = (
+            Run(40, loader=n, first_pid=1000 * n, batch_size=4 * (2 - n % 2), cost=steady if n % 2 else cost)
+            for n in numbers
         )
+        write(tmp_path / name, *runs)
         for n in numbers:
             describe(tmp_path / name, 1000 * n, n, PARAMS | {"batch_size": 4 if n % 2 else 8, "dataloader": n})
     found = diff(read_trace(tmp_path / "a"), read_trace(tmp_path / "b"))
@@ -426,10 +428,9 @@ def test_the_iterators_of_one_loader_are_taken_together_and_others_left_out(tmp_
     assert (found.a.samples, found.b.samples) == (480, 320)
     assert found.stage("fetch").a.count == 120  # type: ignore[union-attr]
     assert found.a.ledger.batches["loader"].tolist() == [1] * 40 + [3] * 40 + [5] * 40
-    assert found.notes[:2] == [
-        "A: the comparison leaves out iterators with other parameters: 3",
-        "B: the comparison leaves out iterators with other parameters: 2",
-    ]
+    assert [line[:31] for line in found.others] == ["Photos: B is 1.99 times as slow"]
+    assert found.others[0] in found.story()
+    assert len(found.notes) == 1
 
 
 def test_the_loader_that_does_the_same_work_is_taken(tmp_path: Path) -> None:
@@ -439,6 +440,15 @@ def test_the_loader_that_does_the_same_work_is_taken(tmp_path: Path) -> None:
     describe(tmp_path / "b", LOADER_PID, 1, PARAMS | {"dataset": "Sounds"})
     describe(tmp_path / "b", 3000, 2, PARAMS)
     assert diff(a, read_trace(tmp_path / "b")).b.loaders == (2,)
+
+
+def test_another_dataset_is_refused_though_a_second_loader_is_the_same(tmp_path: Path) -> None:
+    for name, dataset in (("a", "Photos"), ("b", "Sounds")):
+        write(tmp_path / name, Run(60), Run(20, loader=2, first_pid=3000))
+        describe(tmp_path / name, LOADER_PID, 1, PARAMS | {"dataset": dataset})
+        describe(tmp_path / name, 3000, 2, PARAMS | {"dataset": "Validation"})
+    with pytest.raises(IncomparableError, match=r"dataset 'Photos' in A, '(Sounds|Validation)' in B"):
+        diff(*(read_trace(tmp_path / name) for name in "ab"))
 
 
 def test_unknown_parameters_are_said(tmp_path: Path) -> None:
