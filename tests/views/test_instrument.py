@@ -296,8 +296,9 @@ document.getElementById("canvas").dispatchEvent(new KeyboardEvent("keydown", {ke
 def test_a_part_is_saved_as_a_page_of_its_own(browser: Browser, stalling: Trace, page: Path, tmp_path: Path) -> None:
     """It has the bars and marks that the same window of the trace has, and opens."""
     browser.press("n", "n", "r")
-    command = panel(browser).splitlines()[-1].split()
-    window = {name[2:]: float(command[command.index(name) + 1]) for name in ("--since", "--until")}
+    found = re.search(r"minidl timeline \S+ --since (\S+) --until (\S+) -o part.html", panel(browser))
+    assert found
+    window = {"since": float(found[1]), "until": float(found[2])}
     saved = tmp_path / "part.html"
     saved.write_text(browser.post("/execute/async", script=SAVED, args=[]), encoding="utf-8")
     part, drawn = Read(saved.read_text(encoding="utf-8")), scene_of(stalling, **window)

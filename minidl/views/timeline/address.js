@@ -29,6 +29,7 @@ function goToAddress() {
   if (chosen) reveal(chosen);
   show(ns(parts.get("begin")), ns(parts.get("end")));
   choose(chosen, false);
+  if (range) selectRange(range.anchor, range.head);
   if (chosen) scrollTo(chosen);
 }
 

@@ -54,7 +54,9 @@ function button(text, act) {
 
 function details() {
   $("panel").classList.toggle("resting", !chosen && !range);
-  $("about").replaceChildren(...(chosen ? aboutChosen() : []), ...(range ? aboutRange() : []), ...(chosen || range ? [] : rest()));
+  const parts = [chosen ? aboutChosen() : [], range ? aboutRange() : []];
+  if (rangeLeads) parts.reverse();
+  $("about").replaceChildren(...parts.flat(), ...(chosen || range ? [] : rest()));
 }
 
 function aboutChosen() {

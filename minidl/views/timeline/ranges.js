@@ -1,6 +1,6 @@
 // A selected range of time: by dragging on the axis, or anywhere with shift; by shift and the arrow keys.
 
-let range = null;  // {anchor, head}: ns; the head is the end that moves
+let range = null, rangeLeads = false;  // {anchor, head}: ns; the head is the end that moves; leads: it was selected last
 
 const rangeOf = () => [Math.min(range.anchor, range.head), Math.max(range.anchor, range.head)];
 const inTrace = t => Math.min(Math.max(t, words.begin), words.last);
@@ -8,6 +8,7 @@ const inTrace = t => Math.min(Math.max(t, words.begin), words.last);
 let counting = 0;
 function selectRange(anchor, head, now = true) {
   range = {anchor: inTrace(anchor), head: inTrace(head)};
+  rangeLeads = true;
   clearTimeout(counting);
   const told = () => { details(); redraw(); };
   if (now) told();

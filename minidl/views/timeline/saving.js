@@ -66,6 +66,7 @@ async function packedPart([about, columns]) {  // as `page.packed`
 }
 
 async function savePart() {
+  if (framed) return say("A page within another page cannot save a file: open it on its own.");
   const [from, until] = (range ? rangeOf() : [v0, v1].map(inTrace)).map(Math.round), [about, numbers] = await packedPart(part(from, until));
   blank.querySelector("title").textContent = about.title;
   blank.querySelector("#words").textContent = JSON.stringify(about).replace(/</g, "\\u003c");  // as jinja2's tojson: no markup

@@ -2,6 +2,7 @@
 
 function choose(what, follow = true) {
   chosen = what;
+  rangeLeads = false;
   say("");
   batches = what && valueOf(what, "batch") >= 0 ? [valueOf(what, "batch")] : [];
   if (what && follow) bringIntoView(what);
