@@ -263,7 +263,9 @@ class Diff:
     def split(self, rank: int | None = None) -> list[Part]:
         """The loop's steady time by what it did, in one rank or on average; [] if a trace does not show it."""
         a, b = (each.split(self.per == "sample", rank) for each in (self.a, self.b))
-        return [Part(cause, a[cause], b[cause]) for cause in a if a[cause] or b[cause]] if a and b else []
+        return (
+            [Part(cause, a[cause], b[cause]) for cause in a if a[cause] or b[cause]] if a and b and self.fewest else []
+        )
 
     @cached_property
     def explained(self) -> Explained | None:
@@ -388,7 +390,7 @@ class Diff:
 
         yield row("batches", lambda side: str(side.batches))
         yield row("batches/s", lambda side: f"{side.whole(False):.2f}")
-        yield row("  after the first", lambda side: f"{side.steady(False).by_s:.2f}")
+        yield row("  after the first", lambda side: f"{side.steady(False).by_s:.2f}".replace("nan", "?"))
         yield row("samples/s", lambda side: f"{side.whole(True):.1f}" if side.tells_samples else "?")
         yield row("waiting for batches", lambda side: percent(side.waiting_share))
         yield row("first batch of an epoch", lambda side: "?" if side.first is None else duration(side.first))
@@ -398,16 +400,16 @@ class Diff:
         yield row("avoidable bytes", lambda side: size(int(side.ledger.batches["avoidable"].sum())))
 
     def facts(self) -> dict[str, Any]:
-        """The figures, for JSON. interval: null if there are too few batches; rates: steady, and in all, by s."""
+        """The figures, for JSON; null if there are too few batches. rate: steady, and in all, by s."""
         why, found = self.explained, self.speed
         return {
             "headline": self.headline, "story": self.story(), "differences": self.differences, "notes": self.notes,
-            "unit": "samples" if self.in_samples else "batches", "factor": found.factor,
+            "unit": "samples" if self.in_samples else "batches", "factor": found.factor if self.fewest else None,
             "interval": [found.low, found.high] if found.is_known else None, "is_certain": self.is_certain,
             "explained": why and {"by": [part.name for part in why.parts], "share": why.share, "ranks": why.ranks},
             "runs": [
-                {"path": each.path, "rate": rate.by_s, "rate_in_all": whole, "batches": each.batches,
-                 "samples": each.samples, "waiting_share": each.waiting_share}
+                {"path": each.path, "rate": rate.by_s if self.fewest else None, "rate_in_all": whole,
+                 "batches": each.batches, "samples": each.samples, "waiting_share": each.waiting_share}
                 for each, rate, whole in zip((self.a, self.b), self.rates, self.whole, strict=True)
             ],
             "loop": [

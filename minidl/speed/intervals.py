@@ -34,7 +34,10 @@ LIKELY, SURE = 1.960, 2.576
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Work by time. log: its natural logarithm; variance: of that, NaN with fewer than FEWEST measurements."""
+    """Work by time. log: its natural logarithm; variance: of that, NaN with fewer than FEWEST measurements.
+
+    Without any, both are NaN.
+    """
 
     log: float
     variance: float
@@ -49,7 +52,7 @@ class Rate:
     def of(cls, streams: Sequence[tuple[Ints, Ints]]) -> Rate:
         """The rate of what runs side by side, added up. streams: work and time of each measurement, in order."""
         fewest = min(len(took) for _, took in streams)
-        whole = math.log(_rate(streams))
+        whole = math.log(_rate(streams)) if fewest else float("nan")
         if fewest < FEWEST:
             return cls(whole, float("nan"), 0)
         blocks = int(np.clip(fewest // BLOCK, FEWEST, MOST_BLOCKS))

@@ -496,6 +496,15 @@ def test_the_bytes_of_live_runs(tmp_path: Path) -> None:
     assert found.a.samples == found.b.samples == 40
 
 
+def test_a_run_without_a_second_batch_has_no_rate(tmp_path: Path) -> None:
+    found = diff(made(tmp_path / "a"), made(tmp_path / "b", batches=1))
+    assert found.headline == "too few batches to compare the rates: a run has none after the first of each epoch"
+    assert found.story() == []
+    assert re.search(r"^  after the first +[\d.]+ +\?$", found.text(), re.MULTILINE)
+    facts = json.loads(json.dumps(found.facts(), allow_nan=False))
+    assert facts["factor"] is facts["interval"] is facts["runs"][1]["rate"] is None
+
+
 # --- The command ------------------------------------------------------------------------------------------------------
 def test_the_text(tmp_path: Path) -> None:
     found = diff(made(tmp_path / "a", epochs=2), made(tmp_path / "b", twice))
