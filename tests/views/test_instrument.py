@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browser import Browser, driven, needs_driver
-from made_trace import Run, made
+from made_trace import HUNG, Run, made
 from pages import Read
 
 from minidl.tracefile.reader import Trace
@@ -313,3 +313,10 @@ def test_a_part_is_saved_as_a_page_of_its_own(browser: Browser, stalling: Trace,
     show(browser, saved)
     browser.press("n")
     assert status(browser).startswith("stall 1 of 1: next() waited 3")
+
+
+def test_a_wait_that_did_not_end_is_a_stall(browser: Browser, tmp_path: Path) -> None:
+    show(browser, html(made(tmp_path / "trace", **HUNG), tmp_path / "page.html"))
+    browser.press("n")
+    said = "stall 1 of 1: next() has waited 7.70 ms for task 9 (worker 1, slowest sample 38: did not end)"
+    assert status(browser) == said

@@ -18,7 +18,7 @@ function stalls() {  // bars, by time; and the longest wait, for a trace without
   const took = i => end[i] - begin[i], all = shownSlots().map(waitsOf);
   const long = all.flatMap(waits => {
     const usual = waits.length < FEW ? 0 : quantile(Float64Array.from(waits, took).sort(), .5), limit = Math.max(LONG, TIMES * usual);
-    return waits.filter(i => took(i) > limit);
+    return waits.filter(i => took(i) > limit || faded(i));  // one that did not end is a stall, however short the recording
   });
   return stallsKnown = {key: built, long: long.sort((a, b) => begin[a] - begin[b]), waits: all.flat().sort((a, b) => took(b) - took(a)), fetches: longestOf("fetch"), samples: longestOf("sample")};
 }

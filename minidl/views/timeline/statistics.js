@@ -55,6 +55,8 @@ function batchesIn(slot, from, until) {  // that the loop has got
   return count;
 }
 
+const rate = value => value < 99.5 ? value.toPrecision(3) : Math.round(value).toLocaleString("en");
+
 function stepName(code) {  // the label, if it names no other kind of step
   const {label, name} = kinds[code];
   return Object.values(kinds).some(kind => kind.label === label && kind.name !== name) ? name.replaceAll("_", " ") : label;
@@ -85,7 +87,7 @@ function aboutRange() {
     const count = batchesIn(slot, from, until);
     about.push(make("h3", slots.length > 1 ? `the loop of ${title}` : "the loop"),
       grid(null, loopIn(slot, from, until).filter(([, time]) => time > 0).map(([what, time, name]) => [what, meter(time / size, colourNamed(name)), duration(time), percent(time / size)])),
-      make("p", `${count.toLocaleString("en")} batch${count === 1 ? "" : "es"}${count ? `: ${(count * 1e9 / size).toPrecision(3)} per second` : ""}`));
+      make("p", `${count.toLocaleString("en")} batch${count === 1 ? "" : "es"}${count ? `: ${rate(count * 1e9 / size)} per second` : ""}`));
   }
   const steps = stepsIn(from, until).filter(({code}) => kinds[code].name !== "epoch");
   about.push(make("h3", "steps"), grid(["", "count", "total", "p50", "p95", "max"], steps.map(({code, count, inside, took}) => [
