@@ -192,6 +192,8 @@ def _slow_samples(case: Case) -> SlowReason | None:
     if _waited_for_a_cpu(case, far):
         return None
     worst = far[np.argmax(durations(far))]
+    known = far[far["cpu"] > 0]
+    waits = " and wait, not compute" if len(known) and known["cpu"].sum() < LARGE * total(known) else ""
     part = f"{percent(total(far) / total(rows))} of the time of all"
     single = rows["code"][0] == ev.SAMPLE[0] and bool((far["by"] >= 0).all())
     what = "sample" if single else "batch"
@@ -200,7 +202,7 @@ def _slow_samples(case: Case) -> SlowReason | None:
         words = f"{what} {number} (task {worst['task']} of worker {worst['worker']}) takes {part} {len(rows)}"
     else:
         words = f"{len(far)} of {len(rows)} {'samples' if single else 'batches'} take {part} "
-        words += f"({_numbers(far['by' if single else 'task'])})"
+        words = words.rstrip() + f"{waits} ({_numbers(far['by' if single else 'task'])})"
     return SlowReason(
         "slow samples",
         words,
@@ -246,10 +248,11 @@ def _first_samples(case: Case) -> SlowReason | None:
     if early < FIRST * later or took[first].min() < LARGE * early:  # else a single one is slow
         return None
     streams = case.params.get("dataset_kind") == "iterable"
-    what = "the dataset's __iter__, up to a worker's first batch," if streams else "a worker's first batch of an epoch"
+    what = "the dataset's __iter__, up to a worker's first batch," if streams else "a worker's first batch"
+    again = " in each epoch" * (len(case.epochs) > 1)
     return SlowReason(
         "first samples",
-        f"{what} takes {duration(early)}, later batches {duration(later)}",
+        f"{what} takes {duration(early)}{again}, later batches {duration(later)}",
         "do what precedes the first sample (at the begin of __iter__, or at the first __getitem__) once, before the "
         "workers start, or make it cheaper; persistent_workers=True keeps what a worker has opened",
         rows[first][np.argmax(took[first])],
@@ -317,46 +320,62 @@ def _worker_threads(case: Case) -> SlowReason | None:
 
 
 _SLEEPS: Final = (
+    ("sleep", r"nanosleep", "find the sleep in the samples' code (a rate limit, a retry); more workers sleep together"),
     (
-        r"nanosleep",
-        "workers sleep in their samples",
-        "find the sleep in the samples' code (a rate limit, a retry); more workers sleep together",
-    ),
-    (
-        r"flock|futex|setlk|rwsem|mutex",
-        "workers wait for a lock in their samples",
+        "wait for a lock",
+        r"lock_inode|flock|futex|setlk|rwsem|mutex",
         "find the lock that workers share (a file lock, a library's lock): more workers wait for it, too",
     ),
     (
-        r"sk_wait|skb_wait|tcp_|inet_|unix_stream|nfs|rpc_",
-        "workers wait for the network in their samples",
+        "wait for the network",
+        r"sk_wait|skb_wait|wait_woken|tcp_|inet_|unix_stream|nfs|rpc_",
         "use more workers, which wait together; or requests for several samples at once, or a local copy",
     ),
     (
+        "wait for a disk",
         r"io_schedule|iomap|dio|folio|page|blk|submit_bio|ext4|xfs|btrfs|filemap",
-        "workers wait for a disk in their samples",
         "use more workers, which wait together; or read larger blocks, through the page cache, from faster storage",
     ),
 )
-"""What a process waits for, by the kernel's function that it sleeps in: a pattern, the words, what to do."""
+"""What a process does in one of the kernel's functions, these functions, and what helps a worker that does so."""
 
 
-def _asleep(case: Case) -> SlowReason | None:
-    """What the watchdog found workers to wait for in their fetches."""
-    if case.cause is not Cause.SAMPLES or case.limit is CpuLimit.COMPUTES:
-        return None
-    rows = case.rows(ev.FETCH)
+def _looks(case: Case, rows: Rows) -> tuple[tuple[str, str, str], str] | None:
+    """What the watchdog found processes to do in these spans, mostly, and how often; None if that is not clear."""
     looks = []
     for sample in case.trace.watched.samples:
         inside = set(rows["pid"][(rows["begin"] <= sample.at) & (sample.at <= rows["end"])].tolist())
         looks += [vitals for pid, vitals in sample.processes.items() if pid in inside]
-    told = [next((one for one in _SLEEPS if re.search(one[0], vitals.wchan)), None) for vitals in looks]
+    told = [next((one for one in _SLEEPS if re.search(one[1], vitals.wchan)), None) for vitals in looks]
     told = [one or (_SLEEPS[-1] if vitals.state == "D" else None) for one, vitals in zip(told, looks, strict=True)]
     kinds = Counter(one for one in told if one is not None).most_common(1)
     if not kinds or kinds[0][1] < max(FEWEST_LOOKS, MOST_LOOKS * len(looks)):
         return None
-    (_, words, step), count = kinds[0]
-    return SlowReason("waits", f"{words} ({count} of {len(looks)} looks)", step)
+    return kinds[0][0], f"{kinds[0][1]} of {len(looks)} looks"
+
+
+def _asleep(case: Case) -> SlowReason | None:
+    """What workers wait for in their fetches."""
+    if case.cause is not Cause.SAMPLES or case.limit is CpuLimit.COMPUTES:
+        return None
+    found = _looks(case, case.rows(ev.FETCH))
+    if found is None:
+        return None
+    (does, _, step), often = found
+    return SlowReason("waits", f"workers {does} in their samples ({often})", step)
+
+
+def step_does(case: Case) -> str:
+    """What the training step mostly does, as it follows "the training step"; "" = unknown."""
+    rows = case.rows(ev.CONSUMER)
+    measured = rows[rows["cpu"] > 0]
+    if len(measured) and measured["cpu"].sum() > total(measured) / 2:
+        return "computes"
+    found = _looks(case, rows)
+    if found is None:
+        return ""
+    verb, _, rest = found[0][0].partition(" ")
+    return f"{verb}s {rest}".rstrip()
 
 
 # --- The loop's process -----------------------------------------------------------------------------------------------
@@ -412,6 +431,8 @@ def _payload(case: Case) -> SlowReason | None:
         words = f"each batch has {found.tensors:.0f} tensors"
     elif found.shared > LARGE_BATCH:
         words = f"each batch has {size(found.shared)} in tensors"
+    elif case.params.get("batch_size") == 1 and case.cause is not Cause.COLLATE:
+        words = "each batch is one sample, and costs as much as a large batch"
     else:
         return None
     return SlowReason("payload", words)
@@ -448,12 +469,17 @@ def _slow_start(case: Case) -> SlowReason | None:
     }
     step = max(took, key=lambda name: took[name])
     times = max(len(np.unique(starts["loader"])), case.found.alike)
-    if took[step] * max(1, len(case.loaders)) < LARGE * case.found.causes[Cause.START_UP]:
-        return None
     words, remedy = _STARTS[step]
+    if took[step] * max(1, len(case.loaders)) < LARGE * case.found.causes[Cause.START_UP]:
+        if times == 1:
+            return None
+        words, remedy = (
+            f"each iteration makes {counted(case.found.batches // max(1, len(case.loaders)), 'batch', 'batches')}",
+            "",
+        )
     again = f", and each epoch starts workers again ({times} times)" * (times > 1)
     keep = "set persistent_workers=True, so that workers start once; " * (times > 1)
-    return SlowReason(f"slow {step}", words.format(took=duration(took[step])) + again, keep + remedy)
+    return SlowReason(f"slow {step}", words.format(took=duration(took[step])) + again, (keep + remedy).rstrip("; "))
 
 
 def _median(took: Ints) -> float:
@@ -503,7 +529,13 @@ def _growth(case: Case) -> SlowReason | None:
     steps = trace.events[np.isin(trace.events["loader"], case.loaders)]
     steps = steps[np.isin(steps["code"], [ev.FETCH[1], ev.YIELD])]
     pids, first = np.unique(steps["pid"], return_index=True)  # the events are by time
-    last, names = int(steps["time"].max(initial=0)), {process.pid: process.actor for process in trace.processes}
+    last, names = (
+        int(steps["time"].max(initial=0)),
+        {
+            process.pid: process.actor if process.role == "worker" else "the loop's process"
+            for process in trace.processes
+        },
+    )
     found = []
     for pid, begin in zip(pids.tolist(), steps["time"][first].tolist(), strict=True):
         late = trace.watched.growth(pid, (begin + last) // 2, last)

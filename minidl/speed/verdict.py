@@ -13,11 +13,11 @@ import functools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minidl.speed.advice import ONE_SIDED, UNEVEN, Situation, next_step
 from minidl.speed.cpu_use import CpuLimit, cpus_of
-from minidl.speed.reasons import Case, SlowReason, reason, warnings
+from minidl.speed.reasons import Case, SlowReason, reason, step_does, warnings
 from minidl.speed.wall_clock import FEW_BATCHES, KIND_OF, Bound, Cause, Waiting, waiting
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.words import duration, percent
@@ -52,8 +52,12 @@ SPARE = 0.25
 a faster reader would only wait for them. If the reader is the limit, workers idle most of the time."""
 
 
-Reasons = tuple[SlowReason | None, tuple[SlowReason, ...]]
-"""The reason for what bounds a loader, and what else is wrong."""
+class Reasons(NamedTuple):
+    """The reason for what bounds a loader, what else is wrong, and what the training step mostly does, "" = unknown."""
+
+    reason: SlowReason | None = None
+    warnings: tuple[SlowReason, ...] = ()
+    step: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +97,7 @@ def _judged(trace: Trace, loaders: Sequence[int], found: Waiting, spans: Rows) -
 
     def why(kind: Bound, cause: Cause | None) -> Reasons:
         case = Case(trace, tuple(loaders), spans, found, kind, cause, params, cpus)
-        return reason(case), warnings(case)
+        return Reasons(reason(case), warnings(case), step_does(case) if kind is Bound.NOT_INPUT else "")
 
     return judge(found, params, cpus, why)
 
@@ -121,7 +125,7 @@ def judge(
     found: Waiting,
     params: dict[str, Any] | None = None,
     cpus: float | None = None,
-    why: Callable[[Bound, Cause | None], Reasons] = lambda kind, cause: (None, ()),
+    why: Callable[[Bound, Cause | None], Reasons] = lambda kind, cause: Reasons(),
 ) -> Verdict:
     """Judge `found`.
 
@@ -131,13 +135,14 @@ def judge(
         step = next_step(Situation(Bound.UNSEEN, None, found, {}, cpus))
         return Verdict(Bound.UNSEEN, _UNSEEN, (), step)
     kind, cause = _kind(found)
-    because, also = why(kind, cause)
+    because, also, step = why(kind, cause)
     situation = Situation(kind, cause, found, params or {}, cpus)
-    sentence = _sentence(situation, because, [one.words for one in also])
+    sentence = _sentence(situation, because, step, [one.words for one in also])
     if len(sentence) > MOST:  # the evidence has them, too
-        sentence = _sentence(situation, because, [one.words for one in also if one.name == "growth"])
+        sentence = _sentence(situation, because, step, [one.words for one in also if one.name == "growth"])
     own = because.next_step if because is not None else ""
-    steps = "; ".join([*(one.next_step for one in also), own or next_step(situation)])
+    idle = kind is Bound.NOT_INPUT and bool(also)  # no advice for a loader that keeps up
+    steps = "; ".join([*(one.next_step for one in also), own or next_step(situation) * (not idle)])
     task = found.task if kind is Bound.HEAD_OF_LINE else -1
     apart = _apart(found, kind) if cause is not None else ""
     kind = Bound.PROGRAM if kind is Bound.NOT_INPUT and (because is not None or also) else kind
@@ -148,7 +153,7 @@ def judge(
 _UNSEEN = "unknown what bounds the loader: an observed loader with pinned memory does not show when the loop waits"
 
 
-def _sentence(situation: Situation, because: SlowReason | None, also: Sequence[str]) -> str:
+def _sentence(situation: Situation, because: SlowReason | None, step: str, also: Sequence[str]) -> str:
     """What bounds the loader, why, and what else is wrong; that comes first if the loader bounds nothing.
 
     All shares before the reason are of the loop's time: of its steady time, unless the start is what bounds it.
@@ -160,7 +165,7 @@ def _sentence(situation: Situation, because: SlowReason | None, also: Sequence[s
     elif kind is Bound.NOT_INPUT and (words or also):
         return f"{Bound.PROGRAM.value}: {'; '.join(filter(None, (words, *also)))}; the loader keeps up"
     elif kind is Bound.NOT_INPUT:
-        said = _keeping_up(found)
+        said = _keeping_up(found, step)
     elif kind is Bound.START_UP:
         time = max(1, found.total + found.consumer)
         name = "shutdown-bound" if found.ends_slowly else kind.value
@@ -175,11 +180,11 @@ def _waited(ns: int, time: int) -> str:
     return f"the loop waited {percent(ns / time)} of its time"
 
 
-def _keeping_up(found: Waiting) -> str:
+def _keeping_up(found: Waiting, does: str) -> str:
     whole, once = found.total + found.consumer, found.causes[Cause.START_UP]
     step, with_start = (found.consumer / max(1, time) for time in (whole - once, whole))
     also = f" ({percent(with_start)} with the start and end of its workers)" * (step - with_start >= 0.05)
-    takes = f"the training step takes {percent(step)} of the loop's time"
+    takes = f"the training step takes {percent(step)} of the loop's time{f' and mostly {does}' if does else ''}"
     return f"{Bound.NOT_INPUT.value}: the loader keeps up, {takes}{also}"
 
 

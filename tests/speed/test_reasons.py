@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minidl.speed.reasons import Case, SlowReason, reason, warnings
+from minidl.speed.reasons import Case, SlowReason, reason, step_does, warnings
 from minidl.speed.wall_clock import Bound, Cause, Waiting
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
@@ -48,7 +48,9 @@ def case(
     causes = dict.fromkeys(Cause, 0) | ({cause: 1000 * MS} if cause else {})
     watched = Watched() if watched is None else watched
     events = np.zeros(0, ROW) if events is None else events
-    processes = [SimpleNamespace(pid=99 + number, actor=f"worker {number - 1}") for number in range(1 + workers)]
+    processes = [
+        SimpleNamespace(pid=99 + number, actor=f"worker {number - 1}", role="worker") for number in range(1 + workers)
+    ]
     trace: Any = SimpleNamespace(events=events, watched=watched, processes=processes)
     params = found.pop("params", {})
     table = rows(*spans)
@@ -108,6 +110,10 @@ FOUND: dict[str, tuple[Case, str, str]] = {
     ),
     "large batches": (
         case(Bound.SUPPLY, Cause.COLLATE, shared=64.0 * 2**20), "payload", "each batch has 64.0 MiB in tensors",
+    ),
+    "one sample a batch": (
+        case(Bound.READING, Cause.REBUILD, tensors=2.0, shared=48.0, params={"batch_size": 1}), "payload",
+        "each batch is one sample, and costs as much as a large batch",
     ),
     "the first index": (
         case(Bound.SAMPLER, Cause.SAMPLER, *(
@@ -197,6 +203,17 @@ def test_other_programs_are_named_if_the_run_lacks_cpus() -> None:
 
     assert told(10, 1500) == ["other programs use 1.5 of 2 CPUs, most of all burner (pid 4711)"]
     assert told(10, 200) == told(70, 1500) == []
+
+
+def test_what_the_training_step_does() -> None:
+    def does(cpu_ms: int, wchan: str = "") -> str:
+        mine = [span(ev.CONSUMER, 10, -1, n, process=LOOP, cpu=cpu_ms * MS) for n in range(100)]
+        return step_does(case(*FINE, *mine, watched=looks(LOOPS_PID, 90, wchan)))
+
+    assert does(9) == "computes"
+    assert does(1, "wait_woken") == "waits for the network"
+    assert does(1, "hrtimer_nanosleep") == "sleeps"
+    assert does(1) == ""
 
 
 def test_more_threads_than_cpus() -> None:

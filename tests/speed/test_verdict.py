@@ -16,7 +16,7 @@ from oracle_trace import write_process
 import minidl
 from minidl.playback.state import MOST_WORKERS
 from minidl.speed.reasons import SlowReason
-from minidl.speed.verdict import Verdict, judge, verdict
+from minidl.speed.verdict import Reasons, Verdict, judge, verdict
 from minidl.speed.wall_clock import FEW_BATCHES, Bound, Cause, Waiting, waiting
 from minidl.tracefile import events as ev
 from minidl.tracefile.reader import Trace, read_trace
@@ -399,8 +399,8 @@ def test_the_programs_own_names_are_in_the_sentence(causes: dict[str, int], para
 
 
 def test_a_reason_follows_the_sentence_and_brings_its_advice() -> None:
-    def why(kind: Bound, cause: Cause | None) -> tuple[SlowReason, tuple[SlowReason, ...]]:
-        return SlowReason("planted", f"because of {cause.value if cause else kind.value}", "mend it"), ()
+    def why(kind: Bound, cause: Cause | None) -> Reasons:
+        return Reasons(SlowReason("planted", f"because of {cause.value if cause else kind.value}", "mend it"))
 
     told = judge(made(consumer=50, samples=95, overhead=5), why=why)
     assert (
@@ -413,14 +413,20 @@ def test_a_reason_follows_the_sentence_and_brings_its_advice() -> None:
     assert fine.sentence == "program-bound: because of not input-bound; the loader keeps up"
 
 
+def test_a_loader_that_keeps_up_tells_what_the_step_does() -> None:
+    told = judge(made(consumer=950, samples=50), why=lambda kind, cause: Reasons(step="waits for the network"))
+    takes = "the training step takes 95% of the loop's time and mostly waits for the network"
+    assert told.sentence == f"not input-bound: the loader keeps up, {takes}"
+
+
 def test_what_else_is_wrong_follows_or_leads_if_nothing_bounds_the_loader() -> None:
     also = (SlowReason("growth", "memory grows", "find what is kept"),)
-    told = judge(made(samples=95), why=lambda kind, cause: (None, also))
+    told = judge(made(samples=95), why=lambda kind, cause: Reasons(warnings=also))
     assert (
         told.sentence == "supply-bound: the loop waited 100% of its time for workers that fetch samples; memory grows"
     )
     assert told.next_step.startswith("find what is kept; use more workers")
-    fine = judge(made(consumer=950, samples=50), why=lambda kind, cause: (None, also))
+    fine = judge(made(consumer=950, samples=50), why=lambda kind, cause: Reasons(warnings=also))
     assert (fine.kind, fine.sentence) == (Bound.PROGRAM, "program-bound: memory grows; the loader keeps up")
 
 

@@ -265,8 +265,13 @@ _FILE: Final = re.compile(r" for file </?[^>]*>| /\S*/(?=\S)")
 """What an error's text can lack: the name of a segment, and the folders of a path."""
 
 
+_MEANS: Final = (("ancdata", "the limit of open files is reached"),)
+"""Errors whose text does not say what happened."""
+
+
 def shortened(text: str, most: int = 90) -> str:
     """An error's text in at most so many characters. Its end says why: errno and its name come last."""
+    text += "".join(f" ({meaning})" for word, meaning in _MEANS if word in text)
     if len(text) > most:
         text = _FILE.sub(lambda found: "" if "<" in found[0] else " .../", text)
     return text if len(text) <= most else f"{text[: most // 2 - 5]} ... {text[-(most // 2) :]}"
