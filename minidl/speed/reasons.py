@@ -320,7 +320,11 @@ def _worker_threads(case: Case) -> SlowReason | None:
 
 
 _SLEEPS: Final = (
-    ("sleep", r"nanosleep", "find the sleep in the samples' code (a rate limit, a retry); more workers sleep together"),
+    (
+        "sleep",
+        r"nanosleep",
+        "use more workers, which sleep at the same time; or find the sleep (a rate limit, a retry)",
+    ),
     (
         "wait for a lock",
         r"lock_inode|flock|futex|setlk|rwsem|mutex",
