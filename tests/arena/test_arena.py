@@ -28,6 +28,7 @@ from sizes import slow
 
 import minidl
 from minidl.arena import arena as module
+from minidl.arena import pickling
 from minidl.arena.arena import (
     ALONE,
     BUDGET,
@@ -45,7 +46,8 @@ from minidl.arena.arena import (
     reading,
 )
 from minidl.arena.pickling import SlabPickler, filling, is_filling
-from minidl.wire.message import dumps
+from minidl.wire.message import Envelope, dumps
+from minidl.wire.messages import Task
 from minidl.wire.tensors import TensorPickler, rebuild_tensor
 
 BIG = 4 * INLINE
@@ -452,6 +454,21 @@ def test_what_was_filled_copied_and_shared_is_counted(pair: Pair) -> None:
     assert (filled, copied, pickler.shared_bytes) == (7 * BIG + 150, 6 * BIG + 150, 7 * BIG)
     for slab in pair.arena.seal()[0]:
         pair.states[slab.number] = FREE
+
+
+def test_a_storage_alone_is_counted_too(pair: Pair) -> None:
+    with filling(pair.arena):
+        _, pickler = dumps([torch.ones(BIG, dtype=torch.uint8).untyped_storage()] * 2, SlabPickler)
+    assert pickler.shared_bytes == BIG
+    for slab in pair.arena.seal()[0]:
+        pair.states[slab.number] = FREE
+
+
+def test_an_envelope_travels_by_a_number_and_not_by_a_name() -> None:
+    sent = pickling.packed(Envelope(Task(3, 1, [4, 5])))
+    assert sent[0] < len(pickling._BY_NUMBER)
+    assert b"Task" not in sent
+    assert pickling.unpacked(memoryview(sent)) == Task(3, 1, [4, 5])
 
 
 def test_in_a_thread_that_fills_no_slabs_all_travels_as_without_them() -> None:
