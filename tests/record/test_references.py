@@ -21,7 +21,7 @@ import minidl
 from minidl.device.loader import DeviceLoader
 from minidl.record import recorder
 from minidl.record.device_clock import StreamTrack
-from minidl.tracefile.events import EVENTS
+from minidl.tracefile.events import EVENTS, GC
 
 pytestmark = pytest.mark.live
 
@@ -61,6 +61,13 @@ def shares() -> None:
     sampler = minidl.DistributedSampler(dataset, 2, 0)
     with minidl.DataLoader(dataset, sampler=sampler, num_workers=1, persistent_workers=True) as loader:
         assert len(list(loader)) == len(list(loader)) == 4
+
+
+def pauses() -> None:
+    """A collection of more than a millisecond."""
+    with minidl.DataLoader(wl.Tensors(8)) as loader:
+        assert wl.collect() > 0
+        assert len(list(loader)) == 8
 
 
 def references() -> set[str]:
@@ -104,7 +111,7 @@ def witnessed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[tuple[
     """Code -> what was being executed whenever it was emitted."""
     place = tmp_path_factory.mktemp("references")
     witness = Witness(place / "seen")
-    emitters, note = recorder._emitters, StreamTrack.note
+    emitters, note, emit_at = recorder._emitters, StreamTrack.note, recorder.Recorder.emit_at
 
     def watched_emitters(*args: Any) -> tuple[Callable[[int], recorder.Emit], Callable[..., None]]:
         emitter, write_into = emitters(*args)
@@ -125,14 +132,22 @@ def witnessed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[tuple[
         witness.look(event[0])
         note(track, mark, *event)
 
+    def watched_emit_at(recording: recorder.Recorder, at: int, tid: int, code: int, *args: int) -> None:
+        """A collection is recorded afterwards."""
+        if code in GC:
+            witness.look(code)
+        emit_at(recording, at, tid, code, *args)
+
     runs = {name: recorded.RUNS[name] for name in RUNS} | {
         "device": device_stage,
         "locked": locked_slabs,
         "shares": shares,
+        "pauses": pauses,
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recorder, "_emitters", watched_emitters)
         patch.setattr(StreamTrack, "note", watched_note)
+        patch.setattr(recorder.Recorder, "emit_at", watched_emit_at)
         patch.setenv("MINIDL_SIMULATE_DEVICE", "0")  # restored, whatever a run sets
         for number, run in enumerate(runs.values()):
             with recorded.quiet(), minidl.trace(place / str(number)):
