@@ -179,7 +179,7 @@ def failed_next(run: RunContext) -> Finding | None:
         failed = failed[failed["ey"] == Outcome.ERROR]
         if len(failed):
             inside = run.within(failed[0])
-            errors = inside[(inside["code"] == ev.YIELD) & (inside["x"] == Outcome.ERROR)]
+            errors = inside[(inside["code"] == ev.YIELD) & (inside["x"] == Outcome.ERROR) & (inside["task"] >= 0)]
             return _task_failed(run, failed[0], errors[0]) if len(errors) else _failed_outside(run, home, failed[0])
     return None
 
