@@ -59,7 +59,7 @@ FEWEST_LOOKS, MOST_LOOKS = 3, 0.4
 STEADY: Final = 0.8, 1.25
 """What a line through all looks at a process's memory says of its growth, by what the first and the last look say."""
 
-GROWS: Final = 32
+GROWS: Final = 64
 """MiB that a process has to gain in the second half of the time."""
 
 KEEPS_GIL: Final = 0.5

@@ -466,6 +466,19 @@ def test_a_loader_that_gave_up_a_wait_says_what_it_waited_for(tmp_path: Path) ->
     assert trace.processes[found.focus.process].worker == 1
 
 
+def test_an_error_of_no_task_is_told_by_the_programs_exception(tmp_path: Path) -> None:
+    main = [
+        {"code": ev.EPOCH[0], "time": 1},
+        {"code": ev.NEXT[0], "time": 2},
+        {"code": ev.YIELD, "time": 3, "task": -1, "x": ev.Outcome.ERROR},
+        {"code": ev.NEXT[1], "time": 4, "y": ev.Outcome.ERROR},
+    ]
+    write_process(tmp_path, main, pid=100, role="loader", loader=1)
+    trace = read_trace(tmp_path)
+    trace.lines.append({"kind": "uncaught", "process": 0, "error": "MemoryError", "at": ["train.py:7 main"]})
+    assert headline(trace).title == "error: MemoryError in next, at train.py:7 main"
+
+
 def test_a_sampler_that_raises(tmp_path: Path) -> None:
     main = [
         {"code": ev.EPOCH[0], "time": 1},

@@ -229,8 +229,8 @@ def test_what_grows_all_the_time_is_told() -> None:
         events["code"], events["loader"], events["pid"], events["time"] = ev.YIELD, 1, 100, (0, 1000 * MS)
         return [one.words for one in warnings(case(*SUPPLY, events=events, watched=looks(100, 100, **vitals)))]  # type: ignore[arg-type]
 
-    assert told(grows_mib=1.0) == ["memory grows: worker 0 by 100 MiB/s (49 MiB in its last 0 s)"]
-    assert told(grows_mib=0.1) == told() == []
+    assert told(grows_mib=2.0) == ["memory grows: worker 0 by 200 MiB/s (98 MiB in its last 0 s)"]
+    assert told(grows_mib=1.0) == told() == []
 
 
 NONE = {
