@@ -156,7 +156,8 @@ def write_program_end() -> None:
             shared.emit_gone()
         recording.emit_pauses()
         for thread in threading.enumerate():  # those that record nothing, too: the watchdog knows them by number
-            recording.describe("thread", tid=thread.native_id, name=thread.name, ident=thread.ident)
+            if thread.native_id is not None:  # else it has not begun
+                recording.describe("thread", tid=thread.native_id, name=thread.name, ident=thread.ident)
         recording.describe("program_end", monotonic_ns=time.monotonic_ns())
 
 

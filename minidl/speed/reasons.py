@@ -59,6 +59,9 @@ FEWEST_LOOKS, MOST_LOOKS = 3, 0.4
 STEADY: Final = 0.8, 1.25
 """What a line through all looks at a process's memory says of its growth, by what the first and the last look say."""
 
+FAST: Final = 1
+"""MiB a second that a process has to gain: what grows slower may be a cache that fills."""
+
 GROWS: Final = 64
 """MiB that a process has to gain in the second half of the time."""
 
@@ -193,16 +196,19 @@ def _slow_samples(case: Case) -> SlowReason | None:
         return None
     worst = far[np.argmax(durations(far))]
     known = far[far["cpu"] > 0]
-    waits = " and wait, not compute" if len(known) and known["cpu"].sum() < LARGE * total(known) else ""
+    waits = len(known) > 0 and known["cpu"].sum() < LARGE * total(known)
+    waits = (" and mostly waits" if len(far) == 1 else " and mostly wait") * bool(waits)
     part = f"{percent(total(far) / total(rows))} of the time of all"
-    single = rows["code"][0] == ev.SAMPLE[0] and bool((far["by"] >= 0).all())
-    what = "sample" if single else "batch"
-    number = worst["by"] if single else worst["task"]
+    single = rows["code"][0] == ev.SAMPLE[0]
+    named = single and bool((far["by"] >= 0).all())
+    whole = f"{len(rows)} {'samples' if single else 'batches'}"
+    who = f" of worker {worst['worker']}" * bool(worst["worker"] >= 0)
     if len(far) == 1:
-        words = f"{what} {number} (task {worst['task']} of worker {worst['worker']}) takes {part} {len(rows)}"
+        what = f"sample {worst['by']} (task {worst['task']}{who})" if named else f"a step of task {worst['task']}{who}"
+        words = f"{what} takes {part} {whole}{waits}"
     else:
-        words = f"{len(far)} of {len(rows)} {'samples' if single else 'batches'} take {part} "
-        words = words.rstrip() + f"{waits} ({_numbers(far['by' if single else 'task'])})"
+        which = _numbers(far["by"]) if named else f"tasks {_numbers(far['task'])}"
+        words = f"{len(far)} of {whole} take {part}{waits} ({which})"
     return SlowReason(
         "slow samples",
         words,
@@ -215,7 +221,9 @@ def _slow_samples(case: Case) -> SlowReason | None:
 def _waited_for_a_cpu(case: Case, far: Rows) -> bool:
     """Whether the tasks with these samples had no CPU for as long as half of what the samples took."""
     rows = case.rows(ev.FETCH)
-    theirs = np.isin(rows[["loader", "task", "worker"]], far[["loader", "task", "worker"]])
+    keys = [np.stack([one["loader"], one["task"], case.epoch_of(one)]).T.tolist() for one in (rows, far)]
+    outliers = set(map(tuple, keys[1]))
+    theirs = np.array([tuple(key) in outliers for key in keys[0]], bool)
     return bool(2 * rows["cpu_wait"][theirs].sum() >= total(far))
 
 
@@ -224,11 +232,12 @@ def _slow_steps(case: Case) -> SlowReason | None:
     far = _outliers(rows)
     if not len(far) or total(far) < LARGE * case.time:
         return None
-    apart = np.unique(np.diff(far["task"]))
-    which = f"every {apart[0]}th" if len(far) > 2 and len(apart) == 1 else f"{len(far)}"
+    apart = np.unique(np.diff(np.flatnonzero(np.isin(rows["begin"], far["begin"]))))
+    often = bool(len(far) > 2 and len(apart) == 1 and apart[0] > 1 and (len(far) + 1) * apart[0] >= len(rows))
+    which = f"one in {apart[0]}" if often else f"{len(far)}"
     return SlowReason(
         "slow steps",
-        f"{which} of {len(rows)} training steps take{'s' * which.startswith('e')} long, "
+        f"{which} of {len(rows)} training steps take{'s' * often} long, "
         f"{percent(total(far) / case.time)} of the loop's time (after batches {_numbers(far['task'])})",
         "find out what the program does in these steps and not in the others: checkpoints, logging, validation",
         far[np.argmax(durations(far))],
@@ -242,7 +251,7 @@ def _first_samples(case: Case) -> SlowReason | None:
     first = np.zeros(len(rows), bool)
     first[np.unique(keys, axis=1, return_index=True)[1]] = True
     took = durations(rows)
-    if first.all() or not first.any() or took[first].sum() < LARGE * took.sum():
+    if not case.found.workers or first.all() or not first.any() or took[first].sum() < LARGE * took.sum():
         return None
     early, later = float(np.median(took[first])), float(np.median(took[~first]))
     if early < FIRST * later or took[first].min() < LARGE * early:  # else a single one is slow
@@ -261,14 +270,19 @@ def _first_samples(case: Case) -> SlowReason | None:
 
 def _cold(case: Case) -> SlowReason | None:
     """Samples of the first epoch take longer than the same samples later."""
-    rows = case.samples
-    epoch = case.epoch_of(rows)
-    means = [float(durations(rows[epoch == number]).mean()) for number in np.unique(epoch)]
-    if len(means) < 2 or means[0] < COLD * float(np.median(means[1:])):
+    rows, begins = case.samples, case.epochs
+    if case.cause is not Cause.SAMPLES or case.limit is CpuLimit.COMPUTES or len(begins) < 2:
+        return None
+    took, first = durations(rows), case.epoch_of(rows) == 1
+    if np.count_nonzero(first) < FEWEST or np.count_nonzero(~first) < FEWEST:
+        return None
+    early, later = float(took[first].mean()), float(max(1.0, took[~first].mean()))
+    excess = (early - later) * np.count_nonzero(first)
+    if early < COLD * later or excess < LARGE * took.sum():
         return None
     return SlowReason(
         "cold epoch",
-        f"samples take {means[0] / float(np.median(means[1:])):.1f} times as long in the first epoch as in later ones",
+        f"samples take {early / later:.1f} times as long in the first epoch as in later ones",
         "read the files once before the training (they are not in the page cache yet), or use more workers for the "
         "first epoch, or faster storage",
     )
@@ -281,7 +295,9 @@ def _uneven(case: Case) -> SlowReason | None:
         return None
     yields = case.trace.events[np.isin(case.trace.events["loader"], case.loaders)]
     workers = yields["worker"][yields["code"] == ev.YIELD]
-    worker, count = max(Counter(workers[workers >= 0].tolist()).items(), key=lambda one: one[1])
+    if not len(workers) or case.found.out < 0:
+        return None
+    worker, count = max(Counter(workers.tolist()).items(), key=lambda one: one[1])
     words = f"worker {worker} has {percent(count / len(workers))} of the batches; worker {case.found.out} ran out first"
     return SlowReason("uneven shards", words)
 
@@ -289,7 +305,7 @@ def _uneven(case: Case) -> SlowReason | None:
 def _slow_worker(case: Case) -> SlowReason | None:
     rows = case.samples
     numbers = np.unique(rows["worker"])
-    if len(numbers) < 2 or len(rows) < FEWEST:
+    if len(numbers) < 2 or len(rows) < FEWEST * len(numbers) or case.cause not in (Cause.SAMPLES, Cause.HEAD_OF_LINE):
         return None
     took = [float(np.median(durations(rows[rows["worker"] == number]))) for number in numbers]
     at = int(np.argmax(took))
@@ -299,7 +315,7 @@ def _slow_worker(case: Case) -> SlowReason | None:
     mine = rows[rows["worker"] == numbers[at]]
     return SlowReason(
         "slow worker",
-        f"a sample takes worker {numbers[at]} {took[at] / others:.1f} times as long as the other workers",
+        f"a sample takes worker {numbers[at]} {took[at] / max(1.0, others):.1f} times as long as the other workers",
         f"find out what is different in worker {numbers[at]}: its samples (batch n goes to worker n mod "
         f"{len(numbers)}: shuffle), or what the program does by the worker's number",
         mine[np.argmax(durations(mine))],
@@ -311,9 +327,12 @@ def _worker_threads(case: Case) -> SlowReason | None:
     most = max((case.trace.watched.most_threads(pid) for pid in case.pids), default=0) - OWN_THREADS
     if case.cpus is None or most * case.found.workers <= 2 * case.cpus or case.limit is CpuLimit.WAITS:
         return None
+    used = [case.trace.watched.cpu_of(pid, *case.window) or 0.0 for pid in case.pids]
+    if case.limit is not CpuLimit.SHORT and max(used, default=0.0) < 1:
+        return None  # they may be idle
     return SlowReason(
         "threads",
-        f"each of {counted(case.found.workers, 'worker')} has {most} threads that compute, on {case.in_cpus}",
+        f"each of {counted(case.found.workers, 'worker')} has up to {most} threads that compute, on {case.in_cpus}",
         "let each worker compute in one thread: call torch.set_num_threads(1) in worker_init_fn, cv2.setNumThreads(0) "
         "for OpenCV, and set OMP_NUM_THREADS=1 for other libraries",
     )
@@ -326,13 +345,23 @@ _SLEEPS: Final = (
         "use more workers, which sleep at the same time; or find the sleep (a rate limit, a retry)",
     ),
     (
-        "wait for a lock",
-        r"lock_inode|flock|futex|setlk|rwsem|mutex",
-        "find the lock that workers share (a file lock, a library's lock): more workers wait for it, too",
+        "wait for a file lock",
+        r"lock_inode|flock|setlk",
+        "find the lock that workers share: more workers wait for it, too",
+    ),
+    (
+        "wait for another thread or a lock",
+        r"futex|rwsem|mutex",
+        "find what the samples' code waits for (py-spy dump of a worker): a pool of threads, a lock",
+    ),
+    (
+        "wait for another process",
+        r"unix_stream|pipe_read",
+        "find the process that answers the workers (a manager, a server): it may be the limit",
     ),
     (
         "wait for the network",
-        r"sk_wait|skb_wait|wait_woken|tcp_|inet_|unix_stream|nfs|rpc_",
+        r"sk_wait|skb_wait|wait_woken|tcp_|inet_|nfs|rpc_",
         "use more workers, which wait together; or requests for several samples at once, or a local copy",
     ),
     (
@@ -346,8 +375,8 @@ _SLEEPS: Final = (
 
 def _looks(case: Case, rows: Rows) -> tuple[tuple[str, str, str], str] | None:
     """What the watchdog found processes to do in these spans, mostly, and how often; None if that is not clear."""
-    looks = []
-    for sample in case.trace.watched.samples:
+    looks, (begin, end) = [], case.window
+    for sample in (one for one in case.trace.watched.samples if begin <= one.at <= end):
         inside = set(rows["pid"][(rows["begin"] <= sample.at) & (sample.at <= rows["end"])].tolist())
         looks += [vitals for pid, vitals in sample.processes.items() if pid in inside]
     told = [next((one for one in _SLEEPS if re.search(one[1], vitals.wchan)), None) for vitals in looks]
@@ -360,7 +389,7 @@ def _looks(case: Case, rows: Rows) -> tuple[tuple[str, str, str], str] | None:
 
 def _asleep(case: Case) -> SlowReason | None:
     """What workers wait for in their fetches."""
-    if case.cause is not Cause.SAMPLES or case.limit is CpuLimit.COMPUTES:
+    if case.cause is not Cause.SAMPLES or case.limit is CpuLimit.COMPUTES or not case.found.workers:
         return None
     found = _looks(case, case.rows(ev.FETCH))
     if found is None:
@@ -372,6 +401,7 @@ def _asleep(case: Case) -> SlowReason | None:
 def step_does(case: Case) -> str:
     """What the training step mostly does, as it follows "the training step"; "" = unknown."""
     rows = case.rows(ev.CONSUMER)
+    rows = rows[rows["tid"] == rows["pid"]]  # the watchdog looks at main threads
     measured = rows[rows["cpu"] > 0]
     if len(measured) and measured["cpu"].sum() > total(measured) / 2:
         return "computes"
@@ -387,7 +417,12 @@ def _kept_gil(case: Case) -> SlowReason | None:
     """Another thread of the loop's process computes, and the loop's thread waits for the interpreter's lock."""
     rows = case.rows(ev.RESULT_REBUILD)
     rows = rows[rows["cpu"] > 0]
-    if not len(rows) or rows["cpu"].sum() > LARGE * total(rows):
+    if (
+        case.home < 0
+        or not len(rows)
+        or rows["cpu"].sum() > LARGE * total(rows)
+        or total(rows) < LARGE * case.found.total
+    ):
         return None
     own = set(case.rows(ev.NEXT, ev.RESULT_REBUILD, ev.PIN)["tid"].tolist())
     pid = case.trace.processes[case.home].pid
@@ -408,11 +443,10 @@ def _collector(case: Case) -> SlowReason | None:
     rows = case.spans[(case.spans["code"] == ev.GC[0]) & (case.spans["end"] >= 0)]
     begin, end = case.window
     rows = rows[(rows["begin"] >= begin) & (rows["end"] <= end)]
-    fetches = case.rows(ev.FETCH)
     own, theirs = rows[rows["process"] == case.home], rows[np.isin(rows["pid"], list(case.pids))]
     sides = [(own, end - begin, "the loop's process", "its")]
     if case.kind in (Bound.SUPPLY, Bound.HEAD_OF_LINE) and total(theirs) >= PAUSED * case.time:
-        sides.append((theirs, total(fetches), "the workers", "their"))
+        sides.append((theirs, (end - begin) * len(case.pids), "the workers", "their"))
     for mine, whole, whom, whose in sides:
         if len(mine) and total(mine) >= PAUSED * max(1, whole):
             return SlowReason(
@@ -475,14 +509,14 @@ def _slow_start(case: Case) -> SlowReason | None:
     times = max(len(np.unique(starts["loader"])), case.found.alike)
     words, remedy = _STARTS[step]
     if took[step] * max(1, len(case.loaders)) < LARGE * case.found.causes[Cause.START_UP]:
-        if times == 1:
+        each = case.found.batches // max(1, case.found.together)
+        if times == 1 or each > FEWEST:
             return None
-        words, remedy = (
-            f"each iteration makes {counted(case.found.batches // max(1, len(case.loaders)), 'batch', 'batches')}",
-            "",
-        )
+        words, remedy = f"each iteration makes {counted(each, 'batch', 'batches')}", ""
     again = f", and each epoch starts workers again ({times} times)" * (times > 1)
-    keep = "set persistent_workers=True, so that workers start once; " * (times > 1)
+    kept = case.params.get("persistent_workers") is True
+    keep = "make the DataLoader once" if kept else "set persistent_workers=True, so that workers start once"
+    keep = f"{keep}; " * (times > 1)
     return SlowReason(f"slow {step}", words.format(took=duration(took[step])) + again, (keep + remedy).rstrip("; "))
 
 
@@ -495,13 +529,16 @@ def _first_index(case: Case) -> SlowReason | None:
     rows = case.rows(ev.SAMPLER_NEXT)
     took = durations(rows)
     far = took >= FIRST * max(1.0, float(np.median(took))) if len(rows) else took > 0
-    if not far.any() or took[far].sum() < LARGE * case.found.causes[Cause.SAMPLER]:
+    first = np.zeros(len(rows), bool)
+    first[np.unique(np.stack([rows["loader"], case.epoch_of(rows)]), axis=1, return_index=True)[1]] = True
+    slow = far & first
+    if not slow.any() or took[slow].sum() < max(LARGE * case.found.causes[Cause.SAMPLER], 0.9 * took[far].sum()):
         return None
     length = case.params.get("dataset_length")
     of = f" {length:,} samples" if type(length) is int and length > 0 else " all samples"
     return SlowReason(
         "first index",
-        f"it takes {duration(float(took[far].mean()))} for an epoch's first index (it orders{of})",
+        f"the first index of an epoch takes {duration(float(took[slow].mean()))} (the sampler orders{of})",
         "shuffle cheaper: a sampler that draws in blocks, or shards that are shuffled; or make the order once, before "
         "the epoch",
         rows[np.argmax(took)],
@@ -513,9 +550,12 @@ def _other_programs(case: Case) -> SlowReason | None:
     """Other programs use the CPUs that the run waits for."""
     if case.kind in (Bound.NOT_INPUT, Bound.TOO_FEW) or case.cpus is None or not case.lacks_cpus:
         return None
-    others = case.trace.watched.others(*case.window)
+    pid = case.trace.processes[case.home].pid if case.home >= 0 else 0
+    others = case.trace.watched.others(*case.window, pid)
     used = sum(cpus for _, _, cpus in others)
-    if used < max(0.5, LARGE * case.cpus):
+    machine = case.trace.watched.machine_busy(*case.window, pid)
+    apart = machine is not None and machine.cpus > case.cpus  # the run may not use all CPUs: others may have their own
+    if used < max(0.5, LARGE * case.cpus) or apart:
         return None
     return SlowReason(
         "busy host",
@@ -546,6 +586,7 @@ def _growth(case: Case) -> SlowReason | None:
         if (
             late is not None
             and late.kib >= GROWS << 10
+            and late.kib_per_s >= FAST << 10
             and STEADY[0] <= late.kib_per_s * late.seconds / late.kib <= STEADY[1]
         ):
             found.append((late.kib_per_s / 1024, names.get(pid, f"pid {pid}"), late.kib >> 10, late.seconds))
@@ -573,7 +614,7 @@ _SUPPLYING: Final = (
 )
 
 REASONS: Final[dict[Bound, tuple[_Test, ...]]] = {
-    Bound.NOT_INPUT: (_collector, _kept_gil, _slow_steps),
+    Bound.NOT_INPUT: (_collector, _slow_steps),
     Bound.SUPPLY: _SUPPLYING,
     Bound.HEAD_OF_LINE: _SUPPLYING,
     Bound.READING: (_collector, _kept_gil, _worker_threads),

@@ -145,6 +145,7 @@ class Waiting:
         added = ("consumer", "batches", "first", "uneven", "ending", "cpu", "together")
         return replace(
             self,
+            out=self.out if self.out >= 0 else more.out,
             causes={cause: ns + more.causes[cause] for cause, ns in self.causes.items()},
             work={cause: ns + more.work[cause] for cause, ns in self.work.items()},
             **{name: getattr(self, name) + getattr(more, name) for name in added},

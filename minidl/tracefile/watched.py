@@ -242,7 +242,7 @@ class Watched:
     def others(self, begin: int, end: int, pid: int = 0) -> list[tuple[int, str, float]]:
         """(pid, name, CPUs on average) of the busiest processes beside the run, the busiest first. pid: see above."""
         spent: dict[tuple[int, str], int] = {}
-        until = {one.at: one.at - one.others_ms * 10**6 for one in self._beside(pid) if one.others_ms}
+        until = {one.at: one.at - one.others_ms * 10**6 for one in self._beside(pid) if one.others_ms > 0}
         told = [one for one in self._beside(pid) if one.at in until and begin < one.at and until[one.at] < end]
         for other in (other for one in told for other in one.others):
             spent[other.pid, other.name] = spent.get((other.pid, other.name), 0) + other.cpu_ms

@@ -180,8 +180,22 @@ def failed_next(run: RunContext) -> Finding | None:
         if len(failed):
             inside = run.within(failed[0])
             errors = inside[(inside["code"] == ev.YIELD) & (inside["x"] == Outcome.ERROR) & (inside["task"] >= 0)]
+            alone = not len(run.events_of(ev.INDEX_PUT, int(failed[0]["loader"])))  # else it has only no more indices
+            errors = errors[:0] if alone and _of_the_sampler(_before(run, failed[0])) else errors
             return _task_failed(run, failed[0], errors[0]) if len(errors) else _failed_outside(run, home, failed[0])
     return None
+
+
+def _before(run: RunContext, row: np.void) -> np.void:
+    """The last event of a `next`'s thread before it was known to fail."""
+    inside = run.within(row)
+    own: Rows = inside[(inside["tid"] == row["tid"]) & ~np.isin(inside["code"], [ev.NEXT[1], ev.YIELD])]
+    last: np.void = own[-1]
+    return last
+
+
+def _of_the_sampler(before: np.void) -> bool:
+    return bool(before["code"] == ev.SAMPLER_NEXT[1] and not before["x"])
 
 
 def _task_failed(run: RunContext, row: np.void, error: np.void) -> Finding:
@@ -202,15 +216,18 @@ def _task_failed(run: RunContext, row: np.void, error: np.void) -> Finding:
     focus = run.focus(step, int(step["begin"]), int(row["end"]), worker)
     evidence = [f"next() raised it at {run.at(int(row['end']))}, when the batch was due"]
     whole = run.trace.text(told[-1]) if len(told) else ""
+    if not text and (line := _uncaught_line(run, [int(row["process"])])):  # without workers, no event has the text
+        whole = str(line.get("error"))
+        what = f"{run.rank(int(row['process']))}{shortened(whole)} {where}"
     alone = remedies.in_step(LoaderStep.SAMPLE, asked if asked >= 0 else run.sample(focus))
     return run.finding(RunOutcome.ERROR, what, evidence, remedies.after_error(whole, alone), focus)
 
 
 def _failed_outside(run: RunContext, home: int, row: np.void) -> Finding:
     """The finding of a `next` that failed without a task: an error of the sampler, or one from outside."""
-    inside, of, took = run.within(row), run.rank(home), run.unit.of(int(row["end"] - row["begin"]))
-    before = inside[(inside["tid"] == row["tid"]) & (inside["code"] != ev.NEXT[1])][-1]
-    if before["code"] == ev.SAMPLER_NEXT[1] and not before["x"]:
+    of, took = run.rank(home), run.unit.of(int(row["end"] - row["begin"]))
+    before = _before(run, row)
+    if _of_the_sampler(before):
         what = f"{of}the sampler raised an exception when it drew the indices of task {before['task']}"
         helps, focus = remedies.in_step(LoaderStep.SAMPLER), run.focus_of(row, int(row["end"]))
         return run.finding(RunOutcome.ERROR, what, (f"next() had lasted {took}",), helps, focus)
@@ -218,7 +235,8 @@ def _failed_outside(run: RunContext, home: int, row: np.void) -> Finding:
         raised, gave_up = _raised(run, line, row), _GAVE_UP in str(line.get("error"))
         return _timed_out(run, home, raised) if gave_up else raised
     wait = run.last_wait(home)
-    assert wait is not None
+    if wait is None:  # the program has gone on
+        return run.finding(RunOutcome.ERROR, f"{of}next() raised an exception at {run.at(int(row['end']))}")
     held = held_up(run, wait)
     what = f"{of}interrupted (Ctrl-C?) after waiting {took}, since {run.at(wait.begin)}: {held.what}"
     evidence = (f"too short for a hang: the longest wait before was {duration(wait.past)}",)

@@ -35,7 +35,7 @@ def uneven_ranks(run: RunContext) -> Finding | None:
         over = [(batches, rank) for rank, (_, batches, ended) in last.items() if ended]
         for rank, (epoch, batches, ended) in last.items():
             fewer = [one for one in over if one[0] < batches and last[one[1]][0] == epoch]
-            if not ended and fewer and (found := _waiting(run, rank, batches, min(fewer), ranks[rank])) is not None:
+            if not ended and fewer and (found := _waiting(run, rank, batches, min(fewer), ranks)) is not None:
                 return found
     return None
 
@@ -50,16 +50,23 @@ def _last_epoch(run: RunContext, iterators: tuple[int, ...]) -> tuple[int, int, 
     return len(begins), len(batches), bool(np.any(ends["z"] == Ending.EXHAUSTED))
 
 
-def _waiting(run: RunContext, rank: int, batches: int, other: tuple[int, int], mine: tuple[int, ...]) -> Finding | None:
-    """The finding if the rank's last step took far longer than those before."""
+def _waiting(
+    run: RunContext, rank: int, batches: int, other: tuple[int, int], ranks: dict[int, tuple[int, ...]]
+) -> Finding | None:
+    """The finding if the rank's last step took far longer than those before, and the other had ended by then."""
+    mine = ranks[rank]
     steps = run.spans_of(ev.CONSUMER[:1])
     steps = steps[np.isin(steps["loader"], mine) & (steps["end"] >= 0)]
-    if len(steps) < 3:
+    begins = run.events["time"][np.isin(run.events["loader"], mine) & (run.events["code"] == ev.EPOCH[0])]
+    if len(steps) < 3 or steps["begin"][-1] < begins.max(initial=0):
         return None
     took = durations(steps)
     if took[-1] < max(SUDDEN * 1e9, _SLOW * float(np.median(took[:-1]))):
         return None
     had, first = other
+    ends = run.events[np.isin(run.events["loader"], ranks[first]) & (run.events["code"] == ev.EPOCH[1])]
+    if ends["time"].max(initial=0) > steps["end"][-1]:
+        return None
     spent = run.unit.of(int(took[-1]))
     what = (
         f"rank {rank} waited in its step after batch {batches}; the epoch of rank {first} had ended after {had}: the "
