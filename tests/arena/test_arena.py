@@ -458,8 +458,9 @@ def test_what_was_filled_copied_and_shared_is_counted(pair: Pair) -> None:
 
 def test_a_storage_alone_is_counted_too(pair: Pair) -> None:
     with filling(pair.arena):
-        _, pickler = dumps([torch.ones(BIG, dtype=torch.uint8).untyped_storage()] * 2, SlabPickler)
-    assert pickler.shared_bytes == BIG
+        storages = [torch.ones(BIG, dtype=torch.uint8).untyped_storage() for _ in range(2)]
+        _, pickler = dumps([*storages, storages[0]], SlabPickler)
+    assert pickler.shared_bytes == 2 * BIG, "each once"
     for slab in pair.arena.seal()[0]:
         pair.states[slab.number] = FREE
 
