@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from minidl.speed.advice import Situation
 from minidl.speed.cpu_use import CpuLimit
 from minidl.speed.ledger import HANDLE_BYTES, LARGE_PAYLOAD, MANY_TENSORS
-from minidl.speed.wall_clock import NEVER, Bound, Cause, Waiting
+from minidl.speed.wall_clock import NEVER, Bound, Cause
 from minidl.tracefile import events as ev
-from minidl.tracefile.arrays import Ints, Rows
+from minidl.tracefile.arrays import Bools, Ints, Rows
 from minidl.tracefile.spans import durations, total
 from minidl.tracefile.words import counted, duration, percent, size
 
@@ -96,17 +97,12 @@ class SlowReason:
 
 
 @dataclass(frozen=True)
-class Case:
-    """What a reason depends on. loaders: the iterators that are judged as one; cpus: that the run could use."""
+class Case(Situation):
+    """What a reason depends on. loaders: the iterators that are judged as one."""
 
     trace: Trace
     loaders: tuple[int, ...]
     spans: Rows
-    found: Waiting
-    kind: Bound
-    cause: Cause | None
-    params: Mapping[str, Any]
-    cpus: float | None
 
     @cached_property
     def mine(self) -> Rows:
@@ -133,6 +129,13 @@ class Case:
         """The number of each row's epoch, from 1."""
         return np.searchsorted(self.epochs, rows["begin"], side="right")
 
+    def first_in_epoch(self, rows: Rows, *columns: str) -> Bools:
+        """Whether each row is its epoch's first one with its values of the columns."""
+        keys = np.stack([self.epoch_of(rows), *(rows[name] for name in ("loader", *columns))])
+        first = np.zeros(len(rows), bool)
+        first[np.unique(keys, axis=1, return_index=True)[1]] = True
+        return first
+
     @property
     def time(self) -> int:
         """The loop's time, waiting and its own steps, ns."""
@@ -154,20 +157,12 @@ class Case:
         return set(self.rows(ev.FETCH)["pid"].tolist()) - set(self.rows(ev.NEXT)["pid"].tolist())
 
     @property
-    def limit(self) -> CpuLimit:
-        return self.found.cpu.held(self.cpus)[0]
-
-    @property
     def lacks_cpus(self) -> bool:
         """Whether fetching or rebuilding is mostly ready to run without a CPU, or may be."""
         rows = self.rows(ev.RESULT_REBUILD)
         rows = rows[rows["cpu"] > 0]
         waits = len(rows) > 0 and rows["cpu"].sum() < total(rows) / 2
         return self.limit is CpuLimit.SHORT or (waits and self.cause is Cause.REBUILD)
-
-    @property
-    def in_cpus(self) -> str:
-        return f"{self.cpus:g} CPU{'s' * (self.cpus != 1)}"
 
 
 # --- Outliers ---------------------------------------------------------------------------------------------------------
@@ -247,10 +242,7 @@ def _slow_steps(case: Case) -> SlowReason | None:
 def _first_samples(case: Case) -> SlowReason | None:
     """The first fetch of each worker in an epoch takes far longer: files are opened, an index is read."""
     rows = case.rows(ev.FETCH)
-    keys = np.stack([rows["loader"], rows["worker"], case.epoch_of(rows)])
-    first = np.zeros(len(rows), bool)
-    first[np.unique(keys, axis=1, return_index=True)[1]] = True
-    took = durations(rows)
+    first, took = case.first_in_epoch(rows, "worker"), durations(rows)
     if not case.found.workers or first.all() or not first.any() or took[first].sum() < LARGE * took.sum():
         return None
     early, later = float(np.median(took[first])), float(np.median(took[~first]))
@@ -430,9 +422,10 @@ def _kept_gil(case: Case) -> SlowReason | None:
     if not others or others[0].cpu + others[0].wait < KEEPS_GIL:
         return None
     thread = others[0]
+    who = f"thread {thread.name or thread.tid} of the loop's process"
     return SlowReason(
         "kept GIL",
-        f"thread {thread.name or thread.tid} of the loop's process keeps the GIL (it uses {thread.cpu:.1f} CPUs)",
+        f"{who} seems to keep the GIL (it uses {thread.cpu:.1f} CPUs)",
         "move that thread's work to another process, or let it release the GIL; with larger batches the loop needs the "
         "GIL less often",
     )
@@ -529,9 +522,7 @@ def _first_index(case: Case) -> SlowReason | None:
     rows = case.rows(ev.SAMPLER_NEXT)
     took = durations(rows)
     far = took >= FIRST * max(1.0, float(np.median(took))) if len(rows) else took > 0
-    first = np.zeros(len(rows), bool)
-    first[np.unique(np.stack([rows["loader"], case.epoch_of(rows)]), axis=1, return_index=True)[1]] = True
-    slow = far & first
+    slow = far & case.first_in_epoch(rows)
     if not slow.any() or took[slow].sum() < max(LARGE * case.found.causes[Cause.SAMPLER], 0.9 * took[far].sum()):
         return None
     length = case.params.get("dataset_length")
@@ -573,13 +564,7 @@ def _growth(case: Case) -> SlowReason | None:
     steps = trace.events[np.isin(trace.events["loader"], case.loaders)]
     steps = steps[np.isin(steps["code"], [ev.FETCH[1], ev.YIELD])]
     pids, first = np.unique(steps["pid"], return_index=True)  # the events are by time
-    last, names = (
-        int(steps["time"].max(initial=0)),
-        {
-            process.pid: process.actor if process.role == "worker" else "the loop's process"
-            for process in trace.processes
-        },
-    )
+    last = int(steps["time"].max(initial=0))
     found = []
     for pid, begin in zip(pids.tolist(), steps["time"][first].tolist(), strict=True):
         late = trace.watched.growth(pid, (begin + last) // 2, last)
@@ -589,10 +574,12 @@ def _growth(case: Case) -> SlowReason | None:
             and late.kib_per_s >= FAST << 10
             and STEADY[0] <= late.kib_per_s * late.seconds / late.kib <= STEADY[1]
         ):
-            found.append((late.kib_per_s / 1024, names.get(pid, f"pid {pid}"), late.kib >> 10, late.seconds))
+            found.append((late.kib_per_s / 1024, pid, late.kib >> 10, late.seconds))
     if not found:
         return None
-    rate, who, mib, seconds = max(found)
+    rate, pid, mib, seconds = max(found)
+    workers = {process.pid: process.actor for process in trace.processes if process.role == "worker"}
+    who = workers.get(pid, "the loop's process")
     others = f" ({len(found)} processes grow)" * (len(found) > 1)
     return SlowReason(
         "growth",
@@ -634,5 +621,4 @@ def reason(case: Case) -> SlowReason | None:
     """The first reason that has evidence."""
     tests = REASONS.get(case.kind, ())
     tests += (_payload,) * (case.cause in (Cause.COLLATE, Cause.IPC, Cause.REBUILD, Cause.PIN))
-
     return next((found for test in tests if (found := test(case)) is not None), None)

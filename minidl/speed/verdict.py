@@ -96,7 +96,7 @@ def _judged(trace: Trace, loaders: Sequence[int], found: Waiting, spans: Rows) -
     params, cpus = trace.loaders.get(loaders[0], {}), cpus_of(trace.manifest)
 
     def why(kind: Bound, cause: Cause | None) -> Reasons:
-        case = Case(trace, tuple(loaders), spans, found, kind, cause, params, cpus)
+        case = Case(kind, cause, found, params, cpus, trace, tuple(loaders), spans)
         return Reasons(reason(case), warnings(case), step_does(case) if kind is Bound.NOT_INPUT else "")
 
     return judge(found, params, cpus, why)
@@ -264,9 +264,8 @@ def _apart(found: Waiting, kind: Bound) -> str:
     once = found.causes[Cause.START_UP]
     if kind is Bound.START_UP or once <= found.of(kind):
         return ""
-    return (
-        f"{Cause.START_UP.value} took {duration(once)} more, which does not count here: a longer run reduces its share"
-    )
+    more = f"{Cause.START_UP.value} took {duration(once)} more"
+    return f"{more}, which does not count here: a longer run reduces its share"
 
 
 def _whose(found: Waiting) -> str:

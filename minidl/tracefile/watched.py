@@ -209,7 +209,7 @@ class Watched:
         for task in (task for _, _, tasks in told for task in tasks):
             known = spent.setdefault(task.tid, [0, 0])
             known[:] = known[0] + task.cpu_ms, known[1] + task.wait_ms
-        ns = sum(at - since for since, at, _ in told)
+        ns = max(1, sum(at - since for since, at, _ in told))  # a damaged file may say the same moment twice
         uses = [
             ThreadUse(tid, self.names.get((pid, tid), ""), 1e6 * cpu / ns, 1e6 * wait / ns)
             for tid, (cpu, wait) in spent.items()

@@ -479,6 +479,34 @@ def test_an_error_of_no_task_is_told_by_the_programs_exception(tmp_path: Path) -
     assert headline(trace).title == "error: MemoryError in next, at train.py:7 main"
 
 
+def test_a_samplers_error_without_workers_is_not_blamed_on_the_sample_before(tmp_path: Path) -> None:
+    main = [
+        {"code": ev.EPOCH[0], "time": 1},
+        {"code": ev.NEXT[0], "time": 2, "task": 4},
+        {"code": ev.SAMPLER_NEXT[0], "time": 3, "task": 4},
+        {"code": ev.SAMPLER_NEXT[1], "time": 4, "task": 4},
+        {"code": ev.YIELD, "time": 5, "task": 3, "x": ev.Outcome.ERROR},
+        {"code": ev.NEXT[1], "time": 6, "y": ev.Outcome.ERROR},
+    ]
+    write_process(tmp_path, main, pid=100, role="loader", loader=1)
+    said = "error: the sampler raised an exception when it drew the indices of task 4"
+    assert headline(read_trace(tmp_path)).title == said
+
+
+def test_an_error_after_which_the_program_went_on_has_a_headline(tmp_path: Path) -> None:
+    main = [
+        {"code": ev.EPOCH[0], "time": 1},
+        {"code": ev.NEXT[0], "time": 2},
+        {"code": ev.YIELD, "time": 3, "task": -1, "x": ev.Outcome.ERROR},
+        {"code": ev.NEXT[1], "time": 4, "y": ev.Outcome.ERROR},
+        {"code": ev.NEXT[0], "time": 5},
+        {"code": ev.NEXT[1], "time": 6, "y": ev.Outcome.EXHAUSTED},
+    ]
+    lines: list[dict[str, object]] = [{"kind": "program_end", "monotonic_ns": 7}]
+    write_process(tmp_path, main, pid=100, role="loader", loader=1, lines=lines)
+    assert headline(read_trace(tmp_path)).title.startswith("error: next() raised an exception at ")
+
+
 def test_a_sampler_that_raises(tmp_path: Path) -> None:
     main = [
         {"code": ev.EPOCH[0], "time": 1},

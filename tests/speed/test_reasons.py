@@ -54,7 +54,7 @@ def case(
     trace: Any = SimpleNamespace(events=events, watched=watched, processes=processes)
     params = found.pop("params", {})
     table = rows(*spans)
-    return Case(trace, (1,), table, Waiting(causes, consumer * MS, 100, workers, 1, **found), kind, cause, params, cpus)
+    return Case(kind, cause, Waiting(causes, consumer * MS, 100, workers, 1, **found), params, cpus, trace, (1,), table)
 
 
 def samples(took: Callable[[int], float], count: int = 100) -> list[dict[str, int]]:
@@ -184,7 +184,7 @@ def test_a_thread_that_keeps_the_gil_is_named() -> None:
 
     found = told(1, 900)
     assert found is not None
-    assert found.words == "thread counter of the loop's process keeps the GIL (it uses 0.9 CPUs)"
+    assert found.words == "thread counter of the loop's process seems to keep the GIL (it uses 0.9 CPUs)"
     assert told(1, 100) is None, "it hardly computes"
     assert told(70, 900) is None, "rebuilding computes itself"
     assert told(1, 900, tid=LOOPS_PID) is None, "it is the loop's own thread"
@@ -202,11 +202,19 @@ def test_the_collectors_pauses_are_told_by_whom_they_stop() -> None:
 
 
 def test_other_programs_are_named_if_the_run_lacks_cpus() -> None:
-    def told(cpu_ms: int, others_ms: int) -> list[str]:
+    def told(cpu_ms: int, others_ms: int, online: int = 2) -> list[str]:
         others = (Other(4711, "burner", others_ms),)
         seen = Watched(
             samples=[
-                Sample(at * 1000 * MS, {LOOPS_PID: Vitals("S", 0, 1, 0, 5, 3)}, others_ms=1000, others=others)
+                Sample(
+                    at * 1000 * MS,
+                    {LOOPS_PID: Vitals("S", 0, 1, 0, 5, 3)},
+                    cpus=online,
+                    busy_ms=at,
+                    stolen_ms=0,
+                    others_ms=1000,
+                    others=others,
+                )
                 for at in range(5)
             ]
         )
@@ -216,6 +224,7 @@ def test_other_programs_are_named_if_the_run_lacks_cpus() -> None:
 
     assert told(10, 1500) == ["other programs use 1.5 of 2 CPUs, most of all burner (pid 4711)"]
     assert told(10, 200) == told(70, 1500) == []
+    assert told(10, 1500, online=64) == [], "they may have other CPUs than those that the run may use"
 
 
 def test_what_the_training_step_does() -> None:
@@ -227,6 +236,13 @@ def test_what_the_training_step_does() -> None:
     assert does(1, "wait_woken") == "waits for the network"
     assert does(1, "hrtimer_nanosleep") == "sleeps"
     assert does(1) == ""
+
+
+def test_a_sample_that_a_damaged_trace_has_twice_divides_by_nothing() -> None:
+    twice = [Sample(5, {9: Vitals("S", 0, 1, 0, 5, 3, tasks=(ThreadTime(7, 10, 0),))}) for _ in range(2)]
+    seen = Watched(samples=twice)
+    assert [use.tid for use in seen.threads_of(9, 0, 10)] in ([], [7])
+    assert seen.others(0, 10, 9) == []
 
 
 def test_more_threads_than_cpus() -> None:

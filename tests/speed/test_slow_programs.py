@@ -22,9 +22,10 @@ from minidl.views.scene import scene_of
 HERE = Path(__file__).parent
 PROGRAMS: dict[str, dict[str, Any]] = json.loads((HERE / "planted.json").read_text())["programs"]
 
-pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(300)]
 
-
+@pytest.mark.live
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_headline_names_what_is_planted(name: str, tmp_path: Path) -> None:
     planted = PROGRAMS[name]
@@ -42,3 +43,12 @@ def test_the_headline_names_what_is_planted(name: str, tmp_path: Path) -> None:
 
 def test_each_program_is_in_the_table() -> None:
     assert {path.stem for path in (HERE / "planted").glob("*.py")} == set(PROGRAMS)
+
+
+def test_the_guides_factors_were_measured() -> None:
+    guide = (HERE.parent.parent / "docs" / "guides" / "starves.md").read_text()
+    rows = re.findall(r"^\|.*\| ([0-9.; ]+) \|$", guide, re.MULTILINE)
+    measured = {float(f"{factor:.2g}") for one in PROGRAMS.values() if (factor := one["measured"].get("factor"))}
+    stated = [float(number) for row in rows for number in row.split(";")]
+    assert len(stated) > 10
+    assert measured.issuperset(stated)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from typing import Final
 
@@ -17,6 +18,9 @@ from minidl.tracefile.spans import durations
 
 _SLOW: Final = 10
 """A step waits for another rank if it takes this many times the rank's median."""
+
+_OF_A_WAIT: Final = re.compile("time|connection|gloo|nccl", re.IGNORECASE)
+"""In errors of a rank that waited for another one in vain."""
 
 _REMEDY: Final = (
     "give all ranks the same number of batches by a DistributedSampler (it pads, or drops with drop_last=True), or run "
@@ -63,6 +67,9 @@ def _waiting(
     took = durations(steps)
     if took[-1] < max(SUDDEN * 1e9, _SLOW * float(np.median(took[:-1]))):
         return None
+    texts = (str(one.get("error")) for one in run.trace.described("uncaught") if one["process"] == steps["process"][-1])
+    if any(not _OF_A_WAIT.search(text) for text in texts):
+        return None  # it raised an error of its own
     had, first = other
     ends = run.events[np.isin(run.events["loader"], ranks[first]) & (run.events["code"] == ev.EPOCH[1])]
     if ends["time"].max(initial=0) > steps["end"][-1]:

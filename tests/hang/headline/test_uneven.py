@@ -16,10 +16,12 @@ from minidl.tracefile.reader import read_trace
 MS = 1_000_000
 
 
-def rank(folder: Path, number: int, batches: int, last_ms: int, ended: bool, epochs: int = 1) -> None:
+def rank(
+    folder: Path, number: int, batches: int, last_ms: int, ended: bool, epochs: int = 1, error: str = "", later: int = 0
+) -> None:
     """A rank without workers, whose steps take 5 ms, the last one `last_ms`."""
     loader, pid = number + 1, 100 + number
-    events, at = [], 1000
+    events, at = [], 1000 + later * MS
 
     def emit(code: int, after: int = 1, **values: int) -> None:
         nonlocal at
@@ -39,6 +41,7 @@ def rank(folder: Path, number: int, batches: int, last_ms: int, ended: bool, epo
     lines = [
         {"kind": "loader", "loader": loader, "rank": number, "dataset": "D", "made_at": "train.py:7", "dataloader": 1}
     ]
+    lines += [{"kind": "uncaught", "error": error, "at": ["train.py:9"]}] * bool(error)
     write_process(folder, events, pid=pid, role="loader", loader=loader, lines=lines, rank=number)
 
 
@@ -56,6 +59,21 @@ def test_the_rank_that_waits_and_the_one_that_has_no_more(tmp_path: Path) -> Non
         "have different numbers of batches"
     )
     assert "minidl audit" in told.helps
+
+
+@pytest.mark.parametrize(
+    ("error", "later", "uneven"),
+    [
+        ("RuntimeError: Timed out waiting 6000ms for recv", 0, True),
+        ("ValueError: bad label", 0, False),
+        ("", 20_000, False),
+    ],
+    ids=["the wait's own error", "an error of its own", "the other ended later"],
+)
+def test_what_ends_the_step_and_when_decides(error: str, later: int, uneven: bool, tmp_path: Path) -> None:
+    rank(tmp_path, 0, 41, 6000, ended=False, error=error)
+    rank(tmp_path, 1, 40, 5, ended=True, later=later)
+    assert ("different numbers of batches" in found(tmp_path).title) is uneven
 
 
 @pytest.mark.parametrize(
