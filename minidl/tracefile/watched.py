@@ -62,7 +62,7 @@ class Vitals(NamedTuple):
 
 
 class Other(NamedTuple):
-    """A process that is not of the run, and the CPU time that it has used since others were looked at last."""
+    """A process that does not record into the trace; the CPU time that it has used since others were looked at."""
 
     pid: int
     name: str
@@ -75,8 +75,8 @@ class Sample:
 
     shm_free, shm_size: bytes of /dev/shm, oom_kills: of the cgroup. cpus: that are online; busy_ms: what all processes
     of the machine have used, since its start; stolen_ms: what a virtual machine's host has kept. others: the busiest
-    processes that are not of the run, in the last others_ms; 0 = they were not looked at. watch: which of the trace's
-    watchdogs says it.
+    processes that do not record into the trace, in the last others_ms; 0 = they were not looked at. watch: which of
+    the trace's watchdogs says it.
     """
 
     at: int
