@@ -37,8 +37,9 @@ from sizes import slow
 
 import minidl
 from minidl.arena import arena, arena_queue
-from minidl.arena.arena import FREE, INLINE, SLABS, TAKEN, Host
+from minidl.arena.arena import FREE, INLINE, SLABS, TAKEN, Host, Mappings
 from minidl.arena.arena_queue import ArenaQueue
+from minidl.arena.transport import SlabTransport
 from minidl.data import collate
 from minidl.wire.errors import ExceptionWrapper
 from minidl.wire.message import Envelope
@@ -154,13 +155,18 @@ def test_reprs_say_what_is_open_and_in_use(line: Line) -> None:
     assert repr(line.queue) == "<ArenaQueue: closed; worker 0: 0 slabs in use>"
 
 
-def test_each_worker_has_its_own_slabs_and_knows_whether_they_are_locked() -> None:
-    for host in (None, Refusing()):
-        made: Any = ArenaQueue(2, None, host=host)
-        assert [mappings.worker_id for mappings in made._mappings] == [0, 1]
-        locked = host is not None
-        assert [(writer.worker_id, writer._locked) for writer in made._writers] == [(0, locked), (1, locked)]
-        made.close()
+@pytest.mark.parametrize("host", [None, Refusing()])
+def test_each_worker_has_its_own_slabs_and_knows_whether_they_are_locked(host: Host | None) -> None:
+    """Also when the loader is to end; and the ports decide what its mappings are, so that a trace can follow them."""
+    transport, done, decided = SlabTransport(host), SharedFlag(), []
+    ports: Any = SimpleNamespace(decider=lambda kind, *args: decided.append(kind) or kind(*args))
+    made: Any = transport.result_queue(None, 2, done, ports)
+    assert decided == [Mappings, Mappings]
+    assert [(each.worker_id, each._locks and each._locks.host) for each in made._mappings] == [(0, host), (1, host)]
+    assert transport.locks is (host is not None)
+    assert [(each.worker_id, each._locked) for each in made._writers] == [(0, transport.locks), (1, transport.locks)]
+    assert [each._done_event for each in made._writers] == [done, done]
+    made.close()
 
 
 def test_a_writer_is_no_workers_before_it_is_entered() -> None:
