@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from minidl.wire.message import Envelope, dumps, load_result, load_task
-from minidl.wire.messages import Task
+from minidl.wire.messages import Result, Task
 from minidl.wire.tensors import Reduced, TensorPickler, rebuild_tensor, view_of
 
 _SMALL_PART, _PAGES = 4, 1 << 16
@@ -152,7 +152,7 @@ def unpacked(data: memoryview) -> Any:
     return function(*arguments)
 
 
-_BY_NUMBER: tuple[Any, ...] = (None, Task, load_task, load_result)
+_BY_NUMBER: tuple[Any, ...] = (None, Task, Result, load_task, load_result)
 _NUMBERS = {function: bytes([number]) for number, function in enumerate(_BY_NUMBER)}
 _CALL, _OTHER = bytes([0]), bytes([len(_BY_NUMBER)])
 """What a packed message begins with: the function that makes it, any function, or nothing is called."""

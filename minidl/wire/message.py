@@ -30,12 +30,12 @@ class Envelope:
     def __reduce__(self) -> tuple[Any, ...]:
         """Called by the feeder thread: this is the moment at which tensors go into shared memory."""
         message = self.message
-        if isinstance(message, Task) and _sure_to_pickle(message.index):
-            return Task, (message.idx, message.worker_id, message.index)
-        about = message.idx, message.worker_id, self.payload()[0]
+        data = message.index if isinstance(message, Task) else message.data
+        whole = _sure_to_pickle(data)
+        about = message.idx, message.worker_id, data if whole else self.payload()[0]
         if isinstance(message, Task):
-            return load_task, about
-        return load_result, about if message.state is None else (*about, message.state)
+            return Task if whole else load_task, about
+        return Result if whole else load_result, about if message.state is None else (*about, message.state)
 
     def payload(self) -> tuple[bytes, TensorPickler]:
         """The pickled index or data (or the error that says why it can't be), and the pickler for its counts."""
@@ -63,12 +63,15 @@ class Envelope:
         return wrapper if as_it_is else wrapper.portable()
 
 
-def _sure_to_pickle(index: Any) -> bool:
-    """Whether `index` is a list of ints, as a BatchSampler gives: it always pickles, so it is not pickled apart."""
-    return type(index) is list and _INT.issuperset(map(type, index))
+def _sure_to_pickle(data: Any) -> bool:
+    """Whether `data` is a number, or a list of numbers as a BatchSampler gives: pickling and rebuilding never fail.
+
+    So it is not pickled apart, which would cost each side as much as the rest of the message.
+    """
+    return type(data) in _NUMBERS or (type(data) is list and _NUMBERS.issuperset(map(type, data)))
 
 
-_INT = {int}
+_NUMBERS = {int, float}
 
 
 def _picklable(data: Any) -> bool:

@@ -300,11 +300,18 @@ def test_an_index_that_does_not_pickle_is_its_tasks_error(index: Any) -> None:
 
 
 @pytest.mark.parametrize("state", [None, (2, b"state")])
-def test_a_result_is_packed_with_its_state_by_the_number_of_its_function(state: Any) -> None:
-    result = Result(3, 1, [5], state)
+@pytest.mark.parametrize("data", [5, 0.5, [1, 0.5], "a", ["a"], [[1]], True, None], ids=repr)
+def test_a_result_is_packed_with_its_state_by_the_number_of_its_function(data: Any, state: Any) -> None:
+    result = Result(3, 1, data, state)
     assert unpacked(memoryview(packed(Envelope(result)))) == result
-    assert b"load_result" not in packed(Envelope(result))
+    assert b"esult" not in packed(Envelope(result))
     assert len(Envelope(result).__reduce__()[1]) == (3 if state is None else 4)
+
+
+@pytest.mark.parametrize("data", [5, 0.5, [5, 7], [0.5], []], ids=repr)
+def test_numbers_are_not_pickled_apart(data: Any) -> None:
+    assert Envelope(Task(3, 1, data)).__reduce__() == (Task, (3, 1, data))
+    assert Envelope(Result(3, 1, data)).__reduce__() == (Result, (3, 1, data))
 
 
 class Unsized:
