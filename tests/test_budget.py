@@ -21,14 +21,14 @@ AT_MOST = {
     "minidl/resume minidl/arena minidl/device minidl/dataloader.py": 2500,
     "minidl/tracefile minidl/record": 7610,
     "minidl/playback minidl/check": 3540,
-    "minidl/hang": 6088,
+    "minidl/hang": 6330,
     "minidl/speed": 3455,
     "minidl/views": 4175,
     "minidl/explore": 2486,
     "minidl/prove": 5416,
-    "minidl": 42200,
+    "minidl": 42500,
     "notebooks": 3250,
-    "tests": 43160,
+    "tests": 43500,
 }
 
 

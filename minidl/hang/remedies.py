@@ -25,6 +25,9 @@ READ_ALL: Final = (
 SHARED_MEMORY: Final = (
     "check the free space in shared memory: df -h /dev/shm (in a container: --shm-size); or use smaller batches"
 )
+TRUNCATED: Final = (
+    "compare the sizes of the files that the dataset maps (np.memmap, mmap) with their indices: one is shorter"
+)
 
 BY_CAUSE: Final = {
     HangCause.SLEEP: "remove the sleep, or limit the number of its retries",
@@ -106,13 +109,16 @@ def in_step(step: LoaderStep | None, sample: int = -1) -> str:
     return BY_STEP.get(step, "") if step is not None else ""
 
 
-def after_signal(code: int, sample: int) -> str:
-    """The remedy after the end of a process. code: multiprocessing's exit code; sample: of it, -1 = none."""
+def after_signal(code: int, sample: int, in_user_code: bool = False) -> str:
+    """The remedy after the end of a process. code: multiprocessing's exit code; sample: of it, -1 = none.
+
+    in_user_code: it was in the user's code, and not copying a batch into shared memory.
+    """
     alone = f"run dataset[{sample}] alone" if sample >= 0 else "run the same samples with num_workers=0"
     return {
         -signal.SIGKILL: "look for the kernel's out-of-memory killer: dmesg -T | grep -i 'killed process'; if it "
         "killed the process, use fewer workers or a smaller prefetch_factor",
-        -signal.SIGBUS: SHARED_MEMORY,
+        -signal.SIGBUS: f"{TRUNCATED}; or {SHARED_MEMORY}" if in_user_code else SHARED_MEMORY,
         -signal.SIGSEGV: f"{alone} under python -X faulthandler",
         -signal.SIGABRT: f"{alone} under python -X faulthandler",
         -signal.SIGTERM: "find the sender of the signal: a scheduler, or another process of the job",
@@ -120,13 +126,54 @@ def after_signal(code: int, sample: int) -> str:
     }.get(code, alone)
 
 
+_TENSORS: Final = (
+    "raise the limit of file descriptors (ulimit -n 65536), keep copies of tensors instead of batches, or call "
+    "torch.multiprocessing.set_sharing_strategy('file_system')"
+)
+
+BY_ERROR: Final = tuple(
+    (re.compile(pattern), advice)
+    for pattern, advice in (
+        (r"ancdata|(shared memory|torch_\S*|/dev/shm\S*).*Too many open files", _TENSORS),
+        (r"Too many open files|Errno 24\b",
+         "find what opens files and does not close them (ls -l /proc/PID/fd of the process that raised it), or raise "
+         "its limit (ulimit -n 65536)"),
+        (r"(?=.*(/dev/shm|shared memory|torch_\w+))(?=.*(No space left|Errno 28\b|unable to (allocate|resize|write)))",
+         SHARED_MEMORY),
+        (r"No space left|Errno 28\b",
+         "free the file system that the file is on: df -h and df -i of its folder (the dataset's cache, TMPDIR)"),
+        (r"unable to mmap.*(Errno 12\b|Cannot allocate memory|\(12\))",
+         "compare the process's mappings (wc -l /proc/PID/maps) with sysctl vm.max_map_count, and its memory with the "
+         "limits of its cgroup; keep copies of tensors instead of batches"),
+        (r"Cannot allocate memory|Errno 12\b|can't allocate memory",
+         "compare the memory of the processes with the limits (ulimit -v, memory.max of the cgroup): fewer workers, a "
+         "smaller prefetch_factor"),
+        (r"File too large|Errno 27\b",
+         "raise the limit of a file's size (ulimit -f), or write smaller files: the disk has room"),
+        (r"quota exceeded|Errno 122\b", "free space in the user's quota on that file system (quota -s)"),
+        (r"unable to lock file",
+         "another process has the HDF5 file open for writing: close it there, or open it with locking=False "
+         "(HDF5_USE_FILE_LOCKING=FALSE) if no process writes"),
+        (r"can't start new thread|Resource temporarily unavailable|Errno 11\b",
+         "compare the number of processes and threads with the limits (ulimit -u, pids.max of the cgroup)"),
+        (r"CUDA in forked subprocess|CUDA with multiprocessing",
+         "use multiprocessing_context='spawn' or 'forkserver', or keep the dataset and collate_fn on the CPU and move "
+         "batches to the GPU in the loop (pin_memory=True)"),
+        (r"fork-safe|[Ff]ork support|after fork|re-used across fork|forked process",
+         "open the client or file in the worker (worker_init_fn, or at the first __getitem__ of its pid), or use "
+         "multiprocessing_context='forkserver'"),
+        (r"database is locked", "end the transaction of the process that writes, or give connect() a longer timeout"),
+        (r"Stale file handle|Errno 116\b", "open the file again: it was replaced or deleted on the NFS server"),
+        (r"Input/output error|Errno 5\b", "check the disk or the network file system (dmesg, nfsstat)"),
+        (r"Connection re(fused|set)|Broken pipe|Errno (32|104|111)\b",
+         "look for the end of the server at the other end of the connection, and for its log"),
+        (r"[Cc]an't (pickle|get attribute)|cannot pickle|not picklable",
+         "define it at the top level of a module, and open files, locks and connections in the worker"),
+    )
+)  # fmt: skip
+"""Patterns of the text of an error, and the advice: the first one decides."""
+
+
 def after_error(error: str, otherwise: str = "read the program's traceback") -> str:
-    """The remedy after an exception. error: its text, by Python, torch or the system; otherwise: if it is unknown."""
-    if re.search(r"Too many open files|ancdata|Errno 24", error):
-        return (
-            "raise the limit of file descriptors (ulimit -n 65536), keep copies of tensors instead of batches, or call "
-            "torch.multiprocessing.set_sharing_strategy('file_system')"
-        )
-    if re.search(r"No space left|unable to (allocate|resize|write|mmap)|Errno 28", error):
-        return SHARED_MEMORY
-    return otherwise
+    """The remedy after an exception. error: its text; otherwise: the remedy if it is unknown."""
+    return next((advice for pattern, advice in BY_ERROR if pattern.search(error)), otherwise)

@@ -493,6 +493,37 @@ def test_a_samplers_error_without_workers_is_not_blamed_on_the_sample_before(tmp
     assert headline(read_trace(tmp_path)).title == said
 
 
+def test_an_error_is_told_in_full_with_its_errno_and_the_one_that_came_first(tmp_path: Path) -> None:
+    """Task 1 failed before task 0, whose batch the loop asked for: both are told, and the sample of torch's loader."""
+    path = "/data/" + "a-long-name/" * 12 + "7.jpeg"
+    texts = f"OSError: [Errno 5] Input/output error: '{path}'", "FileNotFoundError: [Errno 2] no shard"
+    lines = [{"kind": "string", "id": number, "text": text} for number, text in enumerate(texts, 1)]
+    worker = [
+        {"code": ev.FETCH[0], "time": 2, "task": 0},
+        {"code": ev.TASK_ERROR, "time": 9, "task": 0, "x": 3, "y": 3, "z": 1},
+        {"code": ev.FETCH[1], "time": 10, "task": 0, "x": ev.Outcome.ERROR},
+    ]
+    other = [{"code": ev.TASK_ERROR, "time": 5, "task": 1, "x": 1, "y": 5, "z": 2}]
+    main = [
+        {"code": ev.EPOCH[0], "time": 1},
+        {"code": ev.INDEX_PUT, "time": 1, "task": 0},
+        {"code": ev.NEXT[0], "time": 2},
+        {"code": ev.YIELD, "time": 20, "task": 0, "x": ev.Outcome.ERROR},
+        {"code": ev.NEXT[1], "time": 21, "y": ev.Outcome.ERROR},
+    ]
+    write_process(tmp_path, main, pid=100, role="loader", loader=1)
+    write_process(tmp_path, worker, pid=101, role="worker", loader=1, worker=0, ppid=100, lines=lines)
+    write_process(tmp_path, other, pid=102, role="worker", loader=1, worker=1, ppid=100, lines=lines)
+    found = headline(read_trace(tmp_path))
+    assert found.sentence.startswith(
+        f"error: OSError: [Errno 5, EIO] Input/output error: '{path}' in sample 3 (task 0)"
+    )
+    assert path not in found.title
+    assert (found.where["sample"], "nfsstat" in found.next_step) == (3, True)
+    assert "first" in found.evidence[1].text
+    assert "FileNotFoundError: [Errno 2, ENOENT] no shard in sample 5 (task 1), worker " in found.evidence[1].text
+
+
 def test_an_error_after_which_the_program_went_on_has_a_headline(tmp_path: Path) -> None:
     main = [
         {"code": ev.EPOCH[0], "time": 1},

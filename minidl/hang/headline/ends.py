@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import re
 import signal
 from pathlib import PurePath
@@ -21,7 +22,7 @@ from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.events import Actor, Outcome
 from minidl.tracefile.process import ProcessLife
-from minidl.tracefile.words import counted, doing, duration, ending
+from minidl.tracefile.words import counted, doing, duration, ending, size
 
 _FETCHES: Final = (ev.FETCH[0], ev.SAMPLE[0], ev.COLLATE[0])
 
@@ -100,7 +101,15 @@ def _worker_died(run: RunContext, deaths: Rows) -> Finding:
     what = f"{of}worker {worker} (pid {pid}), last seen at {run.at(last)}, {_exit(code)}{_while_it_was(step)}{also}"
     focus = run.focus(step, last if step is None else min(int(step["begin"]), last), time, worker, loader, process)
     evidence = [f"found dead {duration(time - last)} after its last sign of life", *run.steps_around(focus)]
-    return run.finding(RunOutcome.DIED, what, evidence, remedies.after_signal(code, run.sample(focus)), focus)
+    evidence += _shared_memory_at(run, time) if code == -signal.SIGBUS else []
+    helps = remedies.after_signal(code, run.sample(focus), in_user_code=focus.code in (ev.SAMPLE[0], ev.FETCH[0]))
+    return run.finding(RunOutcome.DIED, what, evidence, helps, focus)
+
+
+def _shared_memory_at(run: RunContext, moment: int) -> list[str]:
+    """The free space of /dev/shm before a moment, as the watchdog saw it."""
+    seen = [one for one in run.trace.watched.samples if one.at <= moment and one.shm_size > 0]
+    return [f"free in /dev/shm before it: {size(seen[-1].shm_free)} of {size(seen[-1].shm_size)}"] if seen else []
 
 
 def _pin_thread_died(run: RunContext, row: np.void) -> Finding:
@@ -201,26 +210,43 @@ def _of_the_sampler(before: np.void) -> bool:
 def _task_failed(run: RunContext, row: np.void, error: np.void) -> Finding:
     """The finding of a `next` that raised a task's error. error: the event that handed it over."""
     loader, task, worker = (int(error[field]) for field in ("loader", "task", "worker"))
-    told = run.events_of(ev.TASK_ERROR, loader)
-    told = told[(told["task"] == task) & (told["time"] <= row["end"])]
+    every = run.events_of(ev.TASK_ERROR, loader)
+    every = every[every["time"] <= row["end"]]
+    told = every[every["task"] == task]
     steps = run.spans_of(_FETCHES, loader=loader, task=task)
     steps = steps[steps["begin"] <= row["end"]]
     step = steps[-1] if len(steps) else row
-    unseen = len(told) > 0 and step["code"] == ev.FETCH[0]  # torch's loader shows no step for a sample
-    asked = int(told["y"][-1]) if unseen else -1
-    where = f"in sample {asked} (task {task})" if asked >= 0 else doing(step) if len(steps) else f"of task {task}"
-    text = shortened(run.trace.text(told[-1])) if len(told) else ""
-    when = f", at {run.at(int(told['time'][-1]))}" if len(told) else ""
-    who = f", worker {worker}" if worker >= 0 else ""
-    what = f"{run.rank(int(row['process']))}{text or 'an exception'} {where}{who}{when}"
     focus = run.focus(step, int(step["begin"]), int(row["end"]), worker)
-    evidence = [f"next() raised it at {run.at(int(row['end']))}, when the batch was due"]
-    whole = run.trace.text(told[-1]) if len(told) else ""
-    if not text and (line := _uncaught_line(run, [int(row["process"])])):  # without workers, no event has the text
-        whole = str(line.get("error"))
-        what = f"{run.rank(int(row['process']))}{shortened(whole)} {where}"
-    alone = remedies.in_step(LoaderStep.SAMPLE, asked if asked >= 0 else run.sample(focus))
-    return run.finding(RunOutcome.ERROR, what, evidence, remedies.after_error(whole, alone), focus)
+    asked = _sample_of(told[-1]) if len(told) and step["code"] == ev.FETCH[0] else run.sample(focus)
+    where = f"in sample {asked} (task {task})" if asked >= 0 else doing(step) if len(steps) else f"of task {task}"
+    when, who = "", f", worker {worker}" if worker >= 0 else ""
+    text = run.trace.text(told[-1]) if len(told) else ""
+    if text:
+        when = f", at {run.at(int(told['time'][-1]))}"
+    elif line := _uncaught_line(run, [int(row["process"])]):  # without workers, no event has the text
+        text = str(line.get("error"))
+    rank, place = run.rank(int(row["process"])), f" {where}{who}{when}"
+    evidence = [f"next() raised it at {run.at(int(row['end']))}, when the batch was due", *_earlier(run, every, task)]
+    helps = remedies.after_error(text, remedies.in_step(LoaderStep.SAMPLE, asked))
+    found = run.finding(RunOutcome.ERROR, f"{rank}{named(text) or 'an exception'}{place}", evidence, helps, focus)
+    brief = f"{rank}{shortened(text) or 'an exception'}{place}"
+    return dataclasses.replace(found, brief=brief, where={**found.where, "sample": asked})
+
+
+def _sample_of(told: np.void) -> int:
+    """The sample of a task's error, which torch's loader shows by no step; -1 = unknown."""
+    return int(told["y"])
+
+
+def _earlier(run: RunContext, errors: Rows, task: int) -> list[str]:
+    """The first error of a loader's workers, if another one was handed over. errors: of all tasks."""
+    first = errors[np.argmin(errors["time"])] if len(errors) else None
+    if first is None or first["task"] == task:
+        return []
+    sample = f" in sample {_sample_of(first)}" if _sample_of(first) >= 0 else ""
+    where = f"{sample} (task {first['task']}), worker {first['worker']}, at {run.at(int(first['time']))}"
+    said = f"{named(run.trace.text(first))}{where}"
+    return [f"another error came first, and its batch was not due yet: {said}"]
 
 
 def _failed_outside(run: RunContext, home: int, row: np.void) -> Finding:
@@ -274,9 +300,10 @@ def _raised(run: RunContext, line: dict[str, Any], row: np.void | None = None) -
     if focus is None:
         where = " in the program's own code"
         focus = Focus(0, moment, moment, process, run.processes[process].pid, ev.CONSUMER[0], moment)
-    what = f"{shortened(error)}{where}" + (f", at {PurePath(at[0]).name}" if at else "")
+    place = where + (f", at {PurePath(at[0]).name}" if at else "")
     evidence = (f"raised at {run.at(moment)}", *(f"called from {one}" for one in at[1:4]))
-    return run.finding(RunOutcome.ERROR, what, evidence, remedies.after_error(error), focus)
+    found = run.finding(RunOutcome.ERROR, named(error) + place, evidence, remedies.after_error(error), focus)
+    return dataclasses.replace(found, brief=shortened(error) + place)
 
 
 _FILE: Final = re.compile(r" for file </?[^>]*>| /\S*/(?=\S)")
@@ -286,10 +313,18 @@ _FILE: Final = re.compile(r" for file </?[^>]*>| /\S*/(?=\S)")
 _MEANS: Final = (("ancdata", "the limit of open files is reached"),)
 """Errors whose text does not say what happened."""
 
+_ERRNO: Final = re.compile(r"\[Errno (\d+)\]")
+
+
+def named(text: str) -> str:
+    """An error's text with the name of its errno, and what it means if it does not say so."""
+    text = _ERRNO.sub(lambda found: f"[Errno {found[1]}, {errno.errorcode.get(int(found[1]), 'unknown')}]", text)
+    return text + "".join(f" ({meaning})" for word, meaning in _MEANS if word in text)
+
 
 def shortened(text: str, most: int = 90) -> str:
     """An error's text in at most so many characters. Its end says why: errno and its name come last."""
-    text += "".join(f" ({meaning})" for word, meaning in _MEANS if word in text)
+    text = named(text)
     if len(text) > most:
         text = _FILE.sub(lambda found: "" if "<" in found[0] else " .../", text)
     return text if len(text) <= most else f"{text[: most // 2 - 5]} ... {text[-(most // 2) :]}"
