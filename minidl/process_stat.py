@@ -20,6 +20,9 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
+SAMPLER_NAME = "minidl-sampler"
+"""The kernel's name of a thread that samples stacks (`record.stack_samples`): it is none of the program's."""
+
 ENDED = ("Z", "X")
 """States of a process that has ended, and that its parent has not waited for."""
 

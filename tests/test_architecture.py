@@ -38,13 +38,13 @@ ORDER = (
     ("hang.evidence", "model syscalls proc descriptors machine processes stacks collect waits"),
     (
         "tracefile",
-        "events arrays format words facts attachments watched packs folded files ranks process spans batches order "
-        "reader loaders calls open_spans tail profile join",
+        "events arrays format words stack_samples facts attachments watched packs folded files ranks process spans "
+        "batches order reader loaders calls open_spans tail profile join",
     ),
     (
         "record",
-        "harmless patches bracketing cpu_time pauses recorder stack_dumps watchdog forks group functions indices "
-        "datasets draws fetching shared loader_spans slabs sampling device_clock spans decisions channels "
+        "harmless patches bracketing cpu_time pauses recorder stack_dumps stack_samples watchdog forks group functions "
+        "indices datasets draws fetching shared loader_spans slabs sampling device_clock spans decisions channels "
         "device_stream ports session handover "
         "observed_loader observed_worker observed_alone observed_channels observe stand_in clocks",
     ),
@@ -57,7 +57,7 @@ ORDER = (
     ("hang", "limits places finding remedies case chain"),
     ("hang.rules", "judgement activity processes motion parties threads semaphores kernel table"),
     ("hang", "outcomes sentence diagnose"),
-    ("speed", "intervals stages device_use ledger cpu_use wall_clock advice reasons verdict"),
+    ("speed", "intervals stages device_use ledger cpu_use wall_clock advice hot_spots reasons verdict"),
     ("hang", "life live recent snapshot consult"),
     ("hang.headline", "run_context held_up bounds hangs ends uneven __init__"),
     ("speed", "summary critical_path transport_use side diff findings passes audit_rules audit"),

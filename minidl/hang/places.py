@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from minidl.hang.evidence.model import Frame, SeenProcess, SeenThread
+from minidl.tracefile.stack_samples import library as library
 
 
 class LoaderStep(enum.Enum):
@@ -145,18 +146,12 @@ _STEPS: Final = tuple(
 )  # fmt: skip
 """(file, function, source line) -> step; the first row that fits a frame decides. "" = any."""
 
-_LIBRARY: Final = re.compile(r"site-packages/|dist-packages/|/lib/python3|^<frozen|^<string>|" + _MINE)
 _NUMBER: Final = re.compile(r"-?\d+")
 _CALLS_NOTHING: Final = re.compile(
     r"selector\.poll\(|_recv\(|waiter\.acquire|\.select\(|_wait_for_tstate_lock|os\.read|os\.write|read\(handle|"
     r"write\(self\._handle|_handle\.join|lock\.acquire|_poll\(|_accept\(|waitpid"
 )
 """Lines of the standard library that call no Python: a frame inside of one belongs to a signal handler or finalizer."""
-
-
-def library(file: str) -> bool:
-    """Whether a file belongs to Python, an installed package or this one, and not to the user's program."""
-    return bool(_LIBRARY.search(file.replace("\\", "/")))
 
 
 def is_ours(file: str) -> bool:

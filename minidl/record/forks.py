@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 
 from minidl.hang.evidence.stacks import current_frames
+from minidl.record import stack_samples
 
 _FRAMES: Final = 4
 _MOST_THREADS: Final = 100
@@ -31,7 +32,7 @@ def about(method: str) -> dict[str, Any]:
     frames = current_frames()
     del frames[threading.get_ident()]  # a frame in a local of its own is a cycle, which keeps its callers' objects
     others = [one for one in threading.enumerate() if one.ident != threading.get_ident()]
-    native = _native_threads() - 1 - len(others)
+    native = _native_threads() - 1 - len(others) - stack_samples.is_on()
     facts: dict[str, Any] = {
         "method": method,
         "threads": [

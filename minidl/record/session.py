@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from minidl.loader import ports
-from minidl.record import device_clock, recorder, watchdog
+from minidl.record import device_clock, recorder, stack_samples, watchdog
 from minidl.record import functions as function_level
 from minidl.record.cpu_time import choose
 from minidl.record.group import place_in_group, rank_directory
@@ -85,6 +85,7 @@ def trace(
 def _end(recording: recorder.Recorder) -> None:
     """Write what is left and stop; whatever fails, the recording stops, so that another trace can begin."""
     try:
+        stack_samples.end()
         for loader in tuple(live):
             loader.emit_gone()
         recording.emit_pauses()

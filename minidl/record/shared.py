@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 import torch
 
 from minidl.loader.dispatcher import Deliver, Dispatcher
-from minidl.record import forks, recorder, watchdog
+from minidl.record import forks, recorder, stack_samples, watchdog
 from minidl.record.cpu_time import cpu_clock, run_delay
 from minidl.record.draws import Draws
 from minidl.record.fetching import TracedProgress
@@ -151,6 +151,7 @@ def write_program_end() -> None:
     """Write down, if a trace is on, that the program ends now: the iterators that live are left as they are."""
     recording = recorder.active()
     if recording is not None:
+        stack_samples.end()
         write_uncaught(getattr(sys, "last_exc", None) or getattr(sys, "last_value", None))
         for shared in tuple(live):
             shared.emit_gone()

@@ -4,9 +4,9 @@ Interface: `settings(...)` says when it acts, `begin(recording)` starts it, `end
 it ask a process for its stacks.
 
 MINIDL_HANG_AFTER=SECONDS starts it with each trace, "off" never; MINIDL_ON_HANG is "report", "raise" or "kill";
-MINIDL_HANG_STACKS=off sends no signal for stacks (when one is sent: `minidl.hang.watch.dumps`). It is a process (see
-`minidl.hang.watch`), and no child of this one: a program that waits for any child does not meet it. It ends with this
-process, however that ends.
+MINIDL_HANG_STACKS=off sends no signal for stacks (when one is sent: `minidl.hang.watch.dumps`), and samples none (see
+`stack_samples`). The watchdog is a process (see `minidl.hang.watch`), and no child of this one: a program that waits
+for any child does not meet it. It ends with this process, however that ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from minidl.process_stat import HeldProcess
-from minidl.record import recorder, stack_dumps
+from minidl.record import recorder, stack_dumps, stack_samples
 from minidl.record.recorder import TraceConfig
 from minidl.tracefile.folded import KEPT
 from minidl.tracefile.format import TraceError
@@ -93,9 +93,10 @@ def settings(hang_after: float | None = None, on_hang: str | None = None) -> dic
 
 
 def answer(recording: recorder.Recorder) -> None:
-    """Let the watchdog of a trace ask this process for its stacks, if there is one."""
+    """Let the watchdog of a trace ask this process for its stacks, if there is one, and sample this thread's."""
     if recording.config.hang_after and recording.config.hang_stacks:
         stack_dumps.answer(recording.config.directory, recording.describe)
+        stack_samples.begin(recording)
 
 
 class Watchdog:

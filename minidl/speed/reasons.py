@@ -73,8 +73,8 @@ that keeps the GIL."""
 PAUSED: Final = 0.15
 """The share of a process's time from which the garbage collector is a reason."""
 
-OWN_THREADS: Final = 3
-"""Threads of a worker that do not compute: the main thread, a feeder, a library's helper."""
+OWN_THREADS: Final = 4
+"""Threads of a worker that do not compute: the main thread, a feeder, a library's helper, the one that samples."""
 
 LARGE_BATCH: Final = 16 << 20
 """Bytes of a batch from which its size is a reason for what its transport costs."""
@@ -87,13 +87,20 @@ NAMED: Final = 4
 class SlowReason:
     """Why the blamed step is slow. words: follow the verdict's sentence and a colon; next_step: "" = the verdict's own.
 
-    row: the span to look at, None = the verdict's own focus.
+    row: the span to look at, None = the verdict's own focus. brief: words for a sentence with little room, "" = the
+    same ones. rows: the slow spans, None = all that the verdict blames.
     """
 
     name: str
     words: str
     next_step: str = ""
     row: np.void | None = None
+    brief: str = ""
+    rows: Rows | None = None
+
+    def said(self, brief: bool) -> str:
+        """The words, or the brief ones."""
+        return (self.brief if brief else "") or self.words
 
 
 @dataclass(frozen=True)
@@ -210,6 +217,7 @@ def _slow_samples(case: Case) -> SlowReason | None:
         "make these samples cheaper (look at their size, their format, where they are stored); if the order does not "
         "matter, in_order=False lets later batches pass a slow one",
         worst,
+        rows=far,
     )
 
 
@@ -230,12 +238,15 @@ def _slow_steps(case: Case) -> SlowReason | None:
     apart = np.unique(np.diff(np.flatnonzero(np.isin(rows["begin"], far["begin"]))))
     often = bool(len(far) > 2 and len(apart) == 1 and apart[0] > 1 and (len(far) + 1) * apart[0] >= len(rows))
     which = f"one in {apart[0]}" if often else f"{len(far)}"
+    words = f"{which} of {len(rows)} training steps take{'s' * often} long, "
+    words += f"{percent(total(far) / case.time)} of the loop's time"
     return SlowReason(
         "slow steps",
-        f"{which} of {len(rows)} training steps take{'s' * often} long, "
-        f"{percent(total(far) / case.time)} of the loop's time (after batches {_numbers(far['task'])})",
+        f"{words} (after batches {_numbers(far['task'])})",
         "find out what the program does in these steps and not in the others: checkpoints, logging, validation",
         far[np.argmax(durations(far))],
+        words,
+        far,
     )
 
 
@@ -257,6 +268,7 @@ def _first_samples(case: Case) -> SlowReason | None:
         "do what precedes the first sample (at the begin of __iter__, or at the first __getitem__) once, before the "
         "workers start, or make it cheaper; persistent_workers=True keeps what a worker has opened",
         rows[first][np.argmax(took[first])],
+        rows=rows[first],
     )
 
 
@@ -311,6 +323,7 @@ def _slow_worker(case: Case) -> SlowReason | None:
         f"find out what is different in worker {numbers[at]}: its samples (batch n goes to worker n mod "
         f"{len(numbers)}: shuffle), or what the program does by the worker's number",
         mine[np.argmax(durations(mine))],
+        rows=mine,
     )
 
 
@@ -387,7 +400,8 @@ def _asleep(case: Case) -> SlowReason | None:
     if found is None:
         return None
     (does, _, step), often = found
-    return SlowReason("waits", f"workers {does} in their samples ({often})", step)
+    words = f"workers {does} in their samples"
+    return SlowReason("waits", f"{words} ({often})", step, brief=words)
 
 
 def step_does(case: Case) -> str:
@@ -441,14 +455,16 @@ def _collector(case: Case) -> SlowReason | None:
     if case.kind in (Bound.SUPPLY, Bound.HEAD_OF_LINE) and total(theirs) >= PAUSED * case.time:
         sides.append((theirs, (end - begin) * len(case.pids), "the workers", "their"))
     for mine, whole, whom, whose in sides:
-        if len(mine) and total(mine) >= PAUSED * max(1, whole):
+        longest = int(durations(mine).max(initial=0))  # one alone may have waited for a CPU
+        if total(mine) - longest >= PAUSED * max(1, whole):
             return SlowReason(
                 "collector",
                 f"the garbage collector stopped {whom} {counted(len(mine), 'time')}, for "
-                f"{percent(total(mine) / whole)} of {whose} time (up to {duration(float(durations(mine).max()))})",
+                f"{percent(total(mine) / whole)} of {whose} time (up to {duration(longest)})",
                 "call gc.freeze() when the large objects are made, or gc.disable() in the loop and gc.collect() "
                 "between epochs",
                 mine[np.argmax(durations(mine))],
+                rows=mine[:0],
             )
     return None
 
@@ -527,12 +543,14 @@ def _first_index(case: Case) -> SlowReason | None:
         return None
     length = case.params.get("dataset_length")
     of = f" {length:,} samples" if type(length) is int and length > 0 else " all samples"
+    words = f"the first index of an epoch takes {duration(float(took[slow].mean()))}"
     return SlowReason(
         "first index",
-        f"the first index of an epoch takes {duration(float(took[slow].mean()))} (the sampler orders{of})",
+        f"{words} (the sampler orders{of})",
         "shuffle cheaper: a sampler that draws in blocks, or shards that are shuffled; or make the order once, before "
         "the epoch",
         rows[np.argmax(took)],
+        words,
     )
 
 
@@ -542,16 +560,21 @@ def _other_programs(case: Case) -> SlowReason | None:
     if case.kind in (Bound.NOT_INPUT, Bound.TOO_FEW) or case.cpus is None or not case.lacks_cpus:
         return None
     pid = case.trace.processes[case.home].pid if case.home >= 0 else 0
-    others = case.trace.watched.others(*case.window, pid)
-    used = sum(cpus for _, _, cpus in others)
-    machine = case.trace.watched.machine_busy(*case.window, pid)
-    apart = machine is not None and machine.cpus > case.cpus  # the run may not use all CPUs: others may have their own
-    if used < max(0.5, LARGE * case.cpus) or apart:
+    watched, window = case.trace.watched, case.window
+    others, machine = watched.others(*window, pid), watched.machine_busy(*window, pid)
+    if machine is not None and machine.cpus > case.cpus:
+        return None  # the run may not use all CPUs: others may have their own
+    own = [watched.cpu_of(one.pid, *window) or 0.0 for one in case.trace.processes]
+    rest = machine.busy - sum(own) if machine is not None and any(own) else 0.0  # of many, none may be a busy one
+    used = max(rest, sum(cpus for _, _, cpus in others))
+    if used < max(0.5, LARGE * case.cpus):
         return None
+    words = f"other programs use {used:.1f} of {case.in_cpus}"
     return SlowReason(
         "busy host",
-        f"other programs use {used:.1f} of {case.in_cpus}, most of all {others[0][1]} (pid {others[0][0]})",
+        f"{words}, most of all {others[0][1]} (pid {others[0][0]})" if others else words,
         "give the run CPUs of its own, or run it while the machine is idle; more workers do not help",
+        brief=words,
     )
 
 
@@ -581,10 +604,12 @@ def _growth(case: Case) -> SlowReason | None:
     workers = {process.pid: process.actor for process in trace.processes if process.role == "worker"}
     who = workers.get(pid, "the loop's process")
     others = f" ({len(found)} processes grow)" * (len(found) > 1)
+    words = f"memory grows: {who} by {rate:.0f} MiB/s"
     return SlowReason(
         "growth",
-        f"memory grows: {who} by {rate:.0f} MiB/s ({mib} MiB in its last {seconds:.0f} s){others}",
+        f"{words} ({mib} MiB in its last {seconds:.0f} s){others}",
         "find what the program keeps: a list or a cache that is never cleared (tracemalloc, memray)",
+        brief=words,
     )
 
 
@@ -615,6 +640,24 @@ REASONS: Final[dict[Bound, tuple[_Test, ...]]] = {
 def warnings(case: Case) -> tuple[SlowReason, ...]:
     """What is wrong whatever bounds the loader."""
     return tuple(filter(None, (_growth(case), _other_programs(case))))
+
+
+_BLAMED: Final[dict[Cause | None, tuple[tuple[int, int], ...]]] = {
+    None: (ev.CONSUMER,),
+    Cause.COLLATE: (ev.COLLATE,),
+    Cause.SAMPLER: (ev.SAMPLER_NEXT,),
+    Cause.START_UP: (ev.WORKER_INIT, ev.MAKE_FETCHER),
+}
+"""The spans to blame for a cause; None = the loader bounds nothing."""
+
+
+def blamed(case: Case, because: SlowReason | None) -> Rows:
+    """The spans that are to blame, in which the program's own code runs."""
+    if because is not None and because.rows is not None:
+        return because.rows
+    if case.cause in (Cause.SAMPLES, Cause.HEAD_OF_LINE):
+        return case.samples
+    return case.rows(*_BLAMED.get(case.cause, ()))
 
 
 def reason(case: Case) -> SlowReason | None:

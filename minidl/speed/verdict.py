@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minidl.speed.advice import ONE_SIDED, UNEVEN, Situation, next_step
 from minidl.speed.cpu_use import CpuLimit, cpus_of
-from minidl.speed.reasons import Case, SlowReason, reason, step_does, warnings
+from minidl.speed.hot_spots import HotSpot, hot_spot
+from minidl.speed.reasons import Case, SlowReason, blamed, reason, step_does, warnings
 from minidl.speed.wall_clock import FEW_BATCHES, KIND_OF, Bound, Cause, Waiting, waiting
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.words import duration, percent
@@ -35,14 +36,11 @@ ONCE = 0.5
 MARGIN = 0.6
 """A kind of waiting is named beside the first one if it is at least this part of it: neither is the winner."""
 
-MOST = 145
-"""Characters of a sentence, so that a title is not cut: it has 170, and may begin with a line of the program."""
+ROOM = 150
+"""Characters of a sentence, so that a title is not cut; less if it begins with a line of the program."""
 
 LONGEST_NAME = 24
 """Characters of a name of the program's that a sentence has room for."""
-
-SHORT = 130
-"""Characters of a sentence with a reason, after its kind: a title has room for them and for a line of the program."""
 
 NEARLY_ALL = 0.9
 """The part of all waiting from which a kind is named without a share of its own."""
@@ -53,11 +51,38 @@ a faster reader would only wait for them. If the reader is the limit, workers id
 
 
 class Reasons(NamedTuple):
-    """The reason for what bounds a loader, what else is wrong, and what the training step mostly does, "" = unknown."""
+    """The reason for what bounds a loader, what else is wrong, and what the training step mostly does, "" = unknown.
+
+    spot: the line of the program that the blamed steps were mostly in, None = unknown.
+    """
 
     reason: SlowReason | None = None
     warnings: tuple[SlowReason, ...] = ()
     step: str = ""
+    spot: HotSpot | None = None
+
+
+class _Wording(NamedTuple):
+    """How much a sentence says. source: characters of the line of code, -1 = not even where it is; warnings: what else
+    is wrong, and the reason, 2 = in full, 1 = briefly, 0 = briefly, and only growing memory; how: what samples mostly
+    do; all_kinds: a second kind of waiting, and what the loop waits for beside a reason.
+    """
+
+    source: int
+    warnings: int
+    how: bool = True
+    all_kinds: bool = True
+
+
+_WORDINGS = tuple(
+    _Wording(*one)
+    for one in (
+        (60, 2), (40, 2), (40, 1), (40, 1, False), (40, 2, False, False), (40, 1, False, False), (24, 1, False, False),
+        (0, 1, False, False), (-1, 2), (-1, 1, False), (-1, 1, False, False), (0, 0, False, False),
+        (-1, 0, False, False),
+    )
+)  # fmt: skip
+"""From the one that says most to the one that says least; the first that fits is the sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,41 +108,46 @@ class Verdict:
         return [self.sentence, *(f"  {text}" for text in (*filter(None, [self.apart]), *self.evidence)), *step]
 
 
-def verdict(trace: Trace, loader: int, spans: Rows | None = None) -> Verdict:
-    """What bounds this loader iterator of `trace`. spans: `trace.spans()`, if the caller has them already."""
+def verdict(trace: Trace, loader: int, spans: Rows | None = None, room: int = ROOM) -> Verdict:
+    """What bounds this loader iterator of `trace`. spans: `trace.spans()`, if the caller has them already.
+
+    room: characters of the sentence.
+    """
     spans = trace.spans() if spans is None else spans
     found = waiting(trace, loader, spans)
     if found.alike > 1 and _kind(found)[0] is Bound.TOO_FEW:
-        found = _joined(trace, loader, found, spans)
-    return _judged(trace, (loader,), found, spans)
+        return _judged(trace, *_joined(trace, loader, found, spans), spans, room)
+    return _judged(trace, (loader,), found, spans, room)
 
 
-def _judged(trace: Trace, loaders: Sequence[int], found: Waiting, spans: Rows) -> Verdict:
+def _judged(trace: Trace, loaders: Sequence[int], found: Waiting, spans: Rows, room: int) -> Verdict:
     params, cpus = trace.loaders.get(loaders[0], {}), cpus_of(trace.manifest)
 
     def why(kind: Bound, cause: Cause | None) -> Reasons:
         case = Case(kind, cause, found, params, cpus, trace, tuple(loaders), spans)
-        return Reasons(reason(case), warnings(case), step_does(case) if kind is Bound.NOT_INPUT else "")
+        because, step = reason(case), step_does(case) if kind is Bound.NOT_INPUT else ""
+        return Reasons(because, warnings(case), step, hot_spot(trace.stack_samples, blamed(case, because)))
 
-    return judge(found, params, cpus, why)
+    return judge(found, params, cpus, why, room)
 
 
-def _joined(trace: Trace, loader: int, found: Waiting, spans: Rows) -> Waiting:
-    """The waiting of this iterator and of its neighbours with the same parameters, until there are enough batches."""
-    params = trace.loaders.get(loader, {})
+def _joined(trace: Trace, loader: int, found: Waiting, spans: Rows) -> tuple[list[int], Waiting]:
+    """This iterator and its neighbours with the same parameters, until there are enough batches; and their waiting."""
+    params, joined = trace.loaders.get(loader, {}), [loader]
     alike = [other for other, theirs in trace.loaders.items() if other != loader and theirs == params]
     for other in sorted(alike, key=lambda number: abs(number - loader))[: 2 * FEW_BATCHES]:
         if found.batches >= FEW_BATCHES:
             break
+        joined.append(other)
         found += waiting(trace, other, spans)
-    return found
+    return joined, found
 
 
-def summed(trace: Trace, loaders: Sequence[int], spans: Rows) -> Verdict:
-    """Return one verdict on several iterators of one DataLoader, as if they were one."""
+def summed(trace: Trace, loaders: Sequence[int], spans: Rows, room: int = ROOM) -> Verdict:
+    """Return one verdict on several iterators of one DataLoader, as if they were one. room: as in `verdict`."""
     each = sorted((waiting(trace, loader, spans) for loader in loaders), key=lambda one: one.total)
     found = functools.reduce(operator.add, each[:-1], each[-1])
-    return _judged(trace, loaders, found, spans)
+    return _judged(trace, loaders, found, spans, room)
 
 
 # --- The judgement ----------------------------------------------------------------------------------------------------
@@ -126,53 +156,62 @@ def judge(
     params: dict[str, Any] | None = None,
     cpus: float | None = None,
     why: Callable[[Bound, Cause | None], Reasons] = lambda kind, cause: Reasons(),
+    room: int = ROOM,
 ) -> Verdict:
     """Judge `found`.
 
-    params: the loader's parameters in its trace; cpus: the usable CPUs, if known; why: the reason for what bounds it.
+    params: the loader's parameters in its trace; cpus: the usable CPUs, if known; why: the reason for what bounds it;
+    room: characters of the sentence.
     """
     if isinstance(unseen := (params or {}).get("unseen"), list) and "next" in unseen:
         step = next_step(Situation(Bound.UNSEEN, None, found, {}, cpus))
         return Verdict(Bound.UNSEEN, _UNSEEN, (), step)
     kind, cause = _kind(found)
-    because, also, step = why(kind, cause)
+    reasons = because, also, _, spot = why(kind, cause)
     situation = Situation(kind, cause, found, params or {}, cpus)
-    sentence = _sentence(situation, because, step, [one.words for one in also])
-    if len(sentence) > MOST:  # the evidence has them, too
-        sentence = _sentence(situation, because, step, [one.words for one in also if one.name == "growth"])
+    every = [_sentence(situation, reasons, wording) for wording in _WORDINGS]
+    sentence = next((one for one in every if len(one) <= room), every[-1])  # the evidence has the rest
     own = because.next_step if because is not None else ""
     idle = kind is Bound.NOT_INPUT and bool(also)  # no advice for a loader that keeps up
     steps = "; ".join([*(one.next_step for one in also), own or next_step(situation) * (not idle)])
     task = found.task if kind is Bound.HEAD_OF_LINE else -1
     apart = _apart(found, kind) if cause is not None else ""
     kind = Bound.PROGRAM if kind is Bound.NOT_INPUT and (because is not None or also) else kind
-    evidence = (*(one.words for one in also if one.words not in sentence), *_evidence(found, cpus))
+    told = [*([because] if because is not None else []), *also]
+    evidence = (*(one.words for one in told if one.words not in sentence), *_evidence(found, cpus))
+    evidence += (spot.words(),) if spot is not None else ()
     return Verdict(kind, sentence, evidence, steps.strip("; "), cause, task, apart, because)
 
 
 _UNSEEN = "unknown what bounds the loader: an observed loader with pinned memory does not show when the loop waits"
 
 
-def _sentence(situation: Situation, because: SlowReason | None, step: str, also: Sequence[str]) -> str:
+def _sentence(situation: Situation, reasons: Reasons, wording: _Wording) -> str:
     """What bounds the loader, why, and what else is wrong; that comes first if the loader bounds nothing.
 
     All shares before the reason are of the loop's time: of its steady time, unless the start is what bounds it.
     """
     kind, found = situation.kind, situation.found
-    words = "" if because is None else because.words
+    because, warned, step, spot = reasons
+    brief = wording.warnings < 2
+    words = "" if because is None else because.said(brief)
+    at = f" ({spot.brief(wording.source)})" if spot is not None and wording.source >= 0 else ""
+    also = [one.said(brief) for one in warned if wording.warnings or one.name == "growth"]
     if kind is Bound.TOO_FEW:
         said = f"too few batches to say what bounds the loader: {found.batches} (at least {FEW_BATCHES} are needed)"
     elif kind is Bound.NOT_INPUT and (words or also):
+        words += at * bool(words)
         return f"{Bound.PROGRAM.value}: {'; '.join(filter(None, (words, *also)))}; the loader keeps up"
     elif kind is Bound.NOT_INPUT:
-        said = _keeping_up(found, step)
+        said = _keeping_up(found, step, at)
     elif kind is Bound.START_UP:
         time = max(1, found.total + found.consumer)
         name = "shutdown-bound" if found.ends_slowly else kind.value
-        what = f"{percent(found.causes[Cause.START_UP] / time)} for {Cause.START_UP.value}"
-        said = ": ".join(filter(None, (f"{name}: {_waited(found.total, time)}, {what}", words)))
+        what = f", {percent(found.causes[Cause.START_UP] / time)} for {Cause.START_UP.value}"
+        what *= not words or wording.all_kinds
+        said = ": ".join(filter(None, (f"{name}: {_waited(found.total, time)}{what}", words and words + at)))
     else:
-        said = _steady(situation, words)
+        said = _steady(situation, words, at, wording)
     return "; ".join((said, *also))
 
 
@@ -180,16 +219,19 @@ def _waited(ns: int, time: int) -> str:
     return f"the loop waited {percent(ns / time)} of its time"
 
 
-def _keeping_up(found: Waiting, does: str) -> str:
+def _keeping_up(found: Waiting, does: str, at: str) -> str:
     whole, once = found.total + found.consumer, found.causes[Cause.START_UP]
     step, with_start = (found.consumer / max(1, time) for time in (whole - once, whole))
     also = f" ({percent(with_start)} with the start and end of its workers)" * (step - with_start >= 0.05)
     takes = f"the training step takes {percent(step)} of the loop's time{f' and mostly {does}' if does else ''}"
-    return f"{Bound.NOT_INPUT.value}: the loader keeps up, {takes}{also}"
+    return f"{Bound.NOT_INPUT.value}: the loader keeps up, {takes}{at}{also * (not at)}"
 
 
-def _steady(situation: Situation, words: str) -> str:
-    """What the loop waits for in the steady state: one kind, or two if neither wins. words: the reason's, "" = none."""
+def _steady(situation: Situation, words: str, at: str, wording: _Wording) -> str:
+    """What the loop waits for in the steady state: one kind, or two if neither wins.
+
+    words: the reason's, "" = none; at: the line of the program.
+    """
     kind, cause, found = situation.kind, situation.cause, situation.found
     once = found.causes[Cause.START_UP]
     waited, time = found.total - once, max(1, found.total + found.consumer - once)
@@ -197,32 +239,34 @@ def _steady(situation: Situation, words: str) -> str:
     if kind is Bound.SUPPLY and found.of(Bound.READING) > found.of(Bound.SUPPLY):
         assert cause is not None
         how = f": {words}" if words else _how(situation)
-        return f"{kind.value}: {loop}, and its workers were always busy, mostly with {cause.value}{how}"
+        return f"{kind.value}: {loop}, and its workers were always busy, mostly with {cause.value}{how}{at}"
+    if words and (kind is Bound.HEAD_OF_LINE or not wording.all_kinds):
+        return f"{kind.value}: {loop}: {words}{at}"  # the kind's name, or the reason, says what for
     others = sorted((one for one in dict.fromkeys(KIND_OF.values()) if one is not kind), key=lambda one: -found.of(one))
-    named = [kind, *(one for one in others[:1] if found.of(one) >= MARGIN * found.of(kind))]
-    parts = [f"{percent(found.of(one) / time)} for {_what(situation, one, not words)}" for one in named]
+    both = [kind, *(one for one in others[:1] if wording.all_kinds and found.of(one) >= MARGIN * found.of(kind))]
+    said = [_what(situation, one, wording.how and not words, "" if words else at * (one is kind)) for one in both]
+    parts = [f"{percent(found.of(one) / time)} for {what}" for one, what in zip(both, said, strict=True)]
     alone = found.of(kind) >= NEARLY_ALL * waited
-    what = f" for {_what(situation, kind, not words)}" if alone else f", {', and '.join(parts)}"
-    why = f": {words}" if words else _whose(found) if kind is Bound.HEAD_OF_LINE else ""
-    if words and (kind is Bound.HEAD_OF_LINE or len(loop + what + why) > SHORT):
-        what = ""  # the kind's name, or the reason, says what for
+    what = f" for {said[0]}" if alone else f", {', and '.join(parts)}"
+    why = f": {words}{at}" if words else _whose(found) if kind is Bound.HEAD_OF_LINE and not at else ""
     return f"{kind.value}: {loop}{what}{why}"
 
 
-def _what(situation: Situation, kind: Bound, with_how: bool) -> str:
-    """What the loop waits for, if this kind bounds it. with_how: and what samples mostly do."""
+def _what(situation: Situation, kind: Bound, with_how: bool, at: str) -> str:
+    """What the loop waits for, if this kind bounds it. with_how: and what samples mostly do; at: the program's line."""
     found = situation.found
     mine = [cause for cause in KIND_OF if KIND_OF[cause] is kind]
     cause = situation.cause if situation.cause in mine else found.largest(kind)
     assert cause is not None
     how = _how(situation) if with_how and cause is situation.cause else ""
     if cause not in _MAKE:
-        return cause.value
+        return cause.value + at
     name = str(situation.params.get("dataset" if cause is Cause.SAMPLES else "collate_fn") or "")
     own = name if cause is not Cause.IPC and len(name) <= LONGEST_NAME and name != "default_collate" else ""
+    own = at or (f" ({own})" if own else "")
     if not found.workers:
-        return f"{cause.value}{f' ({own})' if own else ''}, without workers{how}"
-    return f"workers that {_MAKE[cause]}{f' ({own})' if own else ''}{how}"
+        return f"{cause.value}{own}, without workers{how}"
+    return f"{cause.value if at else f'workers that {_MAKE[cause]}'}{own}{how}"
 
 
 def _how(situation: Situation) -> str:

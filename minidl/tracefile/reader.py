@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from minidl.tracefile import watched
+from minidl.tracefile import stack_samples, watched
 from minidl.tracefile.arrays import Bools, Ints, Rows, table_of
 from minidl.tracefile.attachments import Attachment, packed
 from minidl.tracefile.events import EVENTS, WORKER_START, Event, Field, Phase, codes_where
@@ -48,6 +48,7 @@ from minidl.tracefile.order import Order
 from minidl.tracefile.packs import write_packed
 from minidl.tracefile.process import Process
 from minidl.tracefile.spans import pairs
+from minidl.tracefile.stack_samples import StackSamples
 from minidl.tracefile.watched import Watched
 from minidl.tracefile.words import counted, duration, plain
 
@@ -335,6 +336,11 @@ class Trace:
     def watched(self) -> Watched:
         """What the trace's watchdogs saw: signs of life, deaths, evidence of hangs; false if there was none."""
         return watched.read(self._watches, self.threads)
+
+    @cached_property
+    def stack_samples(self) -> StackSamples:
+        """Where the threads that fetch and train were, as sampling found them; empty if none was sampled."""
+        return stack_samples.read(self.described("sampled"), self.strings)
 
     @property
     def order(self) -> Order:

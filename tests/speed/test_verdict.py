@@ -15,11 +15,13 @@ from oracle_trace import write_process
 
 import minidl
 from minidl.playback.state import MOST_WORKERS
+from minidl.speed.hot_spots import HotSpot
 from minidl.speed.reasons import SlowReason
 from minidl.speed.verdict import Reasons, Verdict, judge, verdict
 from minidl.speed.wall_clock import FEW_BATCHES, Bound, Cause, Waiting, waiting
 from minidl.tracefile import events as ev
 from minidl.tracefile.reader import Trace, read_trace
+from minidl.tracefile.stack_samples import CodeLine
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
@@ -470,3 +472,38 @@ def test_starting_workers_is_told_from_ending_them(ending: int, name: str) -> No
     told = judge(replace(made(consumer=100, start_up=200, samples=50, alike=5), ending=ending))
     assert told.kind is Bound.START_UP
     assert told.sentence.startswith(f"{name}: ")
+
+
+SLOW = CodeLine(
+    "/home/me/tiles.py", 31, "Tiles.__getitem__", "return gzip.open(self.paths[index], 'rb').read()  # it is"
+)
+BUSY = SlowReason(
+    "busy host", "other programs use 1.6 of 2 CPUs, most of all sh (pid 9)", brief="other programs use 1.6 of 2 CPUs"
+)
+WAITS = SlowReason("waits", "workers wait for a file lock (35 of 48 looks)", brief="workers wait for a file lock")
+TEXT = "return gzip.open(self.paths[index], 'rb').read()"
+
+
+@pytest.mark.parametrize(
+    ("reason", "warnings", "room", "words"),
+    [
+        (None, (), 150, f" for samples (87% at tiles.py:31 `{TEXT}`)"),
+        (None, (), 120, f" for samples (87% at tiles.py:31 `{TEXT[:21]}...`)"),
+        (None, (BUSY,), 150, f" for samples (87% at tiles.py:31 `{TEXT[:21]}...`); other programs use 1.6 of 2 CPUs"),
+        (WAITS, (), 150, f": workers wait for a file lock (87% at tiles.py:31 `{TEXT[:37]}...`)"),
+        (WAITS, (), 100, ": workers wait for a file lock (87% at tiles.py:31)"),
+        (None, (BUSY,), 90, " for samples (87% at tiles.py:31)"),
+        (None, (BUSY,), 72, " for workers that fetch samples"),
+    ],
+)
+def test_a_sentence_names_the_line_as_far_as_it_has_room(
+    reason: SlowReason | None, warnings: tuple[SlowReason, ...], room: int, words: str
+) -> None:
+    spot = HotSpot(SLOW, True, "GzipFile.read", 0.87, 100, 0.9)
+    causes = dict.fromkeys(Cause, 0) | {Cause.SAMPLES: 600}
+    work = {Cause.SAMPLES: 600, Cause.COLLATE: 0, Cause.IPC: 0}
+    found = Waiting(causes, 400, 100, 2, 1, work=work)
+    told = judge(found, why=lambda kind, cause: Reasons(reason, warnings, "", spot), room=room)
+    assert told.sentence == f"supply-bound: the loop waited 60% of its time{words}"
+    assert spot.words() in told.evidence
+    assert all(one.words in (*told.evidence, told.sentence) for one in [*warnings, *filter(None, [reason])])

@@ -15,7 +15,7 @@ from minidl.hang.evidence.descriptors import read_descriptors
 from minidl.hang.evidence.model import SeenProcess, SeenThread, Syscall
 from minidl.hang.evidence.proc import ProcFiles, Unseen, numbers_of, semaphores_of, signals_of
 from minidl.hang.evidence.syscalls import decoded, waits_for_mutex
-from minidl.process_stat import children_of
+from minidl.process_stat import SAMPLER_NAME, children_of
 
 MOST_THREADS: Final = 256
 _MACHINE: Final = platform.machine()
@@ -109,8 +109,8 @@ def _threads(files: ProcFiles, before: FirstLook) -> Iterator[SeenThread]:
         unseen.add(f"{len(tids) - MOST_THREADS} of {len(tids)} threads", f"only the first {MOST_THREADS} are read")
     for tid in tids[:MOST_THREADS]:
         now, own = thread_look(files.pid, tid, unseen), ProcFiles(files.pid, tid, unseen)
-        if now is None:
-            continue  # it has ended meanwhile
+        if now is None or now.name == SAMPLER_NAME:
+            continue  # it has ended meanwhile, or is ours
         then = before.threads.get(tid, now)
         yield SeenThread(
             tid=tid,

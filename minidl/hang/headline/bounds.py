@@ -11,7 +11,7 @@ import numpy as np
 
 from minidl.hang.finding import Finding, Focus, FocusScope, RunOutcome
 from minidl.hang.headline.run_context import RunContext
-from minidl.speed.verdict import Verdict, summed, verdict
+from minidl.speed.verdict import ROOM, Verdict, summed, verdict
 from minidl.speed.wall_clock import Bound
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
@@ -60,13 +60,14 @@ def what_bounds(run: RunContext) -> Finding:
         return run.finding(RunOutcome.FINE, "no iterator of a DataLoader has recorded anything")
     every = _groups(run, waited)
     group = max(every, key=lambda one: (sum(waited[number] for number in one.iterators), -min(one.iterators)))
-    together = summed(run.trace, group.iterators[:MOST_SUMMED], run.spans) if len(group.iterators) > 1 else None
-    found = together or verdict(run.trace, group.iterators[0], run.spans)
+    who = _who(run, group, every) if len(every) > 1 else ""
+    room = ROOM - len(who)
+    together = summed(run.trace, group.iterators[:MOST_SUMMED], run.spans, room) if len(group.iterators) > 1 else None
+    found = together or verdict(run.trace, group.iterators[0], run.spans, room)
     said, evidence = found.sentence, (*([found.apart] if found.apart else []), *found.evidence)
     if len(every) > 1:
         kind = "DataLoaders" if group.loader is not None else "iterators"
         evidence = (f"the loop waited longest for this one of {len(every)} {kind}: {group.name}", *evidence)
-        who = _who(run, group, every)
         said = f"{who} is {said}" if who and found.kind not in _UNNAMED else said
     if found.kind in _ENDED_WELL:
         return run.finding(RunOutcome.FINE, said, evidence, found.next_step)

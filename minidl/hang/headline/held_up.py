@@ -17,11 +17,15 @@ from minidl.hang.places import LoaderStep
 from minidl.hang.snapshot import IteratorSnapshot, Job
 from minidl.playback.missing import BatchPlace, MissingBatch, missing_batch
 from minidl.playback.state import MessageStage, ProtocolState
+from minidl.speed.hot_spots import spot_of
 from minidl.tracefile import events as ev
 from minidl.tracefile.open_spans import since
 from minidl.tracefile.process import ProcessLife
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.words import counted, doing, listed
+
+STAYS = 0.9
+"""The part of the looks at a process in a wait from which it stayed at one line."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +134,16 @@ def _no_batch(run: RunContext, wait: LastWait, shot: IteratorSnapshot, missing: 
         focus = still(run, wait, focus, "stopped by a signal:", task)
     elif silent:
         what, focus = f"{who.name} has not taken task {task} (stopped?)", still(run, wait, focus, "stopped?", task)
+    else:
+        what += _seen_at(run, focus.process, wait)
     return what, step, focus
+
+
+def _seen_at(run: RunContext, process: int, wait: LastWait) -> str:
+    """The line of the program that a process did not leave in the wait, by stack samples; "" = unknown."""
+    looks = run.trace.stack_samples
+    spot = spot_of(looks, (looks.process == process) & (looks.at >= wait.begin) & (looks.at <= wait.until))
+    return f", at {spot.place()}" if spot is not None and spot.line and spot.share >= STAYS else ""
 
 
 def _remedy(run: RunContext, focus: Focus, missing: MissingBatch, silent: bool) -> str:
