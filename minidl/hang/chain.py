@@ -230,6 +230,8 @@ def waiting_in(link: ThreadFacts) -> str | None:
     if link.kind is not Blocked.FUTEX or link.wait.bounded or not link.place.inside:
         return None
     waiting = ""
+    if link.place.inside[0].name == "__enter__" or link.place.inside[0].source.startswith("with "):
+        return ""  # also the own lock of a queue
     for frame in link.place.inside:
         if not library(frame.file):
             break

@@ -42,7 +42,8 @@ BY_CAUSE: Final = {
     HangCause.FORK_LOCK: AFTER_FORK,
     HangCause.SELF_LOCK: "use threading.RLock, or release the lock before you take it again: the thread holds it "
     "itself",
-    HangCause.MISSING_THREAD: AFTER_FORK,
+    HangCause.MISSING_THREAD: "create the pool, thread or client in the worker (worker_init_fn, or at its first use "
+    "there), or use multiprocessing_context='forkserver' or 'spawn'",
     HangCause.CYCLE: "take the locks in one order everywhere, or hold none while waiting for another process",
     HangCause.BARRIER: "give the barrier a timeout, and let no dataset wait for another worker: a barrier needs all of "
     "its parties, but workers get different samples",

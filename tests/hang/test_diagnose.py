@@ -126,6 +126,9 @@ def with_locks(pid: int, *held: str) -> Descriptor:
     return Descriptor(7, "file", "/data/index.lock", 77, 3, "rw", locks=held)
 
 
+SHARED_MUTEX = Syscall("futex", "waits for a mutex", (4096, 0, 2), address=4096, timeout=-1.0)
+
+
 def sharing(one: SeenProcess) -> SeenProcess:
     """The process with the semaphore of several processes that LOCKED waits for."""
     return replace(one, semaphores=(Semaphore("sem.mp", 700, 4096, 0, 1),))
@@ -191,6 +194,12 @@ FILE_LOCKS = [
          looks=[look(loop(1), locked(0, 71, 70), locked(1, 70, 71),
                      locks=tuple(FileLock(i, "FLOCK", "WRITE", 101 + i, 3, 70 + i) for i in (0, 1)))],
          cause=HangCause.CYCLE, says="worker 1 (pid 102) -> worker 0 (pid 101) -> worker 1 (pid 102)"),
+    case("a mutex in shared memory names its owner, in another process",
+         loop(1), worker(0, user("time.sleep(990)"), call=SLEEPS), worker(1, user("txn"), call=SHARED_MUTEX, owner=101),
+         cause=HangCause.LOCK, worker=0, sample=37, ends="holds that lock, and is asleep (990 s more)"),
+    case("a mutex in shared memory whose owner has ended",
+         loop(1), IDLE, worker(1, user("txn"), call=SHARED_MUTEX, owner=901), cause=HangCause.DEAD_LOCK_HOLDER,
+         worker=1, says="its owner, thread 901, is a thread that has ended", fix="ROBUST"),
     case("of two locks in a chain the last is the cause",
          looks=[look(loop(1), TWO_LOCKS, worker(1, user("flock(index)"), call=FLOCK, descriptors=(with_locks(102),)),
                      locks=(OF_101, FileLock(2, "FLOCK", "WRITE", 900, 3, 78)))],
@@ -408,6 +417,53 @@ def test_a_lock_that_the_worker_can_not_have_taken_before_was_held_at_the_fork(
         for f in made.threads[0].stack or ()
     )  # fmt: skip
     assert found(loop(1), IDLE, again(made, stack=stack)).cause is cause
+
+
+def forked(*inside: Frame, copies: dict[str, int] | None = None, **more: Any) -> list[SeenProcess]:
+    """A loop, an idle worker, and one that waits for a lock. copies: of that lock, by pid."""
+    waits = worker(1, *(inside or (user("with self._lock:", "Cache.get"),)), call=LOCKED, **more)
+    return [loop(1), IDLE, again(waits, copies=copies or {})]
+
+
+TQDM = thread(150, (WAIT, library("TMonitor.run", "/site-packages/tqdm/_monitor.py")), LOCKED, name="tqdm")
+CALLS = user("self.load(i)", "D.__getitem__", 20)
+LOADS = user("with self.lock:", "D.load", 8)
+
+
+@pytest.mark.parametrize(
+    ("seen", "cause", "sure", "fact"),
+    [
+        (forked(LOADS, replace(CALLS, within=("with self.lock:",))), HangCause.SELF_LOCK, Sure.LIKELY,
+         "its own stack has taken the lock: `with self.lock:` in D.__getitem__ (data.py:20)"),
+        (forked(LOADS, replace(CALLS, source="with self.lock: self.load(i)")), HangCause.SELF_LOCK, Sure.LIKELY, "own"),
+        (forked(LOADS, replace(CALLS, function="Other.get", within=("with self.lock:",))), HangCause.SELF_LOCK,
+         Sure.POSSIBLE, "no owner"),
+        (forked(LOADS, replace(CALLS, within=("with self.cache:",))), HangCause.SELF_LOCK, Sure.POSSIBLE, "no owner"),
+        (forked(user("L.acquire()", within=("L.acquire()",))), HangCause.SELF_LOCK, Sure.LIKELY, "own stack"),
+        (forked(user("L.acquire()", within=("L.release()", "L.acquire()"))), HangCause.SELF_LOCK, Sure.POSSIBLE, ""),
+        (forked(copies={"100": -1, "101": -1}), HangCause.SELF_LOCK, Sure.LIKELY, "the worker made the lock itself"),
+        (forked(copies={"100": 1, "101": 0}), HangCause.FORK_LOCK, Sure.LIKELY, "is held in worker 0 (pid 101), too"),
+        (forked(copies={"100": 0, "101": 1}), HangCause.FORK_LOCK, Sure.LIKELY, "held in the parent process now"),
+        (forked(copies={"100": 1, "101": 1}), HangCause.SELF_LOCK, Sure.POSSIBLE, "the lock has no owner"),
+        ([loop(1, TQDM), *forked()[1:]], HangCause.SELF_LOCK, Sure.POSSIBLE, "the lock has no owner"),
+        ([loop(1, REFRESH), *forked()[1:]], HangCause.FORK_LOCK, Sure.LIKELY, "refresher"),
+        ([loop(1), worker(0, user("with L:"), call=LOCKED), worker(1, user("with L:"), call=LOCKED)],
+         HangCause.FORK_LOCK, Sure.POSSIBLE, "worker 0 (pid 101) waits at the same line"),
+        (forked(library("_ModuleLock.acquire", "<frozen importlib._bootstrap>")), HangCause.FORK_LOCK, Sure.LIKELY, ""),
+        (forked(library("Condition.__enter__"), library("Queue.put", "/lib/python3.11/queue.py")), HangCause.SELF_LOCK,
+         Sure.POSSIBLE, "no owner"),
+        (forked(library("Queue.put", "/lib/python3.11/queue.py", "with self.not_full:")), HangCause.SELF_LOCK,
+         Sure.POSSIBLE, "no owner"),
+    ],
+)  # fmt: skip
+def test_a_lock_that_was_held_at_the_fork_is_told_from_one_that_the_worker_holds(
+    seen: list[SeenProcess], cause: HangCause, sure: Sure, fact: str
+) -> None:
+    """One that neither the stack nor the memory of other processes shows is only possible, and both are named."""
+    said = found(*seen)
+    assert (said.cause, said.sure) == (cause, sure)
+    assert any(fact in one.text for one in said.evidence)
+    assert bool(said.also) or sure is Sure.LIKELY
 
 
 def test_a_lock_that_a_signal_handler_takes_twice_hangs_though_signals_wake_it() -> None:

@@ -38,8 +38,10 @@ def polls(fd: int) -> Syscall:
     return Syscall("poll", "1 descriptor", (fd,), (fd,), timeout=5.0)
 
 
-def user(source: str, function: str = "Data.__getitem__", line: int = 12, **variables: str) -> Frame:
-    return Frame(function, "/home/a/data.py", line, variables, source)
+def user(
+    source: str, function: str = "Data.__getitem__", line: int = 12, within: tuple[str, ...] = (), **variables: str
+) -> Frame:
+    return Frame(function, "/home/a/data.py", line, variables, source, within)
 
 
 def library(function: str, file: str = THREADING, source: str = "", **variables: str) -> Frame:

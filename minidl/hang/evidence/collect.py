@@ -15,8 +15,8 @@ from dataclasses import replace
 from minidl.hang.evidence.descriptors import sockets, with_sockets
 from minidl.hang.evidence.machine import read_locks, read_machine
 from minidl.hang.evidence.model import FileLock, RunEvidence, SeenProcess, SeenThread
-from minidl.hang.evidence.proc import Unseen
-from minidl.hang.evidence.processes import first_look, read_process
+from minidl.hang.evidence.proc import ProcFiles, Unseen
+from minidl.hang.evidence.processes import copies, first_look, read_process
 from minidl.hang.evidence.stacks import Stack, Stacks, spied
 from minidl.hang.evidence.stacks import py_spy as py_spy_program
 from minidl.process_stat import boot_id, descendants_of
@@ -31,6 +31,9 @@ def collect(main: int, others: Iterable[int] = (), *, interval: float = 0.5, py_
     time.sleep(interval)
     moment = time.monotonic_ns()
     found = [p for pid in _all(main, others) if (p := read_process(pid, before.get(pid))) is not None]
+    locks = _of_interest(read_locks(unseen), found)
+    found += [p for pid in _outside(found, locks) if (p := read_process(pid, None)) is not None]
+    found = [_with_copies(process, found) for process in found]
     known = sockets(unseen)
     found = [replace(process, descriptors=with_sockets(process.descriptors, known)) for process in found]
     asked = [process.pid for process in found if py_spy and not process.ended and is_python(process)]
@@ -45,7 +48,7 @@ def collect(main: int, others: Iterable[int] = (), *, interval: float = 0.5, py_
         boot=boot_id(),
         stacks="py-spy" if given else "",
         processes=tuple(_with_stacks(one, given.get(one.pid, {}), why.get(one.pid, "")) for one in found),
-        locks=_of_interest(read_locks(unseen), found),
+        locks=locks,
         machine=read_machine(line for process in found for line in process.cgroups),
         not_seen=unseen.all(),
     )
@@ -61,6 +64,22 @@ def _holders_for(pids: set[int]) -> list[int]:
     locks = read_locks(Unseen())
     wanted = {one.number for one in locks if one.waits and one.pid in pids}
     return [one.pid for one in locks if one.number in wanted and not one.waits and one.pid > 0]
+
+
+def _outside(found: Iterable[SeenProcess], locks: Iterable[FileLock]) -> list[int]:
+    """The other processes that own a mutex which one of these waits for, or that lock a file which one has open."""
+    owners = [thread.owner for process in found for thread in process.threads if thread.owner > 0]
+    pids = [int(ProcFiles(tid).status().get("Tgid", "0")) for tid in owners]
+    pids += [one.pid for one in locks if one.mode == "WRITE" and not one.waits]
+    return [pid for pid in dict.fromkeys(pids) if pid > 0 and all(pid != process.pid for process in found)]
+
+
+def _with_copies(process: SeenProcess, found: Iterable[SeenProcess]) -> SeenProcess:
+    """A process with what its forks and its parent have in the place of the lock that its main thread waits for."""
+    family = [one for one in found if one.pid != process.pid and process.ppid in (one.pid, one.ppid)]
+    values = copies(process, [one.pid for one in family if one.command == process.command])
+    threads = (replace(one, copies=values) if one.tid == process.pid else one for one in process.threads)
+    return replace(process, threads=tuple(threads)) if values else process
 
 
 def _of_interest(locks: tuple[FileLock, ...], processes: Iterable[SeenProcess]) -> tuple[FileLock, ...]:

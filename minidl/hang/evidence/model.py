@@ -25,13 +25,17 @@ class EvidenceError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A frame of Python. source: its line. variables: name -> repr; of the user's frames, integers alone."""
+    """A frame of Python. source: its line. variables: name -> repr; of the user's frames, integers alone.
+
+    within: the `with` statements around its line, and the calls of acquire before it, innermost first.
+    """
 
     function: str
     file: str
     line: int
     variables: dict[str, str] = field(default_factory=dict)
     source: str = ""
+    within: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -74,7 +78,8 @@ class SeenThread:
     state: the kernel's letters: R runs, S sleeps, D uninterruptible, T stopped, t traced, Z ended. cpu: seconds of CPU
     time. switches: how often it gave up the CPU by itself. stack: None = not seen. gil: whether it holds the
     interpreter's lock, None = unknown. owner: the thread that the mutex it waits for names as its owner, -1 = none.
-    idle: seconds since it ran last, -1 = unknown.
+    idle: seconds since it ran last, -1 = unknown. copies: pid -> the value of the lock that it waits for in the parent
+    and in the parent's other forks: 0 = held, 1 = free, -1 = another thing is at its address.
     """
 
     tid: int
@@ -91,6 +96,7 @@ class SeenThread:
     gil: bool | None = None
     owner: int = -1
     idle: float = -1.0
+    copies: dict[str, int] = field(default_factory=dict)
 
     @property
     def call(self) -> Syscall:

@@ -7,14 +7,15 @@ return None for a process that is gone. What may not be read is named in `not_se
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from minidl.hang.evidence.descriptors import read_descriptors
 from minidl.hang.evidence.model import SeenProcess, SeenThread, Syscall
 from minidl.hang.evidence.proc import ProcFiles, Unseen, numbers_of, semaphores_of, signals_of
-from minidl.hang.evidence.syscalls import decoded, waits_for_mutex
+from minidl.hang.evidence.syscalls import decoded, is_private, waits_for_mutex
 from minidl.process_stat import SAMPLER_NAME, children_of
 
 MOST_THREADS: Final = 256
@@ -125,6 +126,24 @@ def _threads(files: ProcFiles, before: FirstLook) -> Iterator[SeenThread]:
             owner=_owner(now.call, own),
             idle=own.idle(),
         )
+
+
+def copies(process: SeenProcess, family: Iterable[int]) -> dict[str, int]:
+    """The value of the lock that a process's main thread waits for, in the processes of its fork's family.
+
+    A lock of Python is a semaphore of glibc (until 3.13), which lies in memory of malloc at the same address in all of
+    them, behind the same size of its chunk.
+    """
+    main, found = process.main, dict[str, int]()
+    if main is None or main.owner > 0 or not is_private(main.call):
+        return found
+    own = ProcFiles(process.pid).memory(main.call.address - 8, 16)
+    for files in map(ProcFiles, family if any(own[:8]) and own[8:12] == bytes(4) else ()):
+        other = files.memory(main.call.address - 8, 16)
+        if other or files.memory_allowed():  # else it is not mapped there
+            value, waiters = struct.unpack("<II", other[8:]) if other[:8] == own[:8] else (-1, 0)
+            found[str(files.pid)] = value if value in (0, 1) and waiters < 1 << 16 else -1
+    return found
 
 
 def _owner(call: Syscall | None, files: ProcFiles) -> int:

@@ -125,7 +125,7 @@ def _stack(one: Mapping[str, Any]) -> Stack:
         file = str(frame["filename"])
         seen = {str(local["name"]): str(local.get("repr")) for local in frame.get("locals") or ()}
         line = int(frame["line"])
-        frames.append(Frame(str(frame["name"]), file, line, kept(file, seen), source_of(file, line)))
+        frames.append(frame_at(str(frame["name"]), file, line, kept(file, seen)))
     gil = one.get("owns_gil")
     return Stack(tuple(frames), str(one.get("thread_name") or ""), gil if isinstance(gil, bool) else None)
 
@@ -135,6 +135,15 @@ def kept(file: str, variables: Mapping[str, str]) -> dict[str, str]:
     if _LOADERS.search(file):
         return {name: text[:_SHORT] for name, text in variables.items()}
     return {name: text for name, text in variables.items() if _NUMBER.fullmatch(text)}
+
+
+def frame_at(function: str, file: str, line: int, variables: dict[str, str]) -> Frame:
+    """A frame with what its file says of it, if that is here."""
+    around = () if _INSTALLED.search(file) else within(file, line)
+    return Frame(function, file, line, variables, source_of(file, line), around)
+
+
+_INSTALLED: Final = re.compile(r"(site|dist)-packages|/lib/python3")
 
 
 def source_of(file: str, line: int) -> str:
@@ -165,6 +174,25 @@ def _heads(file: str, line: int) -> list[str]:
         if len(found) == 2:
             break
     return found
+
+
+_TAKES: Final = re.compile(r"\s*(async )?with\b|.*\.(acquire|release)\(")
+
+
+def within(file: str, line: int) -> tuple[str, ...]:
+    """The `with` statements around a line, and the calls of acquire and release before it in its function."""
+    found: list[str] = []
+    depth = _depth(linecache.getline(file, line))
+    for above in range(line - 1, max(0, line - _NEAR), -1) if depth else ():
+        text = linecache.getline(file, above)
+        if not text.strip() or _depth(text) > depth:
+            continue
+        around, depth = _depth(text) < depth, _depth(text)
+        if text.lstrip().startswith(("def ", "async def ", "class ")):
+            break
+        if (taken := _TAKES.match(text)) and (around or taken[2]):
+            found.append(text.strip()[:_SHORT])
+    return tuple(found)
 
 
 def _depth(text: str) -> int:

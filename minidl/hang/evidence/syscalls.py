@@ -125,8 +125,16 @@ def waits_for_mutex(call: Syscall) -> bool:
 
 
 def _of_mutex(args: tuple[int, ...]) -> bool:
-    """Whether a futex is waited for as glibc's mutexes do; its semaphores and conditions do not."""
-    return args[1] & 0xFF == 0x80 and args[2] == 2
+    """Whether a futex is waited for as glibc's mutexes do; its semaphores and conditions do not.
+
+    A robust mutex waits for its owner's id with the bit for waiters.
+    """
+    return args[1] & 0x7F == 0 and (args[2] == 2 or bool(args[2] & 1 << 31))
+
+
+def is_private(call: Syscall) -> bool:
+    """Whether a futex belongs to one process."""
+    return call.name == "futex" and bool(call.args[1] & 0x80)
 
 
 def _sleep(name: str, args: tuple[int, ...], read: Memory) -> Syscall:

@@ -24,6 +24,7 @@ from minidl.hang.evidence.model import (
     Semaphore,
     Syscall,
 )
+from minidl.hang.evidence.syscalls import is_private
 
 BUSY: Final = 0.25
 """A thread with at least this share of a CPU computes; below, it only wakes from time to time."""
@@ -263,6 +264,9 @@ def _at_mutex(at: _Waiting) -> KernelWait:
         elsewhere = next((p for p in at.evidence.processes if p.thread(owner) is not None), None)
         whose = f"a thread of process {elsewhere.pid}" if elsewhere is not None else "a thread that has ended"
         words = f"waiting for a mutex that was locked at the fork: its owner, thread {owner}, is {whose}"
+        if not is_private(at.call):
+            words = f"waiting for a mutex shared between processes: its owner, thread {owner}, is {whose}"
+            holders = (Holder(elsewhere.pid, owner, "the mutex names it as its owner"),) if elsewhere else ()
     return KernelWait(Blocked.MUTEX, words, f"mutex:{process.pid}:{at.call.address:x}", holders, True)
 
 

@@ -29,7 +29,7 @@ from minidl.tracefile.words import and_joined
 
 # --- File locks and children ------------------------------------------------------------------------------------------
 def file_lock(chain: Chain) -> Judgement | None:
-    """The chain ends at a file lock; if the lock's holder waits itself, see `table._held_file_lock`."""
+    """The chain ends at a file lock; if the lock's holder waits itself, see `table._held_lock`."""
     end, wait = chain.end, chain.end.wait
     if end.kind is not Blocked.FILE_LOCK:
         return None

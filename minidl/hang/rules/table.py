@@ -1,4 +1,4 @@
-"""The table of all rules, with two rules that apply it again: to the holder of a file lock, and to a child.
+"""The table of all rules, with two rules that apply it again: to the owner of a lock, and to a child.
 
 Interface: `RULES`, in order; `judged(chain)` -> `Judgement` of the first that applies.
 """
@@ -14,15 +14,18 @@ from minidl.hang.rules import kernel, motion, parties, processes, semaphores, th
 from minidl.hang.rules.judgement import CauseRule, Judgement, wait_seen
 from minidl.hang.rules.kernel import MAY_POLL, by_kind, holders_seen
 
+_OWNED: Final = {Blocked.FILE_LOCK: HangCause.FILE_LOCK, Blocked.MUTEX: HangCause.LOCK}
+"""Locks with an owner, and the cause if that one keeps the lock."""
 
-def _held_file_lock(chain: Chain) -> Judgement | None:
-    """The holder of a file lock waits itself; the rule for that wait names the reason."""
-    waiter = next((link for link in reversed(chain.links) if link.kind is Blocked.FILE_LOCK), None)
+
+def _held_lock(chain: Chain) -> Judgement | None:
+    """The owner of a lock waits itself; the rule for that wait names the reason."""
+    waiter = next((link for link in reversed(chain.links) if link.kind in _OWNED), None)
     if waiter is None or waiter is chain.end:
         return None
     below, polls = _judged_alone(chain), waiter.wait.bounded
     return Judgement(
-        HangCause.FILE_LOCK, f"holds that lock, and {below.what}", Sure.LIKELY if polls else below.sure,
+        _OWNED[waiter.kind], f"holds that lock, and {below.what}", Sure.LIKELY if polls else below.sure,
         (*holders_seen(waiter), *below.facts), (*below.also, *(MAY_POLL if polls else ())),
         f"keep the lock for as short a time as possible, and do nothing slow meanwhile; {below.remedy}",
     )  # fmt: skip
@@ -49,7 +52,7 @@ RULES: Final = (
     CauseRule(processes.keeps_the_gil, "C code keeps the GIL", "other threads of the process run"),
     CauseRule(processes.cycle, "each waits for the next", "one link of the cycle has a timeout"),
     CauseRule(kernel.file_lock, "a file lock is held", "the lock is free in /proc/locks"),
-    CauseRule(_held_file_lock, "a file lock's holder waits itself", "the lock is free in /proc/locks"),
+    CauseRule(_held_lock, "the owner of a file lock or mutex waits itself", "the lock is free"),
     CauseRule(kernel.event_loop, "an event loop has nothing to run", "it runs no event loop"),
     CauseRule(threads.mutex, "a library's mutex is held", "its owner is a thread of the process that runs"),
     CauseRule(kernel.debugger, "a debugger waits for its user", "it has no debugger's frame"),
@@ -66,7 +69,8 @@ RULES: Final = (
     CauseRule(threads.no_thread_answers, "no thread can answer", "a thread of the process could answer"),
     CauseRule(threads.native_pool_is_missing, "fork copied no threads of a C library", "the line takes a lock"),
     CauseRule(threads.lock_of_another_thread, "another thread holds a lock of Python's", "its holder runs"),
-    CauseRule(threads.lock_at_the_fork, "a lock was held at the fork", "the worker took it itself"),
+    CauseRule(threads.module_lock, "a module's import lock was held at the fork", "another thread imports it"),
+    CauseRule(threads.lock_at_the_fork, "a lock was held at the fork, or by the worker", "no thread was forked away"),
     CauseRule(threads.lock_stays_held, "a lock that no thread can release", "another thread may release it"),
     CauseRule(semaphores.full_queue, "a bounded queue is full", "a process reads it"),
     CauseRule(semaphores.loaders_queue, "the lock of a loader's queue is held", "its holder runs"),

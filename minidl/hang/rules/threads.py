@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
-from minidl.hang.case import ThreadFacts
+from minidl.hang.case import ThreadFacts, spot
 from minidl.hang.chain import Chain, pool_of, waiting_in
+from minidl.hang.evidence.syscalls import is_private
 from minidl.hang.evidence.waits import Blocked
 from minidl.hang.finding import EvidenceLine, HangCause, Sure
 from minidl.hang.places import LoaderStep, library
@@ -137,6 +139,8 @@ def mutex(chain: Chain) -> Judgement | None:
     cause, fix = HangCause.LOCK, "find out what the owner waits for"
     if owner == end.tid:
         cause, fix = HangCause.SELF_LOCK, "unlock the mutex before you lock it again"
+    elif not end.wait.holders and not is_private(end.call):
+        cause, fix = HangCause.DEAD_LOCK_HOLDER, "make the mutex robust (PTHREAD_MUTEX_ROBUST): its next owner is told"
     elif end.process.thread(owner) is None:
         cause, fix = HangCause.FORK_LOCK, ""
     fact = EvidenceLine(f"the mutex names thread {owner} as its owner", f"memory of {end.pid}")
@@ -186,46 +190,125 @@ def _each_waits_for_a_lock(found: _LockWait) -> bool:
 
 
 _SO_NONE_RELEASES: Final = ", so none can release it"
-_NO_OTHER_LOCKED: Final = "the waiting thread holds the lock itself (not re-entrant)"
+_TAKEN_BEFORE: Final = "this thread has taken the lock before (it is not re-entrant), or has never released it"
+_AT_THE_FORK: Final = "another thread held it when the worker was forked: use 'forkserver'"
+
+
+def module_lock(chain: Chain) -> Judgement | None:
+    """The import lock of a module was held at the fork: by itself a thread would notice."""
+    found, end = _lock_wait(chain.end), chain.end
+    importing = any(frame.function.startswith("_ModuleLock") for frame in end.place.inside)
+    if found is None or not importing or end.case.forked(end.pid) is not True:
+        return None
+    return Judgement(
+        HangCause.FORK_LOCK, "waits for the import lock of a module, which was held when the worker was forked",
+        Sure.LIKELY, (*found.shown, _no_other(end, _SO_NONE_RELEASES)), (),
+        f"import the module before a thread does, and before the workers start; {AFTER_FORK}",
+    )  # fmt: skip
 
 
 def lock_at_the_fork(chain: Chain) -> Judgement | None:
-    """A lock that was held when the worker was forked: in the worker it stays locked.
+    """A lock that no thread of a forked worker can release: it was held at the fork, or the worker holds it itself.
 
     After `lock_of_another_thread`: no other thread of the process runs the program's code.
     """
     found, end = _lock_wait(chain.end), chain.end
     if found is None or not end.in_worker or end.case.forked(end.pid) is not True:
         return None
-    facts, what = (*found.shown, _no_other(end, _SO_NONE_RELEASES)), "which was held when the worker was forked"
-    if any(frame.function.startswith("_ModuleLock") for frame in end.place.inside):  # it would notice its own cycle
-        fix = f"import the module before a thread does, and before the workers start; {AFTER_FORK}"
-        what = f"waits for the import lock of a module, {what}"
-        return Judgement(HangCause.FORK_LOCK, what, Sure.LIKELY, facts, (), fix)
-    held = _held_by_another(end)
-    if held is None:
-        return None
-    fact, also = held
-    return Judgement(HangCause.FORK_LOCK, f"{found.what}, {what}", Sure.LIKELY, (*facts, fact), also)
+    row, fact = next((row, fact) for row in HOLDERS if (fact := row.seen(end)))
+    itself = row.cause is HangCause.SELF_LOCK
+    what = "that no thread of its process can release" if itself else "which was held when the worker was forked"
+    facts = *found.shown, _no_other(end, _SO_NONE_RELEASES), EvidenceLine(fact, f"{row.source} of {end.pid}")
+    also = (_AT_THE_FORK if itself else _TAKEN_BEFORE,) if row.other else ()
+    comma = "" if itself else ","
+    return Judgement(row.cause, f"{found.what}{comma} {what}", row.sure, facts, also)
 
 
-def _held_by_another(end: ThreadFacts) -> tuple[EvidenceLine, tuple[str, ...]] | None:
-    """Evidence that a forked worker does not hold the lock that it waits for, and an alternative; None = it may."""
-    frame, parents = end.place.inside[0], helpers_of_parent(end)
-    if parents:
-        same = [thread for thread in parents if any(one.file == frame.file for one in thread.stack)]
-        names = and_joined([thread.label for thread in same or parents])
-        has = f"the parent process has the threads {names}, one of which may have held the lock"
-        return EvidenceLine(has, "threads"), (_NO_OTHER_LOCKED,)
-    reasons = (
-        (_REENTRANT.search(frame.file.replace("\\", "/")) is not None, "its holder may take it again", ()),
-        (_in_first_sample(end), "the worker makes its first sample",
-         ("the worker has taken the lock twice in this sample",)),
-    )  # fmt: skip
-    for holds, why, also in reasons:
-        if holds:
-            return EvidenceLine(f"{why}, so it does not wait for itself", f"stack of {end.pid}"), also
-    return None
+_TAKEN: Final = re.compile(r"([\w.]+)\.acquire\(|(?:async )?with ([\w.]+)(?:\(\))?\s*(?::|,|\bas\b|$)")
+_RELEASED: Final = re.compile(r"([\w.]+)\.release\(")
+
+
+def _lock_of(pattern: re.Pattern[str], source: str) -> str:
+    """The lock that a line takes or releases, as it is written there; "" = none."""
+    found = pattern.search(source)
+    return next(filter(None, found.groups()), "") if found is not None else ""
+
+
+def _taken_around(end: ThreadFacts) -> str:
+    """A line of the stack that has taken the lock already: around the waiting line, before it, or in a caller."""
+    asks = end.place.inside[0]
+    lock, owner = _lock_of(_TAKEN, asks.source), asks.function.rpartition(".")[0]
+    for frame in end.place.inside if lock else ():
+        if lock.startswith("self.") and frame.function.rpartition(".")[0] != owner:
+            continue  # another object's
+        released = {_lock_of(_RELEASED, line) for line in frame.within}
+        lines = frame.within if frame is asks else (frame.source, *frame.within)
+        taken = next((line for line in lines if _lock_of(_TAKEN, line) == lock), "")
+        if taken and (taken.startswith(("with", "async")) or lock not in released):
+            return f"its own stack has taken the lock: `{taken}` in {frame}"
+    return ""
+
+
+def _is_new(end: ThreadFacts) -> str:
+    value = end.seen.copies.get(str(end.process.ppid))
+    return "its parent has no lock at this address: the worker made the lock itself" if value == -1 else ""
+
+
+def _held_in_an_idle_fork(end: ThreadFacts) -> str:
+    workers = [one for pid in end.case.workers if (one := end.case.at(pid)).is_idle]
+    held = [one.name for one in workers if end.seen.copies.get(str(one.pid)) == 0]
+    return f"the same lock is held in {and_joined(held)}, too, which can't have taken it" if held else ""
+
+
+def _held_in_the_parent(end: ThreadFacts) -> str:
+    held = end.seen.copies.get(str(end.process.ppid)) == 0
+    return "the same lock is held in the parent process now" if held else ""
+
+
+def _same_code_in_the_parent(end: ThreadFacts) -> str:
+    file, parents = end.place.inside[0].file, helpers_of_parent(end)
+    same = [thread.label for thread in parents if any(one.file == file for one in thread.stack)]
+    return f"the parent process has the threads {and_joined(same)}, which may have held the lock" if same else ""
+
+
+def _in_reentrant_code(end: ThreadFacts) -> str:
+    reentrant = _REENTRANT.search(end.place.inside[0].file.replace("\\", "/"))
+    return "its holder may take it again, so it does not wait for itself" if reentrant else ""
+
+
+def _takes_it_first(end: ThreadFacts) -> str:
+    return "the worker makes its first sample, so it does not wait for itself" if _in_first_sample(end) else ""
+
+
+def _two_at_one_line(end: ThreadFacts) -> str:
+    others = [end.case.at(pid) for pid in end.case.workers if pid != end.pid]
+    same = [one.name for one in others if spot(one.place) == spot(end.place) and waiting_in(one) == ""]
+    return f"{and_joined(same)} waits at the same line" if same else ""
+
+
+class HolderRow(NamedTuple):
+    """Evidence of who holds a lock that a forked worker waits for. seen: in words, "" = none; other: may be wrong."""
+
+    seen: Callable[[ThreadFacts], str]
+    cause: HangCause
+    sure: Sure = Sure.LIKELY
+    other: bool = True
+    source: str = "stack"
+
+
+HOLDERS: Final = (
+    HolderRow(_taken_around, HangCause.SELF_LOCK, other=False),
+    HolderRow(_is_new, HangCause.SELF_LOCK, other=False, source="memory"),
+    HolderRow(_held_in_an_idle_fork, HangCause.FORK_LOCK, other=False, source="memory"),
+    HolderRow(_in_reentrant_code, HangCause.FORK_LOCK, other=False),
+    HolderRow(_held_in_the_parent, HangCause.FORK_LOCK, source="memory"),
+    HolderRow(_same_code_in_the_parent, HangCause.FORK_LOCK),
+    HolderRow(_takes_it_first, HangCause.FORK_LOCK),
+    HolderRow(_two_at_one_line, HangCause.FORK_LOCK, Sure.POSSIBLE),
+    HolderRow(lambda end: "the lock has no owner, and no other process shows that it was held at the fork",
+              HangCause.SELF_LOCK, Sure.POSSIBLE),
+)  # fmt: skip
+"""The first row with evidence decides."""
 
 
 _REENTRANT: Final = re.compile(r"(^|/)(logging/__init__|functools)\.py$")
@@ -245,14 +328,12 @@ def _in_first_sample(link: ThreadFacts) -> bool:
 def lock_stays_held(chain: Chain) -> Judgement | None:
     """A Python lock that no other thread can release.
 
-    After `lock_of_another_thread`: no other thread of the process runs the program's code.
+    After `lock_of_another_thread` and `lock_at_the_fork`: no other thread of the process runs the program's code.
     """
     found, end = _lock_wait(chain.end), chain.end
     if found is None:
         return None
-    may, also = "no other thread can release", "a thread that has ended acquired it and never released it"
-    if end.in_worker and end.case.forked(end.pid) is True:
-        may = "no thread of its process can release"
-        also = "the main thread, or a thread that has ended, held it when the worker was forked: use 'forkserver'"
+    also = "a thread that has ended acquired it and never released it"
     facts = (*found.shown, _no_other(end, _SO_NONE_RELEASES))
-    return Judgement(HangCause.SELF_LOCK, f"{found.what} that {may}", Sure.LIKELY, facts, (also,))
+    what = f"{found.what} that no other thread can release"
+    return Judgement(HangCause.SELF_LOCK, what, Sure.LIKELY, facts, (also,))

@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple
 from minidl.hang.evidence.model import Frame, Syscall
 from minidl.hang.evidence.proc import ProcFiles
 from minidl.hang.evidence.processes import ThreadLook, thread_look
-from minidl.hang.evidence.stacks import Stack, Stacks, source_of
+from minidl.hang.evidence.stacks import Stack, Stacks, frame_at
 from minidl.hang.evidence.syscalls import FOR_EVER
 from minidl.process_stat import signal_if
 from minidl.tracefile.format import SIDE_SUFFIX, parts_of
@@ -75,7 +75,7 @@ def parsed(text: str) -> list[DumpedThread]:
             out.append(DumpedThread(int(head[2], 16), head[1].startswith("Current"), head[3] or "", ()))
         elif out and (frame := _FRAME.fullmatch(line)):
             file, number = frame[1], int(frame[2])
-            frames.append(Frame(frame[3], file, number, source=source_of(file, number)))
+            frames.append(frame_at(frame[3], file, number, {}))
             out[-1] = out[-1]._replace(frames=tuple(frames))
     return out
 

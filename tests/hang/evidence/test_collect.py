@@ -131,6 +131,82 @@ def test_a_child_waited_for() -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
+IN_A_FORK = """
+import ctypes, mmap, os, sys, threading, time
+libc, page = ctypes.CDLL(None), mmap.mmap(-1, 4096)
+mutex, kind = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(page))), ctypes.create_string_buffer(64)
+libc.pthread_mutexattr_init(kind), libc.pthread_mutexattr_setpshared(kind, 1), libc.pthread_mutex_init(mutex, kind)
+held, free = threading.Lock(), threading.Lock()
+held.acquire()
+
+def child(act):
+    pid = os.fork()
+    if not pid:
+        act()
+        time.sleep(999)
+    return pid
+
+def twice():
+    free.acquire(), free.acquire()
+
+def new():
+    made = [threading.Lock() for _ in range(99999)][-1]
+    made.acquire(), made.acquire()
+
+def die():
+    libc.pthread_mutex_lock(mutex), os._exit(0)
+
+if sys.argv[1] == "mutex":
+    libc.pthread_mutex_lock(mutex)
+elif sys.argv[1] == "dead":
+    os.waitpid(child(die), 0)
+takes = {"held": held.acquire, "free": twice, "new": new}.get(sys.argv[1], lambda: libc.pthread_mutex_lock(mutex))
+print("ready", child(lambda: None), child(takes), flush=True)
+time.sleep(999)
+"""
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="a lock is no semaphore of glibc there")
+@pytest.mark.parametrize(("lock", "values"), [("held", (0, 0)), ("free", (1, 1)), ("new", (-1, -1))])
+def test_a_lock_is_compared_with_the_parents_and_with_the_one_in_another_fork(
+    lock: str, values: tuple[int, int]
+) -> None:
+    with forked(lock) as (parent, other, pid):
+        copies = look_at_fork(parent, pid).process(pid).main.copies  # type: ignore[union-attr]
+        assert tuple(copies.get(str(one)) for one in (parent, other)) == values
+
+
+@pytest.mark.parametrize("lock", ["mutex", "dead"])
+def test_the_owner_of_a_mutex_of_several_processes_may_have_ended(lock: str) -> None:
+    with forked(lock) as (parent, _, pid):
+        kind, words, holders = blocked(look_at_fork(parent, pid), pid)
+        assert (kind, holders) == (Blocked.MUTEX, {parent} if lock == "mutex" else set())
+        assert ("has ended" in words) is (lock == "dead")
+
+
+@contextmanager
+def forked(lock: str) -> Iterator[tuple[int, int, int]]:
+    """A program with two forks; the second one waits for a lock."""
+    command = [sys.executable, "-c", IN_A_FORK, lock]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as program:
+        try:
+            assert program.stdout is not None
+            first, second = map(int, program.stdout.readline().split()[1:])
+            yield program.pid, first, second
+        finally:
+            os.killpg(program.pid, signal.SIGKILL)
+
+
+def look_at_fork(parent: int, pid: int) -> RunEvidence:
+    """Look at a program until a fork of it waits for its lock."""
+    for _ in range(100):
+        found = collect(parent, interval=0.05, py_spy=False)
+        main = found.process(pid).main  # type: ignore[union-attr]
+        if main is not None and main.call.name == "futex" and main.slept:
+            return found
+    raise AssertionError(f"process {pid} never waited for its lock: {main}")
+
+
 def test_the_children_of_the_others_are_looked_at_too() -> None:
     """Of another rank its workers tell that it iterates."""
     code = f"import subprocess, sys; p = subprocess.Popen(['sleep', '999']); {READY} p.wait()"

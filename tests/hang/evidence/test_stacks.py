@@ -55,3 +55,29 @@ def test_a_sleeps_source_has_the_heads_of_the_blocks_that_it_is_in(tmp_path: Pat
     assert stacks.source_of(str(file), 9) == "while True: except FileExistsError: time.sleep(0.05)"
     assert stacks.source_of(str(file), 10) == "time.sleep(1)"
     assert stacks.source_of(str(file), 6) == "return os.open(path, os.O_EXCL)"
+
+
+def test_a_frame_has_the_locks_that_its_function_took_around_its_line_and_before(tmp_path: Path) -> None:
+    code = """class D:
+    def get(self):
+        other.acquire()
+        other.release()
+        if not self.lock.acquire():
+            with ignored: pass
+        with self.table, open(path) as file:
+            for row in file:
+                self.read(row)
+    def read(self, row):
+        return row
+"""
+    file = tmp_path / "data.py"
+    file.write_text(code)
+    around = (
+        "with self.table, open(path) as file:",
+        "if not self.lock.acquire():",
+        "other.release()",
+        "other.acquire()",
+    )
+    assert stacks.frame_at("D.get", str(file), 9, {}).within == around
+    assert stacks.frame_at("D.read", str(file), 11, {}).within == ()
+    assert stacks.frame_at("<module>", str(file), 1, {}).within == ()

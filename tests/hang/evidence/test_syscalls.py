@@ -9,7 +9,7 @@ import pytest
 
 from minidl.hang.evidence.machine import locks_of
 from minidl.hang.evidence.proc import numbers_of, semaphores_of, signals_of
-from minidl.hang.evidence.syscalls import decoded, waits_for_mutex
+from minidl.hang.evidence.syscalls import decoded, is_private, waits_for_mutex
 
 
 def memory(address: int, size: int) -> bytes:
@@ -50,6 +50,12 @@ def test_without_memory_pointers_are_unknown_and_nothing_fails() -> None:
 def test_a_mutex_of_glibc_is_told_from_a_semaphore() -> None:
     assert waits_for_mutex(decoded("202 0x40 0x80 0x2 0x0 0x0 0x0 0x7f 0x7f", None, "x86_64"))
     assert not waits_for_mutex(decoded("202 0x40 0x189 0x0 0x0 0x0 0x0 0x7f 0x7f", None, "x86_64"))
+
+
+@pytest.mark.parametrize("value", ["0x2", "0x8000a3f1"])
+def test_a_mutex_of_several_processes_is_told_robust_or_not(value: str) -> None:
+    call = decoded(f"202 0x40 0x0 {value} 0x0 0x0 0x0 0x7f 0x7f", None, "x86_64")
+    assert (waits_for_mutex(call), is_private(call)) == (True, False)
 
 
 def test_the_lock_table_has_holders_and_those_that_wait() -> None:
