@@ -177,6 +177,21 @@ def test_a_link_opens_the_same_view(browser: Browser, page: Path) -> None:
     browser.until("return location.hash === ''")
 
 
+def test_a_link_keeps_the_filter_and_the_collapsed_lanes(browser: Browser, page: Path) -> None:
+    typed = "const box = document.getElementById('lanes'); box.value = {!r}; box.dispatchEvent(new Event('input'))"
+    browser.press("Shift C")
+    browser.run(typed.format("worker, loader"))
+    was, seen = address(browser), browser.run(SEEN)
+    assert (was["lanes"], was["collapsed"]) == (["worker, loader"], ["0-0,0-1"])
+    show(browser, page, str(browser.run("return location.hash")))
+    assert browser.run("return document.getElementById('lanes').value") == "worker, loader"
+    assert (address(browser), browser.run(SEEN)) == (was, seen)
+    browser.run(typed.format(""))
+    browser.press("Shift C")
+    browser.until("return !/lanes|collapsed/.test(location.hash)")
+
+
+SEEN = "return document.querySelector('canvas').toDataURL()"
 SHOWN = """
 const done = arguments[0], names = [], pen = CanvasRenderingContext2D.prototype, write = pen.fillText;
 pen.fillText = function (text, x, y) {

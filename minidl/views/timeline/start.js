@@ -26,6 +26,7 @@ async function start() {
   new ResizeObserver(resize).observe(scroller);
   resize();
   atHeadline();
+  openedCollapsed = collapsedNow();
   opened = addressNow();
   goToAddress();
   if (words.perfetto) $("perfetto").href = perfettoHere();
