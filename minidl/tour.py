@@ -18,6 +18,7 @@ from pathlib import Path
 
 from minidl import demo, terminal
 from minidl.companion.serve import serve
+from minidl.hang.evidence.stacks import py_spy
 from minidl.hang.examine import examine
 from minidl.playback.stepper import Replay
 from minidl.prove.lab.case import LabOptions
@@ -87,7 +88,12 @@ class Tour(contextlib.ExitStack):
 
     def diagnosis(self) -> str:
         with terminal.busy("looking at the processes"):
-            return examine(str(self.program.process.pid)).text()
+            text = examine(str(self.program.process.pid)).text()
+        return (
+            text
+            if py_spy()
+            else f"{text}\n(py-spy is not installed: with it, the doctor shows each thread's line, too)"
+        )
 
     def afterwards(self) -> str:
         self.program.kill()

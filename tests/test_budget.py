@@ -22,13 +22,13 @@ AT_MOST = {
     "minidl/tracefile minidl/record": 7880,
     "minidl/playback minidl/check": 3540,
     "minidl/hang": 6340,
-    "minidl/speed": 3580,
+    "minidl/speed": 3610,
     "minidl/views": 4175,
     "minidl/explore": 2486,
     "minidl/prove": 5416,
     "minidl": 42900,
     "notebooks": 3250,
-    "tests": 43760,
+    "tests": 43900,
 }
 
 

@@ -57,6 +57,9 @@ COLD: Final = 2.5
 FEWEST_LOOKS, MOST_LOOKS = 3, 0.4
 """What workers wait for has to be seen so often, and in this part of all looks at workers that fetch."""
 
+FEWEST_FAULTS: Final = 200
+"""Page faults with a read from disk from which they are a reason; and at least one a sample."""
+
 STEADY: Final = 0.8, 1.25
 """What a line through all looks at a process's memory says of its growth, by what the first and the last look say."""
 
@@ -343,6 +346,31 @@ def _worker_threads(case: Case) -> SlowReason | None:
     )
 
 
+def _page_faults(case: Case) -> SlowReason | None:
+    """Samples wait for pages that are not in memory: of mapped files, or swapped out."""
+    if case.cause is not Cause.SAMPLES or case.limit is CpuLimit.COMPUTES:
+        return None
+    pids = case.pids or {case.trace.processes[case.home].pid}
+    found = [seen for pid in pids if (seen := case.trace.watched.faults_of(pid, *case.window)) is not None]
+    faults = sum(seen.major for seen in found)
+    if faults < max(FEWEST_FAULTS, len(case.samples)):
+        return None
+    words = f"{faults / len(case.samples):.0f} page faults a sample read from disk"
+    swapped = sum(case.trace.watched.swapped(pid, *case.window) for pid in pids)
+    if swapped >= GROWS << 10:
+        return SlowReason(
+            "swapping",
+            f"memory is swapped out ({size(swapped << 10)}), and {words}",
+            "let the run use less memory (fewer workers, a smaller prefetch_factor, no copies), or give it more",
+        )
+    return SlowReason(
+        "page faults",
+        words,
+        "read mapped files in larger blocks or in their order (a page fault reads one page), once before the training, "
+        "or from faster storage",
+    )
+
+
 _SLEEPS: Final = (
     (
         "sleep",
@@ -372,7 +400,7 @@ _SLEEPS: Final = (
     (
         "wait for a disk",
         r"io_schedule|iomap|dio|folio|page|blk|submit_bio|ext4|xfs|btrfs|filemap",
-        "use more workers, which wait together; or read larger blocks, through the page cache, from faster storage",
+        "read larger blocks, through the page cache, from faster storage; or use more workers, which wait together",
     ),
 )
 """What a process does in one of the kernel's functions, these functions, and what helps a worker that does so."""
@@ -622,6 +650,7 @@ _SUPPLYING: Final = (
     _slow_worker,
     _worker_threads,
     _cold,
+    _page_faults,
     _asleep,
 )
 

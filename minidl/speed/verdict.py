@@ -320,17 +320,17 @@ def _whose(found: Waiting) -> str:
 def _evidence(found: Waiting, cpus: float | None) -> tuple[str, ...]:
     ranked = sorted((c for c in Cause if found.share(c) >= 0.005), key=lambda c: -found.causes[c])
     where = "inside next() and while workers started and ended" if found.causes[Cause.START_UP] else "inside next()"
-    shares = ", ".join(f"{cause.value} {percent(found.share(cause))}" for cause in ranked)
-    uneven, first, work = found.share_of(found.uneven), found.share_of(found.first), sum(found.work.values())
-    steps = ", ".join(f"{cause.value} {percent(ns / max(1, work))}" for cause, ns in found.work.items())
+    parts = ", ".join(f"{cause.value} {duration(found.causes[cause])}" for cause in ranked)
+    steps = ", ".join(f"{cause.value} {duration(ns)}" for cause, ns in found.work.items())
+    uneven, first = found.share_of(found.uneven) >= UNEVEN, found.share_of(found.first) >= ONE_SIDED
     alike = f"{found.alike} iterators with the same parameters"
     lines = [
-        (True, f"waited {duration(found.total)} {where}: {shares}"),
+        (True, f"waited {duration(found.total)} {where}: {parts}"),
         (found.workers, f"while the loop waited for a result, workers fetched for {percent(found.busy)} of their time"),
         (found.cpu.wall, found.cpu.line(cpus)),
-        (uneven >= UNEVEN, f"{percent(uneven)} of the waiting came after worker {found.out} had run out of data"),
-        (first >= ONE_SIDED, f"{percent(first)} of the waiting was for the first batches of epochs"),
-        (work, f"work on the batches: {steps}"),
+        (uneven, f"{duration(found.uneven)} of that came after worker {found.out} had run out of data"),
+        (first, f"{duration(found.first)} of that was for the first batches of epochs"),
+        (sum(found.work.values()), f"work on the batches: {steps}"),
         (found.together > 1, f"{found.together} of {alike}, taken together"),
         (found.alike > 1 and found.together == 1, f"one of {alike}"),
     ]

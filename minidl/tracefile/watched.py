@@ -221,6 +221,10 @@ class Watched:
         known = [round(one.amount) for one in found if one is not None]
         return Faults(*known) if len(known) == 2 else None
 
+    def swapped(self, pid: int, begin: int, end: int) -> int:
+        """The most memory of the process that was swapped out, KiB."""
+        return max((kib for at, kib in self._of(pid, "swap_kib") if begin <= at <= end), default=0)
+
     def growth(self, pid: int, begin: int = 0, end: int = LATEST) -> Growth | None:
         """How the process's private memory grew; None if fewer than three samples tell."""
         points = [(at, kib) for at, kib in self._of(pid, "private_kib") if begin <= at <= end]

@@ -167,6 +167,27 @@ def test_what_workers_sleep_in_is_told_by_the_looks_at_them() -> None:
     assert reason(case(*SUPPLY, *fetches(lambda n: 10), watched=looks(100, 3, "hrtimer_nanosleep"))) is None
 
 
+@pytest.mark.parametrize(
+    ("faults", "swap_mib", "told"),
+    [
+        (30, 0, ("page faults", "15 page faults a sample read from disk")),
+        (30, 300, ("swapping", "memory is swapped out (300.0 MiB), and 15 page faults a sample read from disk")),
+        (0, 300, None),
+    ],
+)
+def test_page_faults_and_swapping_are_told_if_they_read_from_disk(
+    faults: int, swap_mib: int, told: tuple[str, str] | None
+) -> None:
+    """Worker 0 fetches 50 times, 500 ms long; the watchdog looks each 10 ms."""
+    seen = [
+        Vitals("S", 0, 1, 0, 5, 3, "", 0, swap_mib << 10, 9, faults * at)
+        for at in range(100)
+    ]  # fmt: skip
+    watched = Watched(samples=[Sample(10 * MS * at, {100: one}) for at, one in enumerate(seen)])
+    found = reason(case(*SUPPLY, *fetches(lambda n: 10, 101), watched=watched))
+    assert (None if found is None else (found.name, found.words)) == told
+
+
 LOOPS_PID, THREAD = 99, 7
 
 

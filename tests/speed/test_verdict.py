@@ -439,12 +439,12 @@ def test_a_reader_is_no_bottleneck_while_the_workers_are_all_at_work() -> None:
     told = judge(replace(reading, spare=0.1, work={Cause.SAMPLES: 90, Cause.COLLATE: 5, Cause.IPC: 5}))
     assert (told.kind, told.cause) == (Bound.SUPPLY, Cause.SAMPLES)
     assert told.sentence.endswith("100% of its time, and its workers were always busy, mostly with samples")
-    assert "rebuilding messages 67%" in told.evidence[0]
+    assert "rebuilding messages 60 ns" in told.evidence[0]
 
 
 def test_uneven_shards_are_evidence() -> None:
     uneven = judge(replace(made(samples=50), uneven=40, out=1))
-    assert "80% of the waiting came after worker 1 had run out of data" in uneven.evidence
+    assert "40 ns of that came after worker 1 had run out of data" in uneven.evidence
     assert not any("run out of data" in line for line in judge(replace(made(samples=50), uneven=10, out=1)).evidence)
 
 
