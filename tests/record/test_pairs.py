@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 from collections import Counter
@@ -129,9 +130,14 @@ def used(use: str, makes: Any, workers: tuple[int, int], kind: Any = Samples, **
     return seen
 
 
-def is_right(use: str, ways: tuple[str, str], workers: tuple[int, int], place: Path, **options: Any) -> None:
+@functools.cache
+def expected_of(use: str, workers: tuple[int, int], variation: str) -> list[Batches]:
+    return used(use, (DataLoader, DataLoader), workers, **VARIATIONS[variation])
+
+
+def is_right(use: str, ways: tuple[str, str], workers: tuple[int, int], place: Path, variation: str = "plain") -> None:
     """The batches are torch's, the trace keeps each rule, and each message is written as what was put."""
-    expected = used(use, (DataLoader, DataLoader), workers, **options)
+    expected, options = expected_of(use, workers, variation), VARIATIONS[variation]
     with minidl.trace(place), replaced(), observed_iterators():
         seen = used(use, [WAYS[way] for way in ways], workers, **options)
         gc.collect()
@@ -199,4 +205,4 @@ VARIATIONS: dict[str, dict[str, Any]] = {
 def test_every_pair(ways: tuple[str, str], variation: str, workers: tuple[int, int], tmp_path: Path) -> None:
     spawned = variation in ("spawn", "forkserver")  # a worker of theirs takes seconds to start
     for use in ("ended_first", "at_once") if spawned else USES:
-        is_right(use, ways, workers, tmp_path / use, **VARIATIONS[variation])
+        is_right(use, ways, workers, tmp_path / use, variation)
