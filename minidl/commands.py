@@ -398,7 +398,8 @@ def _say_more(outcome: str) -> None:
     _arg("--seconds", type=_interval, default=3.5, metavar="S",
          help="seconds between two looks at a process that may only be slow (default: %(default)s)"),
     note="It changes nothing in the processes that it examines. With py-spy (pip install py-spy) it also\n"
-    "reads their Python stacks. Exit code 1: it found a hang, a death or an error.",
+    "reads their Python stacks. Exit code 1: it found a hang that is certain or likely, a death or an error;\n"
+    "a run that may only be slow has exit code 0.",
 )  # fmt: skip
 def doctor(arguments: Namespace) -> int:
     from minidl.hang.examine import examine

@@ -69,9 +69,10 @@ def every_process() -> Iterator[tuple[int, list[str]]]:
 def children_of(pid: int) -> list[int]:
     """The children of all of a process's threads; those that were orphaned are not among them."""
     out: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            out += map(int, task.read_text().split())
+    with contextlib.suppress(OSError):  # it, or one of its threads, has ended meanwhile
+        for tid in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):
+                out += map(int, Path(f"/proc/{pid}/task/{tid}/children").read_text().split())
     return out
 
 

@@ -200,7 +200,7 @@ def gil_starved(case: RunFacts, pid: int) -> list[int]:
         asked = (one.seen.switches[1] - one.seen.switches[0]) / max(case.now.interval, 1e-3)
         short = one.call.name == "futex" and 0 <= one.call.timeout < 0.1
         rests = one.seen.used < 0.05 * case.now.interval
-        return 60 <= asked <= 400 and rests and (short or "futex" in one.seen.wchan)
+        return 60 <= asked <= 400 and rests and (short if one.call.name else "futex" in one.seen.wchan)
 
     return [one.tid for one in case.threads(pid) if starves(one)]
 

@@ -14,7 +14,7 @@ from minidl.hang.case import RunFacts
 from minidl.hang.chain import Chain, follow
 from minidl.hang.evidence.model import RunEvidence
 from minidl.hang.finding import EvidenceLine, Finding, HangCause, RecordedWait, RunOutcome, Sure, short, whole
-from minidl.hang.outcomes import outcome_of
+from minidl.hang.outcomes import outcome_of, still
 from minidl.hang.rules.judgement import exit_in_words
 from minidl.hang.rules.table import judged
 from minidl.hang.sentence import facts_of, link_words, resources, sentence, where, who
@@ -56,6 +56,7 @@ def _verdict(chain: Chain) -> Finding:
         waiting=short(waiting),
         chain=tuple(whole(link_words(chain, position)) for position in range(len(chain.links))),
         loop_step=first.step if first.seen else None,
+        still=still(chain),
         evidence=tuple(_whole([*facts_of(chain), *found.facts, *case.told.facts, *resources(case)])),
         sure=found.sure,
         also=() if moves else tuple(map(whole, found.also)),

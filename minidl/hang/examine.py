@@ -24,7 +24,7 @@ from minidl.hang.evidence.model import RunEvidence
 from minidl.hang.finding import EvidenceLine, Finding, HangCause, RecordedWait, RunOutcome
 from minidl.hang.headline import headline
 from minidl.hang.life import is_here, life
-from minidl.hang.limits import is_long
+from minidl.hang.limits import STILL, is_long
 from minidl.process_stat import stat_fields, stat_of
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.reader import Trace, read_trace
@@ -66,8 +66,10 @@ def look_at(
 ) -> Finding:
     """Look at a process, its children and some others: once, twice, or three times.
 
-    told: reads the trace's wait after each look, because the wait of the first look may have ended. A process that
-    moved between the first two looks may have stopped since: a starting worker may hang at the end of its start.
+    told: reads the trace's wait after each look, because the wait of the first look may have ended. If the threads
+    that have to go on have slept since before the first look, a second one would see the same. A process that moved
+    between the first two looks, and not in the second one, may have stopped since: a starting worker may hang at the
+    end of its start.
     """
     if not os.path.exists(f"/proc/{pid}"):
         raise TraceError(f"there is no process {pid}: give the id of one that runs, or a trace")
@@ -75,13 +77,16 @@ def look_at(
     recorded = told()
     found = diagnose(looks, _until(recorded, looks[-1].moment))
     # A trace shows that the loop waits for long. The processes that it waits for may still move: they may take turns.
-    if not seconds or (found.outcome is RunOutcome.HUNG and recorded is None):
+    settled = (RunOutcome.HUNG,) if recorded is None else ()
+    if not seconds or found.outcome in settled or found.still > max(seconds, STILL) + INTERVAL:
         return found
     for _ in range(2):
         time.sleep(seconds)
         looks.append(collect(pid, others, interval=INTERVAL, py_spy=py_spy))
-        found = diagnose(looks[-2:], _until(told(), looks[-1].moment))
-        if found.outcome is not RunOutcome.MOVES:
+        recorded = told()
+        found = diagnose(looks[-2:], _until(recorded, looks[-1].moment))
+        last = diagnose(looks[-1:], _until(recorded, looks[-1].moment))
+        if found.outcome is not RunOutcome.MOVES or last.outcome is RunOutcome.MOVES:
             break
     return found
 

@@ -73,6 +73,15 @@ class Sure(enum.Enum):
     UNKNOWN = "unknown"
 
 
+class HangDegree(enum.Enum):
+    """How sure it is that the run does not go on by itself. The command's exit code is 1 for the first two."""
+
+    CERTAIN = "certain"
+    LIKELY = "likely"
+    MAY_BE = "may be"
+    NO = "not a hang"
+
+
 class HangCause(enum.Enum):
     """The kinds of cause. The value is the name in JSON."""
 
@@ -206,10 +215,11 @@ class Finding:
     """The cause that holds a run up: by its trace, by evidence of its processes, or by both.
 
     what: who waits for whom, and why that does not end; brief: the same for a title, "" = `what` will do; waiting: of
-    `brief` the part that says who waits. head: how the sentence begins, "" = by the outcome. chain: who waits for whom,
-    from the loop on; loop_step: the step of its first thread, None = not seen. also: other possible causes;
-    not_seen: what could not be looked at. who: role, worker, pid, thread of the chain's end; where: step, sample,
-    function, file, line. focus: where in the trace to look; wait: the last one of the trace, None = there was none.
+    `brief` the part that says who waits. head: how the sentence begins, "" = by the outcome. chain: who waits for
+    whom, from the loop on; loop_step: the step of its first thread, None = not seen. still: for how many seconds no
+    thread has run that has to go on, by the kernel's clock. also: other possible causes; not_seen: what could not be
+    looked at. who: role, worker, pid, thread of the chain's end; where: step, sample, function, file, line. focus:
+    where in the trace to look; wait: the last one of the trace, None = there was none.
     """
 
     outcome: RunOutcome
@@ -220,6 +230,7 @@ class Finding:
     waiting: str = ""
     chain: tuple[str, ...] = ()
     loop_step: LoaderStep | None = None
+    still: float = 0.0
     evidence: tuple[EvidenceLine, ...] = ()
     sure: Sure = Sure.UNKNOWN
     also: tuple[str, ...] = ()
@@ -230,6 +241,20 @@ class Finding:
     where: dict[str, Any] = field(default_factory=dict)
     focus: Focus | None = None
     wait: RecordedWait | None = None
+
+    @property
+    def degree(self) -> HangDegree:
+        """How sure it is that the run has ended early or stands still."""
+        if self.outcome.wrong:
+            certain = self.sure is Sure.CERTAIN or self.outcome is not RunOutcome.HUNG
+            return HangDegree.CERTAIN if certain else HangDegree.LIKELY
+        unclear = self.outcome in (RunOutcome.MAYBE_HUNG, RunOutcome.UNKNOWN)
+        return HangDegree.MAY_BE if unclear else HangDegree.NO
+
+    @property
+    def _degree_words(self) -> str:
+        shown = self.outcome in (RunOutcome.HUNG, RunOutcome.MAYBE_HUNG)
+        return f"a hang: {self.degree.value}; " if shown else ""
 
     @property
     def begins(self) -> str:
@@ -270,7 +295,7 @@ class Finding:
         lines = [self.sentence]
         lines += [f"  {'->' if i else '  '} {link}" for i, link in enumerate(self.chain)]
         if self.cause is not HangCause.NONE:
-            lines.append(f"  cause: {self.cause.value} ({self.sure.value})")
+            lines.append(f"  {self._degree_words}cause: {self.cause.value} ({self.sure.value})")
         if self.evidence:
             lines.append("  evidence:")
             lines += [f"    {fact.line()}" for fact in self.evidence[:SHOWN_EVIDENCE]]
@@ -289,6 +314,7 @@ class Finding:
         """The finding as JSON has it."""
         return {
             "state": self.outcome.value,
+            "degree": self.degree.value,
             "cause": self.cause.value,
             "sentence": self.sentence,
             "chain": list(self.chain),

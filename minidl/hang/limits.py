@@ -14,20 +14,18 @@ SUDDEN: Final = 1.0
 """A recorded wait of this length in an ended run is a hang if it is ten times the longest earlier wait."""
 
 STILL: Final = 3.0
-"""A thread's sleep of this length is a hang in a run without a trace, because its earlier waits are unknown. Two looks
-that are compared are this far apart: the first may see the last movement before the hang."""
+"""A thread's sleep of this length is a hang if nothing that the doctor has not seen could end it. Two looks that are
+compared are this far apart: the first may see the last movement before the hang."""
 
-SLOW: Final = 10.0
-"""The same for waits that may only be slow: for a server, a disk, a child."""
+OPEN: Final = 30.0
+"""The same for a wait that may only be slow: a server, a disk, a child, a holder of a lock or another rank may end it.
+By a trace it also lasts `ENDLESS_WORK` times as long as the longest wait before."""
 
 ENDLESS: Final = 60.0
 """A sleep whose remaining time is longer is a hang; a thread in a shorter sleep may still answer."""
 
-OWN_CODE: Final = 30.0
-"""The same for a wait in the loop's own code, which may upload, evaluate or save between two batches."""
-
 ENDLESS_WORK: Final = 5
-"""A computation is a hang if it is long, and lasts this many times as long as the longest earlier wait."""
+"""Work is a hang if it is long, and lasts this many times as long as the longest earlier wait."""
 
 POLLED: Final = 5.3
 """A thread that waits for a task or a batch wakes up every 5 s; a thread that slept longer is in another call."""

@@ -1,6 +1,6 @@
 """The outcome of a chain of waits: it hangs, it may hang, it moves, or that is unknown.
 
-Interface: `outcome_of(chain, found)` -> `RunOutcome`, by the table `OUTCOMES`. Pure.
+Interface: `outcome_of(chain, found)` -> `RunOutcome`, by the table `OUTCOMES`; `still(chain)` -> seconds. Pure.
 """
 
 from __future__ import annotations
@@ -13,16 +13,20 @@ from minidl.hang.case import ThreadFacts, spot
 from minidl.hang.chain import Chain
 from minidl.hang.evidence.model import SeenProcess
 from minidl.hang.evidence.waits import Blocked
-from minidl.hang.finding import HangCause, RunOutcome
-from minidl.hang.limits import ENDLESS, ENDLESS_WORK, JOINED, OWN_CODE, POLLED, SLOW, STILL
+from minidl.hang.finding import HangCause, RunOutcome, Sure
+from minidl.hang.limits import ENDLESS, ENDLESS_WORK, JOINED, OPEN, POLLED, STILL
 from minidl.hang.places import USERS, LoaderStep, is_ours
-from minidl.hang.rules.activity import family_stirs, receives, stirs, times_asleep, wakes
+from minidl.hang.rules.activity import family_reads, family_stirs, receives, stirs, times_asleep, wakes
 from minidl.hang.rules.judgement import Judgement
 
-_MAY_BE_SLOW: Final = frozenset({
-    Blocked.SOCKET, Blocked.FILE, Blocked.CHILD, Blocked.PIPE_READ, Blocked.PIPE_WRITE, Blocked.UNINTERRUPTIBLE,
+_CLOSED: Final = frozenset({
+    HangCause.STOPPED, HangCause.CYCLE, HangCause.SELF_LOCK, HangCause.FORK_LOCK, HangCause.MISSING_THREAD,
+    HangCause.PERMIT_LOST, HangCause.DEAD_LOCK_HOLDER, HangCause.LOST_RESULT, HangCause.TORN_MESSAGE, HangCause.DIED,
 })  # fmt: skip
+"""Causes that leave no process, thread or server that could end the wait: time changes nothing."""
+
 _AT_CPU: Final = (Blocked.COMPUTES, Blocked.READY)
+_NOT_BY_ITSELF: Final = (Blocked.STOPPED, Blocked.TRACED, Blocked.ENDED)
 _ASKS: Final = (LoaderStep.NEXT, LoaderStep.READ, LoaderStep.HAND_OVER)
 
 
@@ -55,6 +59,8 @@ class _Standing:
 
         A thread that computes, or that sleeps repeatedly at one line, is judged by how long it does so.
         """
+        if self.is_open() and any(one.kind is Blocked.COMPUTES for one in self.case.threads(self.end.pid)):
+            return self.kind not in _AT_CPU
         if any(stirs(one) for one in self.chain.links if one.kind not in _AT_CPU and not times_asleep(one)):
             return True
         alone = self.chain.missing or (len(self.chain.links) == 1 and self.unknown)
@@ -65,7 +71,8 @@ class _Standing:
         """Whether a thread of the chain was at another task or sample at the first look, or ran between the two."""
         waiting = [link for link in self.chain.links if not self.case.is_loop(link.pid)]  # loops poll
         went_on = any(map(_went_on, waiting or self.chain.links[:1]))
-        return went_on or wakes(self.end) > 0 or any(map(receives, self.chain.links))
+        fetched = self.chain.missing and family_reads(self.case, self.chain.first.pid)
+        return went_on or fetched or wakes(self.end) > 0 or any(map(receives, self.chain.links))
 
     def stands(self) -> bool:
         """Whether the chain's end has been blocked for a second in a call without a timeout, or naps in one step."""
@@ -101,9 +108,17 @@ class _Standing:
         rounds = 1 + (2 if ours else 1) * len(self.case.workers_of(first.pid))
         return (ours or not ignores_sigterm(end.process)) and self.told.seconds < JOINED * rounds
 
-    def may_be_slow(self) -> bool:
-        """Whether the process that is waited for may only be slow."""
-        return self.kind in _MAY_BE_SLOW and not self.chain.cycle and not self.found.alone
+    def is_open(self) -> bool:
+        """Whether a process, a thread or a server that was not seen, or that works, may end the wait."""
+        alone = self.chain.cycle or self.chain.missing or self.found.alone or self.kind in _NOT_BY_ITSELF
+        return not alone and (self.found.cause not in _CLOSED or self.found.sure is Sure.POSSIBLE)
+
+    @cached_property
+    def in_own_code(self) -> bool:
+        """Whether the loop itself waits, for something of the program's own: for a user, a message, the next hour."""
+        first, told = self.chain.first, self.told
+        seen = first.place.seen and not first.iterates and first.step in (LoaderStep.OTHER, LoaderStep.CONSUMER)
+        return self.end is first and not first.in_worker and (seen or (told.own_code and not first.place.seen))
 
     def may_be_at_work(self) -> bool:
         """Whether a wait that is long by the trace may still be work of unknown length.
@@ -114,18 +129,24 @@ class _Standing:
         told, first = self.told, self.chain.first
         asks = first.place.seen and first.step in _ASKS
         own = told.own_code and not asks  # one thread of it may call next after another
+        short = told.seconds < max(OPEN, ENDLESS_WORK * told.past)
         if self.kind in _AT_CPU:
-            return own or not told.past or told.seconds < max(OWN_CODE, ENDLESS_WORK * told.past)
+            return own or not told.past or short
         if self.kind is Blocked.SLEEPS and not (own and self.unknown):
-            return (own or not told.past) and not self.sleeps_endlessly()
-        return own and (self.unknown or (self.may_be_slow() and told.seconds < OWN_CODE))
+            return (own or not told.past or short) and not self.sleeps_endlessly()
+        return (own and self.unknown) or (self.is_open() and (short or self.in_own_code))
+
+    def just_ended(self) -> bool:
+        """Whether it was there at the first of several looks, or came after it: an epoch may end with its workers."""
+        then = self.end.before
+        return len(self.case.looks) > 1 and (then is None or then.state[1] not in "ZX")
 
     def sleeps_endlessly(self) -> bool:
         return self.end.call.timeout > ENDLESS
 
     def slept_long(self) -> bool:
         least = self.least.seen
-        return least.slept and least.idle >= (SLOW if self.may_be_slow() else STILL)
+        return least.slept and least.idle >= (OPEN if self.is_open() else STILL)
 
     def stays_locked(self) -> bool:
         """Whether both looks saw a thread at a lock that it holds itself. Between the looks only signals wake it."""
@@ -134,6 +155,12 @@ class _Standing:
             return False
         same = then.syscall is not None and end.call.name and then.syscall.address == end.call.address
         return bool(same) and spot(before) == spot(end.place)
+
+
+def still(chain: Chain) -> float:
+    """For how many seconds no thread has run that has to go on; 0 = one runs, or that is unknown."""
+    ring = _ring(chain)
+    return max(0.0, min(one.seen.idle for one in ring)) if all(one.seen.slept for one in ring) else 0.0
 
 
 def _ring(chain: Chain) -> tuple[ThreadFacts, ...]:
@@ -184,12 +211,15 @@ OUTCOMES: Final = (
     OutcomeRow("it is stopped", lambda of: of.kind in (Blocked.STOPPED, Blocked.TRACED), RunOutcome.HUNG),
     OutcomeRow("it has ended, and the loop, which looks every 5 s but not in a read, has not noticed",
                lambda of: of.kind is Blocked.ENDED, RunOutcome.HUNG,
-               lambda of: of.case.apart <= POLLED and of.chain.first.step is not LoaderStep.READ),
+               lambda of: (of.case.apart <= POLLED and of.chain.first.step is not LoaderStep.READ)
+               or of.just_ended()),
     OutcomeRow("it sleeps", lambda of: of.kind is Blocked.SLEEPS, RunOutcome.MAYBE_HUNG,
                lambda of: of.sleeps_endlessly(), RunOutcome.HUNG),
     OutcomeRow("what it is in can't be seen", lambda of: of.unknown and not of.end.place.seen, RunOutcome.UNKNOWN,
                lambda of: of.least.seen.idle > POLLED and len(of.chain.links) > 1),
     OutcomeRow("it waits for itself", lambda of: of.stays_locked(), RunOutcome.HUNG),
+    OutcomeRow("the program's own code may wait as long as it likes",
+               lambda of: of.in_own_code and of.is_open() and not of.unknown, RunOutcome.MAYBE_HUNG),
     OutcomeRow("it has slept for long", lambda of: of.slept_long(), RunOutcome.HUNG),
     OutcomeRow("nothing is known", lambda of: of.unknown, RunOutcome.UNKNOWN),
     OutcomeRow("it sleeps for a moment", lambda of: True, RunOutcome.MAYBE_HUNG),

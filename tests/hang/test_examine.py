@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch.utils.data
-from made_evidence import LOCKED, LOOP, SLEEPS, look, loop, thread, user, worker
+from made_evidence import LOCKED, LOOP, SLEEPS, Syscall, look, loop, thread, user, worker
 
 import minidl
 from minidl import cli
@@ -74,6 +74,18 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.parametrize(("idle", "looks"), [(41.0, 1), (2.0, 2)])
+def test_threads_that_have_slept_since_before_the_first_look_are_looked_at_once(
+    monkeypatch: pytest.MonkeyPatch, idle: float, looks: int
+) -> None:
+    reads = worker(1, user("recv()"), call=Syscall("recvfrom", timeout=-1.0), idle=idle)
+    seen = [look(loop(1), worker(0, step="idle"), reads, moment=4 * i * SECOND) for i in range(3)]
+    monkeypatch.setattr(examine, "collect", lambda *args, **options: seen.pop(0))
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    said = examine.look_at(os.getpid(), lambda: None, py_spy=False, seconds=3.5)
+    assert (said.still, len(seen)) == (idle, 3 - looks)
+
+
 @pytest.mark.live
 def test_a_program_that_hangs_after_its_trace_has_ended_is_looked_at(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_AT_ITS_END)
@@ -129,7 +141,7 @@ def test_workers_that_take_turns_are_looked_at_twice_though_the_loop_has_waited_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told = RecordedWait(since=1, past=0.1, pid=LOOP, task=3, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
-    turns = [worker(1, user("with drive:"), call=LOCKED, index=index) for index in (37, 38, 39)]
+    turns = [worker(1, user("with drive:"), call=LOCKED, index=index, idle=2.0) for index in (37, 38, 39)]
     seen = [look(loop(1), worker(0, step="idle"), turn, moment=(36 + 4 * i) * SECOND) for i, turn in enumerate(turns)]
     monkeypatch.setattr(examine, "collect", lambda *args, **options: seen.pop(0))
     assert examine.look_at(os.getpid(), lambda: told, py_spy=False, seconds=0.001).outcome is not RunOutcome.HUNG

@@ -64,7 +64,7 @@ def thread(
 ) -> SeenThread:
     return SeenThread(
         tid, "python", (state, state), (1.0, 1.0 + cpu), (5, 5 + switches), syscall=call, syscall_before=call,
-        stack=stack, python_name=name, idle=idle, gil=gil, owner=owner, wchan=wchan,
+        stack=stack, python_name=name, idle=idle, gil=gil, owner=owner, wchan=wchan, read=(5, 5),
     )  # fmt: skip
 
 

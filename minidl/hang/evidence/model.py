@@ -78,8 +78,9 @@ class SeenThread:
     state: the kernel's letters: R runs, S sleeps, D uninterruptible, T stopped, t traced, Z ended. cpu: seconds of CPU
     time. switches: how often it gave up the CPU by itself. stack: None = not seen. gil: whether it holds the
     interpreter's lock, None = unknown. owner: the thread that the mutex it waits for names as its owner, -1 = none.
-    idle: seconds since it ran last, -1 = unknown. copies: pid -> the value of the lock that it waits for in the parent
-    and in the parent's other forks: 0 = held, 1 = free, -1 = another thing is at its address.
+    idle: seconds since it ran last, -1 = unknown. read: bytes from files and pipes, -1 = unknown. copies: pid -> the
+    value of the lock that it waits for in the parent and in the parent's other forks: 0 = held, 1 = free, -1 = another
+    thing is at its address.
     """
 
     tid: int
@@ -96,6 +97,7 @@ class SeenThread:
     gil: bool | None = None
     owner: int = -1
     idle: float = -1.0
+    read: tuple[int, int] = (-1, -1)
     copies: dict[str, int] = field(default_factory=dict)
 
     @property

@@ -144,6 +144,11 @@ class ProcFiles:
         words = self.text("schedstat").split()
         return int(words[0]) / 1e9 if words else -1.0
 
+    def read_bytes(self) -> int:
+        """The bytes that it has read from files and pipes, not from sockets; -1 = unknown."""
+        found = re.match(r"rchar: (\d+)", self.text("io"))
+        return int(found[1]) if found else -1
+
     def idle(self) -> float:
         """Seconds since a thread ran last, by the scheduler's clock, which this thread's file tells; -1 = unknown."""
         its, now = self._ran_at("when threads ran last"), _Own()._ran_at("")

@@ -25,7 +25,7 @@ _MACHINE: Final = platform.machine()
 class ThreadLook(NamedTuple):
     """The values of a thread that change. switches: how often it gave up the CPU by itself; cpu: seconds.
 
-    system: of its CPU time that in the kernel, in ticks. known: the lines of /proc/PID/task/TID/status.
+    system: of its CPU time that in the kernel, in ticks. known: the lines of /proc/PID/task/TID/status. read: bytes.
     """
 
     name: str
@@ -35,6 +35,7 @@ class ThreadLook(NamedTuple):
     switches: int
     call: Syscall | None
     known: dict[str, str]
+    read: int = -1
 
 
 @dataclass(slots=True)
@@ -66,7 +67,8 @@ def thread_look(pid: int, tid: int, unseen: Unseen | None = None) -> ThreadLook 
     line, exact = files.text("syscall", "system calls"), files.cpu_seconds()
     call = decoded(line, files.memory, _MACHINE) if line else None
     switches = int(known.get("voluntary_ctxt_switches", "0"))
-    return ThreadLook(stat.name, stat.state, exact if exact >= 0 else stat.cpu, stat.system, switches, call, known)
+    cpu = exact if exact >= 0 else stat.cpu
+    return ThreadLook(stat.name, stat.state, cpu, stat.system, switches, call, known, files.read_bytes())
 
 
 def read_process(pid: int, before: FirstLook | None) -> SeenProcess | None:
@@ -125,6 +127,7 @@ def _threads(files: ProcFiles, before: FirstLook) -> Iterator[SeenThread]:
             blocked=signals_of(now.known.get("SigBlk", "")),
             owner=_owner(now.call, own),
             idle=own.idle(),
+            read=(then.read, now.read),
         )
 
 

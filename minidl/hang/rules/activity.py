@@ -64,6 +64,12 @@ def family_stirs(case: RunFacts, pid: int) -> bool:
     return any(stirs(thread) for process in case.family(pid) for thread in case.threads(process.pid))
 
 
+def family_reads(case: RunFacts, pid: int) -> bool:
+    """Whether a thread of a process or of its descendants has read from a file or pipe between the looks."""
+    threads = (thread for process in case.family(pid) for thread in case.threads(process.pid))
+    return any(one.seen.read[1] > (one.before or one.seen).read[0] >= 0 for one in threads)
+
+
 def at_work(one: ThreadFacts) -> bool:
     """Whether a thread makes progress: it computes, runs from time to time, or sleeps for a limited time."""
     naps = one.kind is Blocked.SLEEPS and 0 <= one.call.timeout < ENDLESS
