@@ -192,7 +192,7 @@ class RunFacts:
     @cached_property
     def loops(self) -> list[ThreadFacts]:
         """The threads that iterate, those that wait in the loader first; else the main threads of workers' parents."""
-        homes = {self.home_of(pid) for pid in self.workers} | set(self.told.ranks)
+        homes = {self.home_of(pid) for pid in self.workers} | set(self.ranks)
         below = {one.pid for pid in self.workers for one in self.family(pid)}
         others = (one for one in self.now.processes if one.pid not in below and not one.ended)
         found = [loop for one in others for loop in self._loops_of(one, one.pid in homes | {self.now.main})]
@@ -280,16 +280,19 @@ class RunFacts:
         """A process in words."""
         process, number = self.processes.get(pid), detail(f" (pid {pid})")
         if pid in self.workers:
-            return f"{self._rank(self.home_of(pid))}worker {self.workers[pid]}{number}"
+            rank = self._rank(self.home_of(pid))
+            return f"{rank}'s worker {self.workers[pid]}{number}" if rank else f"worker {self.workers[pid]}{number}"
         if process is None:
             return f"process {pid} (not examined)"
+        if pid in self.ranks:
+            return f"{self._rank(pid)}{number}"
         if self.is_loop(pid):
             named = f"process {process.name}{number}, in no loader now"
-            return named if self._in_no_loader(pid) else f"{self._rank(pid)}the loop{number}"
+            return named if self._in_no_loader(pid) else f"{self._rank(pid) or 'the loop'}{number}"
         if self.is_server(pid):
             return f"the fork server{number}"
         of = f", a child of worker {self.workers[process.ppid]}" if process.ppid in self.workers else ""
-        return f"{self._rank(pid)}process {process.name}{number}{of}"
+        return f"process {process.name}{number}{of}"
 
     def _in_no_loader(self, pid: int) -> bool:
         """Whether there is no sign (stack, worker, trace) that a process iterates, or did so before."""
@@ -299,8 +302,32 @@ class RunFacts:
             return False
         return all(one.place.seen and not one.iterates for one in self.loops if one.pid == pid)
 
+    @cached_property
+    def ranks(self) -> dict[int, int]:
+        """pid -> rank of each process of a job: by the trace, by its launcher's variables, or by its stack."""
+        parents = {one.pid: self.processes.get(one.ppid, one) for one in self.now.processes}
+        own = [one for one in self.now.processes if one.pid not in self.workers and not one.ended]
+        seen = {one.pid: one.rank for one in own if one.rank >= 0 and parents[one.pid].rank != one.rank}
+        if not seen:
+            seen = {one.pid: number for one in own if (number := self._variable(one, "rank")) >= 0}
+            seen = seen if len(set(seen.values())) > 1 else {}
+        return seen | self.told.ranks
+
+    @cached_property
+    def absent_ranks(self) -> list[int]:
+        """The ranks of the job that are not among the processes; none if it is unknown how many it has."""
+        known = [self.processes[pid] for pid in self.ranks if pid in self.processes]
+        total = max((max(one.ranks, self._variable(one, "world_size")) for one in known), default=0)
+        return sorted(set(range(total)) - set(self.ranks.values()))
+
+    def _variable(self, process: SeenProcess, name: str) -> int:
+        """The number that a variable of this name has in the outermost frame with one; -1 = there is none."""
+        frames = reversed(process.main.stack or ()) if process.main is not None else ()
+        texts = (frame.variables.get(name, "") for frame in frames)
+        return next((int(text) for text in texts if text.isdecimal()), -1)
+
     def _rank(self, pid: int) -> str:
-        return f"rank {self.told.ranks[pid]}: " if pid in self.told.ranks else ""
+        return f"rank {self.ranks[pid]}" if pid in self.ranks else ""
 
     @property
     def apart(self) -> float:

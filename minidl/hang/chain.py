@@ -24,7 +24,7 @@ _ENDS: Final = NOT_RUNNING | {
 """States of a thread that no other thread of the run could end."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Chain:
     """The links from the loop on. back: the position of the link that the last one waits for: a cycle; -1 = none.
 
@@ -474,10 +474,12 @@ def collective(place: ThreadPlace) -> str:
 
 
 def _other_rank(link: ThreadFacts) -> ThreadFacts | None:
-    """For a loop in a collective: a loop of another rank that is not in one."""
-    name = collective(link.place)
-    others = (one for one in link.case.loops if name and one.pid != link.pid and not collective(one.place))
-    return next((replace(one, by=f"is a rank that has not reached the {name}") for one in others), None)
+    """For a loop in a collective: a loop of another rank that is not in one, of several the one that rests longest."""
+    name, case = collective(link.place), link.case
+    loops = [one for one in case.loops if one.pid in case.ranks] or case.loops
+    others = [one for one in loops if name and one.pid != link.pid and not collective(one.place)]
+    last = max(others, key=lambda one: (one.kind in NOT_RUNNING, one.seen.idle), default=None)
+    return None if last is None else replace(last, by=f"is a rank that has not reached the {name}")
 
 
 # --- The table --------------------------------------------------------------------------------------------------------
@@ -498,6 +500,8 @@ class ChainStep(NamedTuple):
 
 
 STEPS: Final = (
+    ChainStep("it polls in a collective for a rank",
+              lambda link: _other_rank(link) if link.kind in (Blocked.SLEEPS, Blocked.COMPUTES) else None),
     ChainStep("no other thread could end this", _nowhere, lambda link: link.kind in _ENDS),
     ChainStep("a signal handler: the call that it interrupted is no wait now", _joined_thread,
               lambda link: link.place.interrupted),

@@ -11,7 +11,7 @@ from typing import Final
 
 from minidl.hang import remedies
 from minidl.hang.case import RunFacts
-from minidl.hang.chain import Chain, follow
+from minidl.hang.chain import Chain, collective, follow
 from minidl.hang.evidence.model import RunEvidence
 from minidl.hang.finding import EvidenceLine, Finding, HangCause, RecordedWait, RunOutcome, Sure, short, whole
 from minidl.hang.outcomes import outcome_of, still
@@ -30,14 +30,45 @@ _VAGUE: Final = (HangCause.COLLECTIVE, HangCause.UNKNOWN)
 def diagnose(looks: Sequence[RunEvidence], told: RecordedWait | None = None) -> Finding:
     """Find what holds a run up. looks: evidence, the latest last; told: the wait in its trace, if it has a trace."""
     case = RunFacts(looks, told)
-    verdicts = [_verdict(follow(loop)) for loop in case.loops if loop.pid == case.told.pid]
-    verdicts = verdicts or [_verdict(follow(loop)) for loop in case.loops]
-    if not verdicts:
+    chains = [follow(loop) for loop in case.loops]
+    if not chains:
         return _no_loop(case)
-    best = min(verdicts, key=lambda one: (_RANK.index(one.outcome), one.cause in _VAGUE))
-    others = [one for one in verdicts if one is not best and one.outcome in (RunOutcome.HUNG, RunOutcome.MAYBE_HUNG)]
-    extra = tuple(EvidenceLine(f"another loop: {one.sentence}", "evidence") for one in others[:3])
-    return dataclasses.replace(best, evidence=(*best.evidence, *extra), not_seen=_not_seen(case))
+    verdicts = {chain: _verdict(chain) for chain in chains}
+    asked = [chain for chain in chains if chain.first.pid == case.told.pid] or chains
+
+    def rank(one: Chain) -> tuple[int, bool]:
+        return _RANK.index(verdicts[one].outcome), verdicts[one].cause in _VAGUE
+
+    first = min(asked, key=rank)
+    same_end = [one for one in chains if one.end.key == first.end.key and rank(one) <= rank(first)]
+    chain = min(same_end, key=lambda one: len(one.links))
+    best = verdicts[chain]
+    behind = [one for one in chains if one is not chain and _waits_behind(one, chain, best.cause)]
+    others = (verdicts[one] for one in chains if one is not chain and one not in behind)
+    worse = [one for one in others if one.outcome in (RunOutcome.HUNG, RunOutcome.MAYBE_HUNG)]
+    extra = tuple(EvidenceLine(f"another loop: {one.sentence}", "evidence") for one in worse[:3])
+    words = _behind_in_words(behind)
+    return dataclasses.replace(
+        best, what=best.what + words, brief=best.brief + words, evidence=(*best.evidence, *extra),
+        not_seen=_not_seen(case),
+    )  # fmt: skip
+
+
+def _waits_behind(one: Chain, chain: Chain, cause: HangCause) -> bool:
+    """Whether a rank waits for the first of a chain, or in the same collective for a rank that is not there."""
+    same = collective(one.end.place) == collective(chain.end.place) != "" and len(one.links) == 1
+    absent = cause in (HangCause.COLLECTIVE, HangCause.DIED)
+    return chain.first.key in [link.key for link in one.links[1:]] or (same and absent)
+
+
+def _behind_in_words(behind: list[Chain]) -> str:
+    """The ranks that wait in a collective, too: "; ranks 0 and 2 wait for it in all_reduce"."""
+    ranks = sorted(one.first.case.ranks.get(one.first.pid, -1) for one in behind)
+    if not ranks or min(ranks) < 0:
+        return ""
+    names = and_joined(list(dict.fromkeys(collective(one.first.place) for one in behind)))
+    many = len(ranks) > 1
+    return f"; rank{'s' * many} {and_joined(list(map(str, ranks)))} wait{'' if many else 's'} in {names}"
 
 
 def _verdict(chain: Chain) -> Finding:

@@ -23,6 +23,7 @@ from minidl.hang.evidence.collect import collect
 from minidl.hang.evidence.model import RunEvidence
 from minidl.hang.finding import EvidenceLine, Finding, HangCause, RecordedWait, RunOutcome
 from minidl.hang.headline import headline
+from minidl.hang.job import ranks_beside
 from minidl.hang.life import is_here, life
 from minidl.hang.limits import STILL, is_long
 from minidl.process_stat import stat_fields, stat_of
@@ -41,7 +42,7 @@ def examine(target: str, *, py_spy: bool = True, seconds: float = APART) -> Find
     if target.isdecimal() and not os.path.exists(target):
         pid = home_of(int(target))
         if not live.records_trace(pid):
-            return look_at(pid, lambda: None, py_spy=py_spy, seconds=seconds)
+            return look_at(pid, lambda: None, py_spy=py_spy, seconds=seconds, others=ranks_beside(pid))
         target = str(pid)
     path = live.find_trace(target)
     return of_trace(read_trace(path), py_spy=py_spy, seconds=seconds)
@@ -107,9 +108,13 @@ def of_trace(trace: Trace, *, py_spy: bool, seconds: float) -> Finding:
         ended = [line.get("monotonic_ns", 0) for line in trace.described("trace_end")]
         unknown = RecordedWait(pid=running[0], own_code=len(trace) > 0, since=max(ended, default=0))
         pid = found.wait.pid if found.wait is not None and found.wait.pid in running else running[0]
-        others = [one for one in running if one != pid]
+        others = [one for one in dict.fromkeys((*running, *ranks_beside(pid))) if one != pid]
         now = look_at(
-            pid, lambda: headline(read_trace(trace.path)).wait or unknown, py_spy=py_spy, seconds=seconds, others=others
+            pid,
+            lambda: headline(read_trace(trace.path)).wait or unknown,
+            py_spy=py_spy,
+            seconds=seconds,
+            others=others,
         )
         if not ended or _is_blocked(now):  # else the program goes on after the trace: the finding is about the trace
             return now

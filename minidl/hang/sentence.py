@@ -54,8 +54,11 @@ def _deaf(chain: Chain) -> str:
 
 def _named(link: ThreadFacts) -> str:
     """The name of a link: a thread's name if the link before it is another thread of the same process."""
-    before = link.waiters[-1]
-    return f"its thread {link.label}" if link.pid == before.pid and link.tid != before.tid else link.name
+    before, case = link.waiters[-1], link.case
+    if link.pid == before.pid and link.tid != before.tid:
+        return f"its thread {link.label}"
+    own = link.in_worker and before.pid in case.ranks and case.home_of(link.pid) == before.pid
+    return link.name.replace(f"rank {case.ranks[before.pid]}'s", "its", 1) if own else link.name
 
 
 def _described(who: str, place: str, what: str) -> tuple[str, str]:

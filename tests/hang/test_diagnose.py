@@ -946,7 +946,7 @@ IN_RANKS = [
     case("a rank in a collective names the other collective that a rank is in", REDUCING,
          rank(library("recv", DISTRIBUTED), user("dist.recv(t)", "train", 15), MAIN), IDLE, told=RANKS,
          cause=HangCause.COLLECTIVE, also="",
-         says="the other ranks; rank 1: the loop (pid 200) is in recv (train at data.py:15)"),
+         says="the other ranks; rank 1 (pid 200) is in recv (train at data.py:15)"),
     case("a rank in the same collective", REDUCING, rank(*(REDUCING.threads[0].stack or ())), IDLE, told=RANKS,
          also="on other machines"),
     *(
@@ -956,11 +956,11 @@ IN_RANKS = [
         for row in (
             case(f"two ranks that both {name} wait for each other", ours, rank(*half(name)), IDLE, told=RANKS,
                  outcome=HUNG, cause=HangCause.CYCLE, sure=Sure.LIKELY,
-                 ends=f"waits in {name} for another rank; so does rank 1: the loop (pid 200), and none of them "
+                 ends=f"waits in {name} for another rank; so does rank 1 (pid 200), and none of them "
                  f"{other}"),
             case(f"a rank in {name}, another one in a collective", ours, rank(*half("all_reduce")), IDLE, told=RANKS,
                  cause=HangCause.COLLECTIVE,
-                 says=f"waits in {name} for the other ranks; rank 1: the loop (pid 200) is in all_reduce"),
+                 says=f"waits in {name} for the other ranks; rank 1 (pid 200) is in all_reduce"),
             case(f"a rank in {name} alone", ours, IDLE, told=RANKS, cause=HangCause.COLLECTIVE),
         )
     ),

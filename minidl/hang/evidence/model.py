@@ -172,7 +172,8 @@ class FileLock:
 @dataclass(frozen=True, slots=True)
 class SeenProcess:
     """A process. ended: it is a zombie, or went away while it was read. exit_code: of a zombie, as a shell's wait
-    status; -1 = unknown. started: seconds, CLOCK_MONOTONIC. limits: in bytes or counts, as /proc names them.
+    status; -1 = unknown. started: seconds, CLOCK_MONOTONIC. limits: in bytes or counts, as /proc names them. rank,
+    ranks: its number in its job and how many that has, by its launcher's variables; -1 = it has none.
     """
 
     pid: int
@@ -193,6 +194,8 @@ class SeenProcess:
     cpus: tuple[int, ...] = ()
     cgroups: tuple[str, ...] = ()
     tracer: int = 0
+    rank: int = -1
+    ranks: int = -1
     not_seen: tuple[str, ...] = ()
 
     def thread(self, tid: int) -> SeenThread | None:

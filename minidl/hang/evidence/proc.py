@@ -32,6 +32,13 @@ _LIMITS: Final = {
 }
 
 
+_LAUNCHERS: Final = (
+    ("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+)  # fmt: skip
+"""The variables of torchrun, Slurm, Open MPI and MPICH."""
+
+
 class Unseen:
     """The list of all that could not be read, each once, with the reason."""
 
@@ -122,6 +129,15 @@ class ProcFiles:
 
     def command(self) -> tuple[str, ...]:
         return tuple(self.text("cmdline").split("\0")[:-1])[:64]
+
+    def rank(self) -> tuple[int, int]:
+        """The number of a job's rank and of its ranks, by the variables that a launcher sets; -1 = it has none."""
+        known = dict(one.partition("=")[::2] for one in self.text("environ").split("\0"))
+        for names in _LAUNCHERS:
+            rank, ranks = (int(text) if text.isdecimal() else -1 for text in map(known.get, names, ("", "")))
+            if 0 <= rank < ranks > 1:
+                return rank, ranks
+        return -1, -1
 
     def cgroups(self) -> list[str]:
         return self.text("cgroup").splitlines()

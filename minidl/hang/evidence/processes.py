@@ -82,7 +82,7 @@ def read_process(pid: int, before: FirstLook | None) -> SeenProcess | None:
         before = FirstLook(pid)
     if not known.get("Kthread", "0").startswith("1") and not stat.ended and not files.memory_allowed():
         unseen.add("memory (poll's descriptors, the values of semaphores, owners of mutexes)", "ptrace is not allowed")
-    maps = files.text("maps", "memory mappings")
+    maps, (rank, ranks) = files.text("maps", "memory mappings"), files.rank()
     return SeenProcess(
         pid=pid,
         ppid=stat.ppid,
@@ -102,6 +102,8 @@ def read_process(pid: int, before: FirstLook | None) -> SeenProcess | None:
         cpus=numbers_of(known.get("Cpus_allowed_list", "")),
         cgroups=tuple(files.cgroups()),
         tracer=int(known.get("TracerPid", "0")),
+        rank=rank,
+        ranks=ranks,
         not_seen=() if stat.ended else unseen.all(),
     )
 

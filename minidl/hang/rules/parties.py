@@ -9,9 +9,11 @@ from minidl.hang.chain import Chain, collective, serves
 from minidl.hang.evidence.model import Frame
 from minidl.hang.evidence.waits import Blocked
 from minidl.hang.finding import EvidenceLine, HangCause, Sure
+from minidl.hang.limits import STILL
 from minidl.hang.rules import motion
 from minidl.hang.rules.activity import same_place
-from minidl.hang.rules.judgement import Judgement, named
+from minidl.hang.rules.judgement import Judgement, exit_in_words, named
+from minidl.tracefile.words import and_joined
 
 
 def barrier(chain: Chain) -> Judgement | None:
@@ -39,7 +41,7 @@ _OTHER_HALF: Final = {"recv": "sends", "send": "receives"}
 
 def _operation(name: str) -> str:
     """The name of an operation in a sentence: recv and send are no collectives."""
-    return name if name in _OTHER_HALF else f"the collective {name}"
+    return name if name in (*_OTHER_HALF, "init_process_group") else f"the collective {name}"
 
 
 def _others_in_collectives(end: ThreadFacts) -> list[ThreadFacts]:
@@ -74,12 +76,35 @@ def collective_missed(chain: Chain) -> Judgement | None:
     end, name = chain.end, collective(chain.end.place)
     if not name:
         return None
-    apart = [one for one in _others_in_collectives(end) if spot(one.place) != spot(end.place)]
+    others, absent = _others_in_collectives(end), end.case.absent_ranks
+    if absent:
+        return _absent(end, name, absent)
+    apart = [one for one in others if spot(one.place) != spot(end.place)]
     missed = "".join(f"; {one.name} is in {collective(one.place)} ({spot(one.place)})" for one in apart[:1])
     also = ("the other ranks are on other machines, or were not examined: run the doctor on each",)
     return Judgement(
         HangCause.COLLECTIVE, f"waits in {_operation(name)} for the other ranks{missed}", Sure.LIKELY,
         (_is_in(end), *(_is_in(one, one.name) for one in apart)), () if apart else also,
+        "let all ranks call the same collectives in the same order" if apart else "",
+        alone=bool(apart) and all(one.seen.slept and one.seen.idle >= STILL for one in others),
+    )  # fmt: skip
+
+
+def _absent(end: ThreadFacts, name: str, absent: list[int]) -> Judgement:
+    """A rank waits for ranks that are not among the processes of the job: ended, not started, or on other machines."""
+    case = end.case
+    ended = [one for one in case.now.processes if one.ended and one.ppid == end.process.ppid]
+    ranks = f"rank{'s' * (len(absent) > 1)} {and_joined(list(map(str, absent)))}"
+    are = "are" if len(absent) > 1 else "is"
+    if len(ended) == len(absent):
+        how = and_joined(list(dict.fromkeys(exit_in_words(one.exit_code) for one in ended)))
+        facts = tuple(EvidenceLine(f"pid {one.pid} has ended", f"/proc/{one.pid}/stat") for one in ended)
+        what = f"waits in {_operation(name)} for {ranks}, which {'have' if len(absent) > 1 else 'has'} ended ({how})"
+        return Judgement(HangCause.DIED, what, Sure.LIKELY, (_is_in(end), *facts), alone=True)
+    return Judgement(
+        HangCause.COLLECTIVE, f"waits in {_operation(name)} for {ranks}, which {are} not on this machine", Sure.LIKELY,
+        (_is_in(end),), ("it was never started, or has ended", "it runs on another machine: run the doctor there"),
+        "check in the launcher's log whether all ranks were started",
     )  # fmt: skip
 
 
