@@ -15,7 +15,7 @@ finding     the result of everything here; `remedies` and `limits` hold its advi
 snapshot    a run at one moment, from its events; `live` and `recent` follow a run, `top` shows it
 headline/   the cause in a recorded run (the table `CAUSES`); `consult` finds the evidence of its waits
 watch/      the watchdog of a recorded run: when to look, what to keep, when to raise the alarm
-life        whether a process is there
+life        whether a process is there; `job`: the ranks beside it
 
 Rules of use: it changes nothing in the processes that it looks at. It knows causes and no cases, and prefers "unknown"
 to a guess: see `rules`.

@@ -305,9 +305,9 @@ class RunFacts:
     @cached_property
     def ranks(self) -> dict[int, int]:
         """pid -> rank of each process of a job: by the trace, by its launcher's variables, or by its stack."""
-        parents = {one.pid: self.processes.get(one.ppid, one) for one in self.now.processes}
+        told = {one.pid: one.rank for one in self.now.processes}  # children have their rank's variables, too
         own = [one for one in self.now.processes if one.pid not in self.workers and not one.ended]
-        seen = {one.pid: one.rank for one in own if one.rank >= 0 and parents[one.pid].rank != one.rank}
+        seen = {one.pid: one.rank for one in own if one.rank >= 0 and told.get(one.ppid) != one.rank}
         if not seen:
             seen = {one.pid: number for one in own if (number := self._variable(one, "rank")) >= 0}
             seen = seen if len(set(seen.values())) > 1 else {}

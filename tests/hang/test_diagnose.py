@@ -938,7 +938,42 @@ def naps_at(*lines: int) -> list[RunEvidence]:
     return then_and_now([FIRST, IDLE, naps[0]], [FIRST, IDLE, naps[1]])
 
 
+def of_job(number: int, function: str = "all_reduce", line: int = 13, total: int = 3, **more: Any) -> SeenProcess:
+    """A rank in a collective, or in its own code, by the variables of its launcher."""
+    own = () if function == "own" else (library(function, DISTRIBUTED),)
+    stack = (*own, user("", "train", line), MAIN)
+    pid = LOOP * (number + 1)
+    return process(pid, 1, thread(pid, stack, LOCKED, **more), rank=number, ranks=total)
+
+
+def by_stack(number: int) -> SeenProcess:
+    """A rank that was forked: only its stack knows its number, and how many there are."""
+    inside = library("init_process_group", DISTRIBUTED, world_size="3")
+    stack = (inside, user("", "main", 20, rank=str(number)), MAIN)
+    return process(LOOP * (number + 1), 1, thread(LOOP * (number + 1), stack, LOCKED))
+
+
+KILLED = process(300, 1, thread(300, None, None, state="Z"), ended=True, exit_code=9)
+STOPPED_RANK = of_job(1, "own", state="T")
 IN_RANKS = [
+    case("a rank that is stopped, and the ranks that wait for it", of_job(0), STOPPED_RANK, of_job(2), pid=200,
+         sentence="hung: rank 1 (pid 200), in its own code (train at data.py:13) for 41.0 s, is stopped by a signal "
+         "(state T); ranks 0 and 2 wait in all_reduce", cause=HangCause.STOPPED),
+    case("a rank's worker, and the ranks that wait for it",
+         of_job(0, total=2), replace(OTHER, rank=1, ranks=2), replace(GUILTY, rank=1, ranks=2), pid=GUILTY.pid,
+         says=("rank 1 (pid 200) waits for its worker 1 (pid 102), in sample 37", "; rank 0 waits in all_reduce")),
+    case("a rank that was not started", of_job(0), of_job(1), outcome=MAYBE_HUNG, cause=HangCause.COLLECTIVE,
+         ends="in the collective all_reduce for rank 2, which is not on this machine; rank 1 waits in all_reduce"),
+    case("a rank that has ended", looks=later(by_stack(0), by_stack(1), KILLED), outcome=HUNG, cause=HangCause.DIED,
+         pid=LOOP,
+         ends="waits in init_process_group for rank 2, which has ended (SIGKILL); rank 1 waits in init_process_group"),
+    case("ranks that rest in different collectives", of_job(0, "broadcast", 20, 2), of_job(1, total=2), outcome=HUNG,
+         says="the collective broadcast for the other ranks; rank 1 (pid 200) is in all_reduce", fix="the same order"),
+    case("ranks that just came to different collectives", of_job(0, "broadcast", 20, 2, idle=1.0),
+         of_job(1, total=2, idle=1.0), outcome=MAYBE_HUNG),
+    case("a rank that polls in a collective waits for the others", STOPPED_RANK,
+         replace(of_job(0), threads=(replace(of_job(0).threads[0], syscall=nap("0.1 s", 0.1)),)), pid=200,
+         says="; rank 0 waits in all_reduce"),
     case("a collective without the other ranks says that they were not seen", FIRST, IDLE,
          cause=HangCause.COLLECTIVE, sure=Sure.LIKELY, also="on other machines"),
     case("a rank in a collective leads to the rank that did not come", FIRST, OTHER, GUILTY, replace(IDLE, ppid=LOOP),

@@ -1,0 +1,45 @@
+"""The processes of a job beside one of its ranks, and the rank that a launcher has told a process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from minidl.hang.evidence.proc import ProcFiles
+from minidl.hang.job import ranks_beside
+
+SLEEPS = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"]
+
+
+@pytest.fixture
+def ranks() -> Iterator[list[int]]:
+    """Two ranks, and another program; the first has ended."""
+    variables = {"RANK": "1", "WORLD_SIZE": "4"}
+    programs = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | variables)
+        for command in (SLEEPS, SLEEPS, SLEEPS, [*SLEEPS, "other"])
+    ]
+    for program in programs:
+        assert program.stdout is not None
+        program.stdout.read(1)
+    programs[0].kill()
+    os.waitid(os.P_PID, programs[0].pid, os.WEXITED | os.WNOWAIT)
+    yield [program.pid for program in programs]
+    for program in programs:
+        program.kill()
+        program.communicate()
+
+
+@pytest.mark.live
+def test_the_ranks_beside_a_rank_have_its_parent_and_its_command_or_have_ended(ranks: list[int]) -> None:
+    gone, first, second, other = ranks
+    assert {gone, second} <= set(ranks_beside(first))
+    assert not {first, other} & set(ranks_beside(first))
+    assert ranks_beside(other) == []
+    assert ranks_beside(os.getpid()) == [] or os.getpid() not in ranks_beside(os.getpid())
+    assert ProcFiles(first).rank() == (1, 4)
+    assert ProcFiles(gone).rank() == (-1, -1)
