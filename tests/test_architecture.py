@@ -57,13 +57,8 @@ ORDER = (
     ("hang", "limits places finding remedies case chain"),
     ("hang.rules", "judgement activity processes motion parties threads semaphores kernel table"),
     ("hang", "outcomes sentence diagnose"),
-<<<<<<< HEAD
     ("speed", "intervals stages device_use ledger cpu_use wall_clock advice hot_spots reasons verdict"),
-    ("hang", "life live recent snapshot consult"),
-=======
-    ("speed", "intervals stages device_use ledger cpu_use wall_clock advice reasons verdict"),
     ("hang", "life job live recent snapshot consult"),
->>>>>>> 58ca85b (Tests: ranks of a job)
     ("hang.headline", "run_context held_up bounds hangs ends uneven __init__"),
     ("speed", "summary critical_path transport_use side diff findings passes audit_rules audit"),
     ("hang", "top"),

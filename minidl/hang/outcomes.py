@@ -15,12 +15,14 @@ from minidl.hang.evidence.model import SeenProcess
 from minidl.hang.evidence.waits import Blocked
 from minidl.hang.finding import HangCause, RunOutcome, Sure
 from minidl.hang.limits import ENDLESS, ENDLESS_WORK, JOINED, OPEN, POLLED, STILL
-from minidl.hang.places import USERS, LoaderStep, is_ours
+from minidl.hang.places import USERS, LoaderStep, is_ours, library
 from minidl.hang.rules.activity import family_reads, family_stirs, receives, stirs, times_asleep, wakes
 from minidl.hang.rules.judgement import Judgement
+from minidl.hang.rules.threads import LOCKING
 
+_LOCKS: Final = (HangCause.SELF_LOCK, HangCause.FORK_LOCK)
 _CLOSED: Final = frozenset({
-    HangCause.STOPPED, HangCause.CYCLE, HangCause.SELF_LOCK, HangCause.FORK_LOCK, HangCause.MISSING_THREAD,
+    *_LOCKS, HangCause.STOPPED, HangCause.CYCLE, HangCause.MISSING_THREAD,
     HangCause.PERMIT_LOST, HangCause.DEAD_LOCK_HOLDER, HangCause.LOST_RESULT, HangCause.TORN_MESSAGE, HangCause.DIED,
 })  # fmt: skip
 """Causes that leave no process, thread or server that could end the wait: time changes nothing."""
@@ -111,7 +113,15 @@ class _Standing:
     def is_open(self) -> bool:
         """Whether a process, a thread or a server that was not seen, or that works, may end the wait."""
         alone = self.chain.cycle or self.chain.missing or self.found.alone or self.kind in _NOT_BY_ITSELF
-        return not alone and (self.found.cause not in _CLOSED or self.found.sure is Sure.POSSIBLE)
+        may_be_other = self.found.sure is Sure.POSSIBLE and self.found.cause not in _LOCKS
+        return not alone and (self.found.cause not in _CLOSED or may_be_other or self._waits_in_c_code())
+
+    def _waits_in_c_code(self) -> bool:
+        """Whether a line that takes no lock waits in a process that has threads of a C library: these may answer."""
+        inside = self.end.place.inside[:1]
+        locks = any(library(frame.file) or LOCKING.search(frame.source) for frame in inside)
+        native = [one for one in self.case.threads(self.end.pid) if not one.is_main and one.seen.stack is None]
+        return self.kind is Blocked.FUTEX and bool(inside) and not locks and bool(native)
 
     @cached_property
     def in_own_code(self) -> bool:

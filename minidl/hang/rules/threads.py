@@ -110,7 +110,7 @@ def no_thread_answers(chain: Chain) -> Judgement | None:
 
 
 # --- Locks ------------------------------------------------------------------------------------------------------------
-_LOCKING: Final = re.compile(r"\bwith\b|acquire|lock|print\(|write|flush|log|import|emit", re.IGNORECASE)
+LOCKING: Final = re.compile(r"\bwith\b|acquire|lock|print\(|write|flush|log|import|emit", re.IGNORECASE)
 
 
 def native_pool_is_missing(chain: Chain) -> Judgement | None:
@@ -119,7 +119,7 @@ def native_pool_is_missing(chain: Chain) -> Judgement | None:
     if waiting_in(end) != "" or not end.in_worker or end.case.forked(end.pid) is not True:
         return None
     line, parent = end.place.inside[0].source, end.case.threads(end.process.ppid)
-    if not line or _LOCKING.search(line):
+    if not line or LOCKING.search(line):
         return None
     had = sum(thread.seen.stack is None and not thread.is_main for thread in parent)
     facts = [EvidenceLine(f"its line calls C code: {line}", f"stack of {end.pid}")]
