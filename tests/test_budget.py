@@ -21,7 +21,7 @@ AT_MOST = {
     "minidl/resume minidl/arena minidl/device minidl/dataloader.py": 2500,
     "minidl/tracefile minidl/record": 7880,
     "minidl/playback minidl/check": 3540,
-    "minidl/hang": 6340,
+    "minidl/hang": 6445,
     "minidl/speed": 3610,
     "minidl/views": 4175,
     "minidl/explore": 2486,
