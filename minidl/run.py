@@ -48,10 +48,12 @@ from minidl.loader import dataloader
 from minidl.record.clocks import aligning
 from minidl.record.group import at_process_group
 from minidl.record.handover import PACKAGE, Settings, handed_on
+from minidl.record.harmless import NO_PLACE
 from minidl.record.observe import observed_iterators, shut_down_observed
 from minidl.record.session import current_recorder, join_trace, write_place
 from minidl.record.shared import write_program_end, write_uncaught
 from minidl.record.stand_in import StandIn
+from minidl.record.step_parts import step_parts_recorded
 from minidl.record.watchdog import stay_to_the_exit
 from minidl.tracefile.ranks import lacking, words_of
 
@@ -159,10 +161,10 @@ def _load_sim() -> None:
 
 @contextlib.contextmanager
 def _recorded(settings: Settings) -> Iterator[None]:
-    """While this is open, the program's loaders are recorded, and its rank is written down as soon as it has one."""
+    """While this is open, the program's loaders and training steps are recorded, and its rank as soon as it has one."""
     clocks = aligning() if settings.align_clocks else contextlib.nullcontext()
     loaders = contextlib.nullcontext() if settings.observe else replaced()
-    with loaders, observed_iterators(), at_process_group(write_place), clocks:
+    with loaders, observed_iterators(), step_parts_recorded(), at_process_group(write_place), clocks:
         yield
 
 
@@ -337,7 +339,14 @@ def _show(error: BaseException) -> None:
 
 
 def _without_ours(error: BaseException) -> types.TracebackType | None:
-    """The frames of an exception behind its first, which is this module's."""
+    """The frames of an exception behind its first, which is this module's; without what stands in torch's place."""
+    frame = error.__traceback__
+    while frame is not None:
+        after = frame.tb_next
+        while after is not None and after.tb_frame.f_code.co_filename.endswith(NO_PLACE):
+            after = after.tb_next
+        frame.tb_next = after
+        frame = after
     return error.__traceback__.tb_next if error.__traceback__ is not None else None
 
 

@@ -44,8 +44,8 @@ ORDER = (
     (
         "record",
         "harmless patches bracketing cpu_time pauses recorder stack_dumps stack_samples watchdog forks group functions "
-        "indices datasets draws fetching shared loader_spans slabs sampling device_clock spans decisions channels "
-        "device_stream ports session handover "
+        "indices datasets draws fetching shared step_parts loader_spans slabs sampling device_clock spans decisions "
+        "channels device_stream ports session handover "
         "observed_loader observed_worker observed_alone observed_channels observe stand_in clocks",
     ),
     ("playback", "actors state missing inferred follower words stepper"),

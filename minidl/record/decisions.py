@@ -28,7 +28,6 @@ from minidl.loader.protocol import (
 from minidl.record.loader_spans import LoaderSpans
 from minidl.record.shared import Shared
 from minidl.record.slabs import TracedMappings
-from minidl.record.spans import batch_in_use
 from minidl.resume.position import Course
 from minidl.tracefile import events as ev
 from minidl.wire.errors import ExceptionWrapper
@@ -165,7 +164,6 @@ class TracedLoaderLifecycle(LoaderSpans, LoaderLifecycle):
             step.data = None  # the tracer must not keep a batch alive that the loader has let go
         self.emit(ev.YIELD, self.task, worker, outcome, self.yielded)
         self.end_next(outcome, self.task)
-        batch_in_use.loader, batch_in_use.task = shared.loader, self.task
 
     def _end_fetch_alone(self, outcome: ev.Outcome) -> None:
         if self.shared.alone and self.shared.fetching is not None:

@@ -16,7 +16,7 @@ from minidl.device.nest import tensors_in
 from minidl.device.streams import AcceleratorDevice, AcceleratorMark, AcceleratorStream
 from minidl.record.device_clock import DeviceClock
 from minidl.record.shared import Shared
-from minidl.record.spans import batch_in_use
+from minidl.record.step_parts import batch_in_use, here
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Outcome
 
@@ -94,11 +94,14 @@ class TracedStream:
 
     def _enqueued(self, task: int, enqueue: Callable[[], Any]) -> Any:
         """Return `enqueue()`; if it raises, or Ctrl-C interrupts it, the batch leaves the stage."""
+        here.enter_next()  # the stage's own copies are no part of the consumer's step
         try:
             return enqueue()
         except BaseException:
             self._left(task, Outcome.ERROR)
             raise
+        finally:
+            here.leave_next()
 
     def _left(self, task: int, outcome: Outcome) -> None:
         """Emit that the batch, or its error, has left the stage."""

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-_HOMES: tuple[Any, ...] = (dist, getattr(dist, "distributed_c10d", dist))
+HOMES: tuple[Any, ...] = (dist, getattr(dist, "distributed_c10d", dist))
+"""The modules that a program finds torch's functions of process groups in."""
 
 
 def rank_name() -> str:
@@ -58,9 +59,9 @@ def at_process_group(begun: Callable[[], Any], ending: Callable[[], Any] | None 
             ending()
         destroy(group)
 
-    before = [(home, home.init_process_group, home.destroy_process_group) for home in _HOMES]
+    before = [(home, home.init_process_group, home.destroy_process_group) for home in HOMES]
     try:
-        for home in _HOMES:
+        for home in HOMES:
             home.init_process_group, home.destroy_process_group = init_process_group, destroy_process_group
         yield
     finally:

@@ -1,6 +1,7 @@
 """Recording never ends a program: an error of the recording is reported once, and the program goes on without it.
 
-Interface: `@harmless(instead)` around a function that only looks; `say_once(text)`.
+Interface: `@harmless(instead)` around a function that only looks; `@without_a_place`, of one that is called in the
+program's place; `say_once(text)`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import functools
 import os
 import signal
 import traceback
+import types
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
@@ -44,6 +46,20 @@ def _is_of_a_handler(error: BaseException) -> bool:
     codes = {getattr(each, "__code__", getattr(type(each).__call__, "__code__", None)) for each in calls}
     frames = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(code in codes for code in frames)
+
+
+def without_a_place(function: _F) -> _F:
+    """The function, of which no warning says that it is the place: `warnings` passes over what imports modules.
+
+    A warning of torch's that has a stacklevel then points to the line that it points to without the recording.
+    """
+    code: types.CodeType = function.__code__
+    function.__code__ = code.replace(co_filename=f"{code.co_filename}{NO_PLACE}")
+    return function
+
+
+NO_PLACE: Final = " (which warnings take for importlib._bootstrap)"
+"""The end of the file's name of a function that is called in the program's place."""
 
 
 def say_once(text: str) -> None:

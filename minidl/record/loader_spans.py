@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from minidl.record.cpu_time import spent
 from minidl.record.shared import Shared
+from minidl.record.step_parts import ConsumerLoop, here
 from minidl.tracefile import events as ev
 
 
@@ -21,12 +22,14 @@ class LoaderSpans:
         self.shared, self.emit = shared, shared.emit
         self.epoch, self.yielded, self.task = -1, 0, -1
         self.open_epoch = self.open_next = self.open_consumer = False
+        self.loop = ConsumerLoop(shared.loader, shared.emit)
         self.clock, self.delay = shared.cpu, shared.delay
         self.consumer_cpu = self.consumer_delay = 0
 
     def begin_epoch(self, workers: int, prefetch_factor: int) -> None:
         self.epoch += 1
         self.yielded, self.task, self.open_epoch = 0, -1, True
+        here.iterate(self.loop)
         self.emit(ev.EPOCH[0], x=self.epoch, y=workers, z=prefetch_factor)
 
     def end_epoch(self, ending: ev.Ending) -> None:
@@ -37,20 +40,23 @@ class LoaderSpans:
     def begin_next(self, wanted: int) -> None:
         """Begin `__next__`. wanted: the task whose turn it is."""
         self.open_next = True
+        here.enter_next()
         self.emit(ev.NEXT[0], wanted, -1, wanted)
 
     def end_next(self, outcome: ev.Outcome, task: int = -1) -> None:
         self.open_next = False
+        here.leave_next()
         self.emit(ev.NEXT[1], task, -1, self.yielded, outcome)
 
     def begin_consumer(self, task: int = -1) -> None:
         self.open_consumer = True
+        self.loop.begin(task)
         self.emit(ev.CONSUMER[0], task, -1, self.yielded)
         self.consumer_delay = self.delay()
         self.consumer_cpu = self.clock()
 
     def end_consumer(self) -> None:
         if self.open_consumer:
-            self.open_consumer = False
+            self.open_consumer = self.loop.runs = False
             cpu = spent(self.consumer_cpu, self.clock())
             self.emit(ev.CONSUMER[1], self.task, -1, cpu, spent(self.consumer_delay, self.delay()))

@@ -47,7 +47,7 @@ from minidl.record import observed_alone, recorder
 from minidl.record.channels import Proxy
 from minidl.record.cpu_time import choose
 from minidl.record.group import rank_directory
-from minidl.record.harmless import harmless, say_once
+from minidl.record.harmless import harmless, say_once, without_a_place
 from minidl.record.observed_channels import (
     ObservedDoneEvent,
     ObservedIndexQueue,
@@ -286,13 +286,13 @@ def observed_iterators() -> Iterator[None]:
     """
     plain_loader, plain_multi, plain_next = _TorchLoader.__init__, _TorchIterator.__init__, _TorchAlone._next_data
 
-    @_without_a_place
+    @without_a_place
     @functools.wraps(plain_loader)
     def init_loader(self: Any, *args: Any, **kwargs: Any) -> None:
         self.__dict__["_made_at"] = users_line(self)
         plain_loader(self, *args, **kwargs)
 
-    @_without_a_place
+    @without_a_place
     @functools.wraps(plain_multi)
     def init_multi(self: Any, *args: Any, **kwargs: Any) -> None:
         if not isinstance(self, _MinidlIterator):
@@ -315,20 +315,10 @@ def observed_iterators() -> Iterator[None]:
             setattr(kind, name, plain)
 
 
-def _without_a_place(function: Callable[..., None]) -> Callable[..., None]:
-    """The function, of which no warning says that it is the place: `warnings` passes over what imports modules.
-
-    A warning of torch's that has a stacklevel then points to the line that it points to without the recording.
-    """
-    place = f"{__file__} (which warnings take for importlib._bootstrap)"
-    function.__code__ = function.__code__.replace(co_filename=place)
-    return function
-
-
 def _and_then(init: Callable[..., None], begin: Callable[..., None]) -> Callable[..., None]:
     """The `__init__` of an iterator, after which `begin` has its arguments."""
 
-    @_without_a_place
+    @without_a_place
     @functools.wraps(init)
     def init_and_begin(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)

@@ -18,6 +18,7 @@ from minidl.record.indices import count
 from minidl.record.loader_spans import LoaderSpans
 from minidl.record.sampling import dealt_by
 from minidl.record.shared import Shared
+from minidl.record.step_parts import here
 from minidl.tracefile import events as ev
 from minidl.wire.messages import Result, Task
 
@@ -245,6 +246,7 @@ class ObservedLoader(LoaderSpans):
     def received(self, result: Result) -> None:
         """Emit what the loader does with a result, which depends on whose turn it is."""
         task, worker, outcome = result.idx, result.worker_id, outcome_of(result.data)
+        here.leave_next()  # the yield may show late, and the consumer's step begins now
         if not self.open_epoch:
             return  # a leftover of the last epoch
         if self.pinned:

@@ -19,18 +19,8 @@ from minidl.device.loader import open_device
 from minidl.device.streams import AcceleratorDevice
 from minidl.record.device_clock import DeviceClock, StreamTrack, clock_of
 from minidl.record.recorder import Recorder, active
+from minidl.record.step_parts import batch_in_use
 from minidl.tracefile import events as ev
-
-
-class BatchInUse:
-    """The consumer's batch: its loader's number in the trace, and its task; -1 = none yet."""
-
-    loader = 0
-    task = -1
-
-
-batch_in_use = BatchInUse()
-"""The batch of this process's consumer; set when a batch is handed out."""
 
 
 class Unrecorded:

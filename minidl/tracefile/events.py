@@ -784,6 +784,52 @@ GC = _span(
            "the garbage collector has collected {collected} objects of generation {generation}"),
     doing="in the garbage collector", letter="G")  # fmt: skip
 
+# --- The consumer's step, by torch's own functions (see `record.step_parts`) ------------------------------------------
+FORWARD = _span(
+    170, "forward", Track.CONSUMER, "#b5f78c", "task", ("text:string", ""),
+    "the consumer calls a module (text: its class), with gradients on; what it calls in turn is part of that. Like all "
+    "of a step, it is the host's time: a device may work on it later",
+    "record.step_parts:_part", "", "", stage="forward",
+    words=("the training loop calls {text}", "the module returns"),
+    letter="f")  # fmt: skip
+EVALUATE = _span(
+    172, "evaluate", Track.CONSUMER, "#b5f78c", "task", ("text:string", ""),
+    "the consumer calls a module with gradients off (no_grad, inference_mode): validation or prediction",
+    "record.step_parts:_part", "", "", stage="evaluation",
+    words=("the training loop calls {text} without gradients", "the module without gradients returns"),
+    legend="forward", letter="f")  # fmt: skip
+BACKWARD = _span(
+    174, "backward", Track.CONSUMER, "#775cc2", "task", ("", ""),
+    "autograd computes gradients; with DistributedDataParallel, the ranks' gradients are reduced in it",
+    "record.step_parts:_part", "", "", stage="backward",
+    words=("backward begins", "backward ends"),
+    letter="b")  # fmt: skip
+OPTIMIZER = _span(
+    176, "optimizer", Track.CONSUMER, "#472803", "task", ("text:string", ""),
+    "the optimizer's step (text: its class), without the closure that it may call",
+    "record.step_parts:_part, record.step_parts:alone", "", "", stage="optimizer",
+    words=("the step of {text} begins", "the optimizer's step ends"),
+    letter="o")  # fmt: skip
+TO_DEVICE = _span(
+    178, "to_device", Track.CONSUMER, "#b17e41", "task", ("bytes:B pinned", ""),
+    "the consumer copies a tensor of the host to a device, by to() or cuda(); the host waits if it is pageable",
+    "record.step_parts:_part", "", "", stage="h2d",
+    words=("the training loop begins to copy {bytes} to a device", "the copy is done, or enqueued"),
+    letter="E")  # fmt: skip
+COLLECTIVE = _span(
+    180, "collective", Track.CONSUMER, _WAIT, "task", ("text:string seq bytes:B", ""),
+    "the consumer calls a function of torch.distributed (text: its name), which waits for other ranks; seq numbers "
+    "this process's calls. Those of other parts, as backward's, have no span of their own",
+    "record.step_parts:_part", "", "", stage="collective",
+    words=("the training loop calls {text} (call {seq})", "the collective returns"),
+    letter="-")  # fmt: skip
+SAVE = _span(
+    182, "save", Track.CONSUMER, "#0f0536", "task", ("text:string", ""),
+    "the consumer writes a checkpoint (text: the function that does)",
+    "record.step_parts:_part", "", "", stage="checkpoint",
+    words=("{text} begins", "the checkpoint is written"),
+    letter="k")  # fmt: skip
+
 # --- Several ranks ----------------------------------------------------------------------------------------------------
 SHARE = _instant(
     130, "share", Track.LOADER, _BLUE, "", "epoch replica replicas",
@@ -804,6 +850,9 @@ CAME: Final = codes_where(lambda event: event.phase is Phase.END and event.stage
 
 POLLS: Final = codes_where(lambda event: event.phase is Phase.BEGIN and event.stage in ("wait", "idle"))
 """A wait that ends with nothing now and then, and begins again."""
+
+PARTS: Final = (FORWARD, EVALUATE, BACKWARD, OPTIMIZER, TO_DEVICE, COLLECTIVE, SAVE)
+"""The parts of a training step, which never lie in each other."""
 
 LATE: Final = (SLAB_RELEASE, *GC)
 """Emitted in the middle of other steps, or after them: their place among their thread's events says nothing."""

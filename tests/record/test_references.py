@@ -28,7 +28,7 @@ pytestmark = pytest.mark.live
 RUNS = (
     "no workers", "no workers, an error", "persistent", "persistent, left early", "in_order off", "iterable, uneven",
     "pinned, left early", "dataset error", "timeout", "killed worker", "reordered", "skipped tasks", "at once",
-    "worker_init error", "unpicklable batch", "resumed", "resumed, no workers", "slabs",
+    "worker_init error", "unpicklable batch", "resumed", "resumed, no workers", "slabs", "training",
 )  # fmt: skip
 
 NOT_ALWAYS = {

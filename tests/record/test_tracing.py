@@ -26,7 +26,7 @@ import torch.utils.data
 import workloads as wl
 from differential import epochs, grid, observe
 from oracle_twice import different
-from recorded import reordered, resumed, skipped, until_recorded
+from recorded import reordered, resumed, skipped, training, until_recorded
 from sizes import slow
 
 import minidl
@@ -213,6 +213,7 @@ RUNS: dict[str, Callable[[Path], None]] = {
     "on a device": on_a_device,
     "one share": one_share,
     "resumed": lambda directory: resumed(2),
+    "training": lambda directory: training(),
     "spawn": script("spawn"),
     "forkserver": script("forkserver"),
     "killed program": signalled(signal.SIGKILL),

@@ -29,6 +29,7 @@ import minidl
 from minidl.arena import arena
 from minidl.device import sim
 from minidl.record import recorder
+from minidl.record.step_parts import step_parts_recorded
 from minidl.tracefile.events import Phase
 from minidl.tracefile.reader import Trace, read_trace
 
@@ -252,7 +253,37 @@ def start_methods() -> dict[str, Path]:
 
 
 Run = Callable[[], None]
+
+
+def descent(module: torch.nn.Module) -> torch.optim.Optimizer:
+    """An optimizer that changes nothing, of a class that is new: torch wraps the step of one once."""
+
+    class Descent(torch.optim.Optimizer):
+        def step(self, closure: Any = None) -> None:
+            if closure is not None:
+                with torch.enable_grad():
+                    closure()
+
+    return Descent(module.parameters(), {})
+
+
+def training() -> None:
+    """Each part of a training step, in both epochs; there is no process group, so that a collective fails."""
+    net = torch.nn.Sequential(torch.nn.Linear(4, 1), torch.nn.Flatten(0))
+    with step_parts_recorded(), minidl.DataLoader(wl.Tensors(8), 2) as loader:
+        optimizer = descent(net)
+        for batch in (*loader, *loader):
+            net(batch).sum().backward()
+            optimizer.step(lambda: None)
+            with torch.no_grad():
+                net(batch).to("meta")
+            torch.save(net.state_dict(), os.devnull)
+            with pytest.raises(ValueError, match="process group"):
+                torch.distributed.barrier()
+
+
 RUNS: dict[str, Run] = {
+    "training": training,
     "no workers": lambda: loop(wl.Tensors(8), num_workers=0, epochs=2),
     "no workers, an error": lambda: loop(Failing(8), num_workers=0),
     "fork": lambda: loop(wl.Tensors(24)),

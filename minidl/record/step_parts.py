@@ -1,0 +1,307 @@
+"""Parts of the training step: forward, backward, optimizer, copies to a device, collectives, checkpoints.
+
+Interface: while `step_parts_recorded()` is open, the functions of torch that do these parts are wrapped. A call in a
+thread that iterates over a loader, outside of its `next`, becomes a span. `LoaderSpans` says when such a thread is in
+`next`, and which batch it has.
+
+Rules of use: only the outermost call counts, so that parts never lie in each other: a module in a module, the forward
+pass that a checkpoint repeats in backward and an all_reduce in backward belong to the call around them. An optimizer's
+step begins after the closure that it calls. All spans are the host's time: a device may work later.
+
+A module call in another one pays one look at a thread's variable (50 ns): `nn.Module.__call__` is replaced by a
+function that does what torch's does, so tracebacks and recursion are as deep as without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeVar
+
+import torch
+import torch.serialization
+
+from minidl.record import recorder
+from minidl.record.group import HOMES
+from minidl.record.harmless import harmless, without_a_place
+from minidl.tracefile import events as ev
+
+Span = tuple[int, int]
+Function = Callable[..., Any]
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+# --- The threads that iterate -----------------------------------------------------------------------------------------
+class BatchInUse:
+    """The consumer's batch: its loader's number in the trace, and its task; -1 = none yet."""
+
+    loader = 0
+    task = -1
+
+
+batch_in_use: Final = BatchInUse()
+"""The batch of this process's consumer; set when a batch is handed out, by a loader or by a device stage behind it."""
+
+
+class ConsumerLoop:
+    """One iterator's loop, in whose code the parts lie. runs: its own code runs, with the batch `task`."""
+
+    __slots__ = ("_task", "emit", "number", "runs")
+
+    def __init__(self, number: int, emit: recorder.Emit) -> None:
+        self.number, self.emit, self._task, self.runs = number, emit, -1, False
+
+    def begin(self, task: int) -> None:
+        self._task, self.runs = task, True
+        batch_in_use.loader, batch_in_use.task = self.number, task
+        here.enter(self)
+
+    @property
+    def task(self) -> int:
+        """The task of its batch; -1 = it has none."""
+        if not self.runs:
+            return -1
+        return batch_in_use.task if batch_in_use.loader == self.number else self._task
+
+
+class LoopThread(threading.local):
+    """What a thread is at. passes: its calls are no parts of a step: it has not iterated, or is in `next` or in a part.
+
+    in_part: a part is open. loops: whose own code runs, the inner loop last; last: that which began last.
+    """
+
+    passes = True
+    in_part = False
+
+    def __init__(self) -> None:
+        self.loops: list[ConsumerLoop] = []
+        self.last: ConsumerLoop | None = None
+
+    def enter_next(self) -> None:
+        self.passes = True
+
+    def leave_next(self) -> None:
+        self.passes = self.in_part or self.last is None
+
+    def iterate(self, loop: ConsumerLoop) -> None:
+        """An epoch of the loop begins in this thread."""
+        self.last = loop
+        self.leave_next()
+
+    def enter(self, loop: ConsumerLoop) -> None:
+        """The loop's own code runs, until its `runs` is false."""
+        self.iterate(loop)
+        if loop not in self.loops:
+            self.current()  # drops loops that have ended
+            self.loops.append(loop)
+
+    def current(self) -> ConsumerLoop:
+        """The innermost loop whose own code runs; else the last one, which has no batch then."""
+        loops = self.loops
+        while loops and not loops[-1].runs:
+            loops.pop()
+        assert self.last is not None  # `passes` is true before
+        return loops[-1] if loops else self.last
+
+    def forget(self) -> None:
+        self.passes, self.in_part, self.last = True, False, None
+        self.loops.clear()
+
+
+here: Final = LoopThread()
+
+os.register_at_fork(after_in_child=here.forget)  # a worker that runs a model is no loop
+
+
+# --- A part -----------------------------------------------------------------------------------------------------------
+def _unnoticed(function: _F) -> _F:
+    """The function, in the place of one of torch's: neither warnings nor torch.compile stop at it."""
+    without_a_place(function)
+    with contextlib.suppress(AttributeError):  # another torch may call it otherwise
+        compiler: Any = torch._C._dynamo.eval_frame
+        skip = compiler._FrameExecStrategy(compiler._FrameAction.SKIP, compiler._FrameAction.DEFAULT)
+        compiler.set_code_exec_strategy(function.__code__, skip)
+    return function
+
+
+@_unnoticed
+def _part(span: Span, about: tuple[int, ...], function: Function, *args: Any, **kwargs: Any) -> Any:
+    """Return what the function returns; its call is a part of the step."""
+    here.passes = here.in_part = True
+    loop = here.current()
+    emit, task = loop.emit, loop.task
+    emit(span[0], task, -1, *about)
+    try:
+        return function(*args, **kwargs)
+    finally:
+        emit(span[1], task, -1)
+        here.passes = here.in_part = False
+
+
+def _text(text: str) -> int:
+    """The number of a text in this process's events."""
+    recording = recorder.active()
+    return 0 if recording is None else recording.string(text)
+
+
+def _wrapped(function: Function, span: Span, about: Callable[..., tuple[int, ...] | None]) -> Function:
+    """The function; a call is a part. about: the begin's own fields by the call's arguments, None = it is no part."""
+    about = harmless(None)(about)
+
+    @_unnoticed
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        # The first keeps the compiler from tracing what only records.
+        if torch.compiler.is_compiling() or here.passes or (known := about(*args, **kwargs)) is None:
+            return function(*args, **kwargs)
+        return _part(span, known, function, *args, **kwargs)
+
+    return call
+
+
+# --- Forward ----------------------------------------------------------------------------------------------------------
+_KNOWN_CALL: Final = ("_compiled_call_impl", "_call_impl")
+"""What torch's own `__call__` of a module names: it calls the first, if there is one, or the second."""
+
+
+def _module_call(plain: Function) -> Function:
+    """A `Module.__call__` that does what `plain`, torch's own, does, and makes an outermost call a part."""
+
+    @_unnoticed
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  # as torch names it
+        if here.passes:
+            return (self._compiled_call_impl or self._call_impl)(*args, **kwargs)
+        span = ev.FORWARD if torch.is_grad_enabled() else ev.EVALUATE
+        return _part(span, (_text(type(self).__name__),), plain, self, *args, **kwargs)
+
+    @_unnoticed
+    def call_around(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """The same around a `__call__` that is not as it is known."""
+        return plain(self, *args, **kwargs) if here.passes else __call__(self, *args, **kwargs)
+
+    return __call__ if getattr(plain, "__code__", None) and plain.__code__.co_names == _KNOWN_CALL else call_around
+
+
+# --- The optimizer ----------------------------------------------------------------------------------------------------
+def _optimizer_step(hooking: Function) -> Function:
+    """`Optimizer.profile_hook_step`, with which each optimizer's class wraps its `step`; ours wraps it once more."""
+
+    @functools.wraps(hooking)
+    def profile_hook_step(step: Function) -> Function:
+        hooked = hooking(step)
+
+        @_unnoticed
+        @functools.wraps(hooked)
+        def stepping(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or here.passes:
+                return hooked(self, *args, **kwargs)
+            about = (_text(type(self).__name__),)
+            if args and callable(args[0]):
+                args = (_apart(args[0], about), *args[1:])
+            elif callable(kwargs.get("closure")):
+                kwargs["closure"] = _apart(kwargs["closure"], about)
+            return _part(ev.OPTIMIZER, about, hooked, self, *args, **kwargs)
+
+        return stepping
+
+    return profile_hook_step
+
+
+def _apart(closure: Function, about: tuple[int, ...]) -> Function:
+    """The closure that an optimizer's step calls, without the step: what it does are parts of their own."""
+
+    @_unnoticed
+    @functools.wraps(closure)
+    def alone(*args: Any, **kwargs: Any) -> Any:
+        loop = here.current()
+        task = loop.task
+        loop.emit(ev.OPTIMIZER[1], task)
+        here.passes = here.in_part = False
+        try:
+            return closure(*args, **kwargs)
+        finally:
+            here.passes = here.in_part = True
+            loop.emit(ev.OPTIMIZER[0], task, -1, *about)
+
+    return alone
+
+
+# --- Arguments --------------------------------------------------------------------------------------------------------
+def _to_device(tensor: Any, *args: Any, **kwargs: Any) -> tuple[int, ...] | None:
+    """Of `tensor.to(...)`: None if it copies nothing from the host to a device."""
+    if not tensor.is_cpu:
+        return None
+    target = args[0] if args else kwargs.get("device", kwargs.get("other"))
+    if isinstance(target, torch.Tensor):
+        target = target.device
+    elif isinstance(target, torch.dtype) or target is None:
+        return None
+    return _copied(tensor) if isinstance(target, int) or torch.device(target).type != "cpu" else None
+
+
+def _copied(tensor: Any, *_: Any, **__: Any) -> tuple[int, ...] | None:
+    return (tensor.nbytes, int(tensor.is_pinned())) if tensor.is_cpu else None
+
+
+_calls: Final = itertools.count()
+"""Numbers of this process's collectives, by which those of several ranks are matched."""
+
+
+def _collective(name: str) -> Callable[..., tuple[int, ...]]:
+    def about(*args: Any, **kwargs: Any) -> tuple[int, ...]:
+        given = (*args, *kwargs.values())
+        tensors = [one for each in given for one in (each if isinstance(each, list) else [each])]
+        return _text(name), next(_calls), sum(one.nbytes for one in tensors if isinstance(one, torch.Tensor))
+
+    return about
+
+
+_COLLECTIVES: Final = (
+    *("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter"),
+    *("reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier", "monitored_barrier"),
+    *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "send", "recv"),
+)
+
+
+# --- All of them ------------------------------------------------------------------------------------------------------
+def _changes() -> Iterator[tuple[Any, str, Any]]:
+    """What is put in the place of torch's own: owner, name, value."""
+    yield torch.nn.Module, "__call__", _module_call(torch.nn.Module.__call__)
+    optimizer = torch.optim.Optimizer
+    yield optimizer, "profile_hook_step", staticmethod(_optimizer_step(optimizer.profile_hook_step))
+    for name in ("backward", "grad"):
+        yield torch.autograd, name, _wrapped(getattr(torch.autograd, name), ev.BACKWARD, lambda *_, **__: ())
+    yield torch.Tensor, "to", _wrapped(torch.Tensor.to, ev.TO_DEVICE, _to_device)
+    yield torch.Tensor, "cuda", _wrapped(torch.Tensor.cuda, ev.TO_DEVICE, _copied)
+    save = _wrapped(torch.save, ev.SAVE, lambda *_, **__: (_text("torch.save"),))
+    yield from ((home, "save", save) for home in (torch, torch.serialization))
+    for name in _COLLECTIVES:
+        for home in HOMES:
+            if (plain := getattr(home, name, None)) is not None:
+                yield home, name, _wrapped(plain, ev.COLLECTIVE, _collective(name))
+
+
+@contextlib.contextmanager
+def step_parts_recorded() -> Iterator[None]:
+    """While this is open, the parts of training steps are recorded, in this process's loops."""
+    here.forget()
+    changes = list(_changes())
+    before = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in changes]
+    for owner, name, value in changes:
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for owner, name, value in before:
+            if value is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+
+
+_ABSENT: Final = object()
+"""The attribute is inherited."""

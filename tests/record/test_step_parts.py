@@ -1,0 +1,364 @@
+"""The parts of a training step: which calls of torch's become spans, whose, and that the program notices nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.data
+import workloads as wl
+from recorded import descent
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import minidl
+from minidl.check import check
+from minidl.record import step_parts
+from minidl.tracefile import events as ev
+from minidl.tracefile.events import EVENTS
+from minidl.tracefile.join import traces_in
+from minidl.tracefile.reader import Trace, read_trace
+
+CODES = [span[0] for span in ev.PARTS]
+
+
+class Net(nn.Module):
+    """A module in which others are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x[0, 0] < 0:
+            raise ValueError("negative")
+        return self.body(x).sum()
+
+
+class Discriminator(Net):
+    """Another."""
+
+
+def batches(n: int = 2) -> Any:
+    return minidl.DataLoader(wl.Tensors(2 * n), 2)
+
+
+def trained(net: nn.Module, batch: torch.Tensor) -> None:
+    net(batch).backward()
+
+
+def record(folder: Path, program: Callable[[], object]) -> Trace:
+    with minidl.trace(folder / "trace"), step_parts.step_parts_recorded():
+        program()
+    trace = read_trace(folder / "trace")
+    assert [str(violation) for violation in check(trace)] == []
+    return trace
+
+
+def spans_of(trace: Trace) -> Any:
+    spans = trace.spans()
+    return spans[[code in CODES for code in spans["code"]]]
+
+
+def parts(trace: Trace) -> list[str]:
+    """Each part in its order: "forward Net 0" of task 0; none lies in another."""
+    found = spans_of(trace)
+    assert (found["end"] > 0).all()
+    assert (found["end"][:-1] <= found["begin"][1:]).all()
+    texts = [trace.strings.get((row["process"], row["bx"]), "") if _has_text(row) else "" for row in found]
+    return [
+        " ".join(filter(None, (EVENTS[int(row["code"])].name, text, str(row["task"]))))
+        for row, text in zip(found, texts, strict=True)
+    ]
+
+
+def _has_text(row: Any) -> bool:
+    return any(field.unit == "string" for field in EVENTS[int(row["code"])].fields)
+
+
+# --- Programs ---------------------------------------------------------------------------------------------------------
+def plain() -> None:
+    net = Net()
+    optimizer = descent(net)
+    for batch in batches():
+        optimizer.zero_grad()
+        trained(net, batch)
+        optimizer.step()
+
+
+def two_models() -> None:
+    nets = Net(), Discriminator()
+    optimizers = [descent(net) for net in nets]
+    for batch in batches(1):
+        for net, optimizer in zip(nets, optimizers, strict=True):
+            trained(net, batch)
+            optimizer.step()
+
+
+def accumulated() -> None:
+    net = Net()
+    optimizer = descent(net)
+    for number, batch in enumerate(batches(4)):
+        trained(net, batch)
+        if number % 2:
+            optimizer.step()
+
+
+def failing() -> None:
+    net = Net()
+    for batch in batches():
+        with pytest.raises(ValueError, match="negative"):
+            net(batch - 100)
+        trained(net, batch)
+
+
+def validated() -> None:
+    """In a step of the training loop; its last batch is not the training loop's."""
+    net = Net()
+    for batch in batches(2):
+        trained(net, batch)
+        net.eval()
+        with torch.no_grad():
+            for other in batches(3):
+                net(other)
+        net.train()
+        torch.save(net.state_dict(), "/dev/null")
+
+
+def with_a_closure() -> None:
+    net = Net()
+    optimizer = descent(net)
+    for batch in batches(2):
+        optimizer.step(lambda batch=batch: trained(net, batch))
+    for batch in batches(1):
+        with pytest.raises(ValueError, match="negative"):
+            optimizer.step(closure=lambda batch=batch: trained(net, batch - 100))
+
+
+def repeated() -> None:
+    """backward calls the module again."""
+    net = Net()
+    for batch in batches(1):
+        checkpoint(net, batch.requires_grad_(), use_reentrant=False).backward()
+
+
+def gradients_alone() -> None:
+    for batch in batches(1):
+        torch.autograd.grad(Net()(batch.requires_grad_()), batch)
+
+
+def copied() -> None:
+    for batch in batches(1):
+        for copy in (batch.to("meta"), batch.to(device=torch.device("meta")), batch.to(torch.empty(0, device="meta"))):
+            assert copy.device.type == "meta"
+        copy.to("meta")
+        assert batch.to(torch.float64).to("cpu", torch.float32).to(batch) is not None
+
+
+def outside() -> None:
+    """Before any loop, in another thread, and after the loop."""
+    net = Net()
+    net(torch.zeros(2, 4))
+    for batch in batches(1):
+        thread = threading.Thread(target=net, args=(batch,))
+        thread.start()
+        thread.join()
+    net(torch.zeros(2, 4))
+
+
+class Transformed(wl.Tensors):
+    """Its samples are made by a module."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return nn.Identity()(super().__getitem__(index))
+
+
+def in_next() -> None:
+    for batch in minidl.DataLoader(Transformed(2), 2):
+        Net()(batch)
+
+
+STEP = "forward Net {0}", "backward {0}", "optimizer Descent {0}"
+CASES: dict[Callable[[], None], list[str]] = {
+    plain: [part.format(task) for task in (0, 1) for part in STEP],
+    two_models: [
+        "forward Net 0", "backward 0", "optimizer Descent 0",
+        "forward Discriminator 0", "backward 0", "optimizer Descent 0",
+    ],
+    accumulated: [part.format(task) for task in range(4) for part in STEP[: 2 + task % 2]],
+    failing: ["forward Net 0", "forward Net 0", "backward 0", "forward Net 1", "forward Net 1", "backward 1"],
+    validated: [
+        part
+        for task in (0, 1)
+        for part in (
+            f"forward Net {task}", f"backward {task}", *(f"evaluate Net {other}" for other in range(3)),
+            f"save torch.save {task}",
+        )
+    ],
+    with_a_closure: [
+        *(
+            part.format(task)
+            for task in (0, 1)
+            for part in (STEP[2], *STEP)
+        ),
+        "optimizer Descent 0", "forward Net 0", "optimizer Descent 0",
+    ],
+    repeated: ["forward Net 0", "backward 0"],
+    gradients_alone: ["forward Net 0", "backward 0"],
+    copied: ["to_device 0"] * 3,
+    outside: ["forward Net -1"],
+    in_next: ["forward Net 0"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("program", CASES, ids=lambda program: program.__name__)
+def test_the_parts_of_a_program(program: Callable[[], None], tmp_path: Path) -> None:
+    assert parts(record(tmp_path, program)) == CASES[program]
+
+
+def test_a_part_belongs_to_the_loop_that_runs(tmp_path: Path) -> None:
+    trace = record(tmp_path, validated)
+    found = spans_of(trace)
+    of_training = found["loader"] == found["loader"][0]
+    assert [name.split()[0] for name, mine in zip(parts(trace), of_training, strict=True) if not mine] == [
+        "evaluate"
+    ] * 6
+    consumer = trace.spans()[trace.spans()["code"] == ev.CONSUMER[0]]
+    around = consumer[consumer["loader"] == found["loader"][0]]
+    assert all(((around["begin"] <= row["begin"]) & (row["end"] <= around["end"])).any() for row in found)
+
+
+def test_a_copy_has_its_bytes(tmp_path: Path) -> None:
+    assert spans_of(record(tmp_path, copied))[["bx", "by"]].tolist() == [(2 * 4 * 4, 0)] * 3  # bytes, pinned
+
+
+def test_torch_is_left_as_it_was() -> None:
+    owners: list[tuple[Any, str]] = [(owner, name) for owner, name, _ in step_parts._changes()]
+    assert len(owners) > 30
+    before = [getattr(owner, name) for owner, name in owners]
+    with step_parts.step_parts_recorded():
+        changed = [getattr(owner, name) for owner, name in owners]
+    assert not any(one is other for one, other in zip(before, changed, strict=True))
+    assert before == [getattr(owner, name) for owner, name in owners]
+    assert "to" not in vars(torch.Tensor)
+
+
+def test_a_module_call_as_torch_does_not_know_it_yet() -> None:
+    """A later torch, or a program, has another `__call__`: it is called, not imitated."""
+    called = []
+
+    def new_call(self: Any, *args: Any) -> Any:
+        called.append(args)
+        return args
+
+    call = step_parts._module_call(new_call)
+    assert call(nn.Identity(), 3) == (3,) == called[0]
+    assert step_parts._module_call(nn.Module.__call__)(nn.Identity(), 3) == 3
+
+
+def test_what_only_describes_a_call_may_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call is made, and is no part."""
+    monkeypatch.setattr(step_parts, "_copied", lambda tensor: 1 // 0)
+    assert parts(record(tmp_path, copied)) == []
+
+
+# --- Programs of their own --------------------------------------------------------------------------------------------
+SCRIPT = """
+import sys
+import torch, torch.nn as nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(1)
+torch.set_num_threads(1)
+
+class Predicting(TensorDataset):
+    model = nn.Linear(8, 8)
+    def __getitem__(self, index):
+        with torch.no_grad():
+            x, y = super().__getitem__(index)
+            return self.model(x), y
+
+class Net(nn.Sequential):
+    def forward(self, x):
+        if len(x) == 1:
+            raise ValueError("a batch of one")
+        return super().forward(x)
+
+if __name__ == "__main__":
+    data = Predicting(torch.randn(25, 8), torch.randint(0, 3, (25,)))
+    net, loss = Net(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)), nn.CrossEntropyLoss()
+    compiled = torch.compile(net, backend="eager", fullgraph=True)
+    optimizer = torch.optim.AdamW(net.parameters())
+    for epoch in range(2):
+        for number, (x, y) in enumerate(DataLoader(data, 4, shuffle=True, num_workers=int(sys.argv[1]))):
+            try:
+                error = loss((compiled if number % 2 else net)(x), y)
+            except ValueError:
+                print("no step")
+                continue
+            optimizer.zero_grad()
+            error.backward()
+            optimizer.step()
+            print(error.item())
+    print(torch._dynamo.utils.counters["frames"], {name: value.sum().item() for name, value in net.named_parameters()})
+    net(torch.zeros(1, 8))
+"""
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("options", [(), ("--observe",)])
+def test_a_program_prints_the_same_and_has_its_parts(options: tuple[str, ...], tmp_path: Path) -> None:
+    """Its workers run a model, too; the last call raises, and its traceback has no line of minidl's."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    alone = wl.run(SCRIPT, 0)
+    traced = wl.run(
+        "from minidl.cli import main; raise SystemExit(main())",
+        *("run", *options, "--trace", tmp_path / "trace", script, 2),
+    )
+    assert (traced.stdout, traced.returncode) == (alone.stdout, 1)
+    assert "ValueError: a batch of one" in traced.stderr
+    assert "step_parts" not in traced.stderr
+    trace = read_trace(tmp_path / "trace")
+    assert [str(violation) for violation in check(trace)] == []
+    found = spans_of(trace)
+    names = [EVENTS[int(code)].name for code in found["code"]]
+    assert {name: names.count(name) for name in names} == {"forward": 2 * 13 + 1, "backward": 12, "optimizer": 12}
+    assert {trace.processes[index].role for index in found["process"]} == {"loader"}
+
+
+RANKS = """
+import sys, torch, torch.distributed as dist
+import workloads as wl
+from recorded import descent
+from torch.multiprocessing.spawn import start_processes
+from minidl.record.step_parts import step_parts_recorded
+import minidl
+
+def rank(number, folder):
+    dist.init_process_group("gloo", f"file://{folder}/meet", rank=number, world_size=2)
+    with minidl.trace(f"{folder}/rank-{number}"), step_parts_recorded():
+        for batch in minidl.DataLoader(wl.Tensors(4), 2):
+            dist.all_reduce(batch)
+            dist.distributed_c10d.barrier()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    start_processes(rank, (sys.argv[1],), 2, start_method="fork")
+"""
+
+
+@pytest.mark.live
+def test_two_ranks_number_their_collectives_alike(tmp_path: Path) -> None:
+    done = wl.run(RANKS, tmp_path)
+    assert done.returncode == 0, done.stderr
+    for trace in map(read_trace, traces_in([tmp_path])):
+        said = ["collective all_reduce 0", "collective barrier 0", "collective all_reduce 1", "collective barrier 1"]
+        assert parts(trace) == said
+        found = spans_of(trace)
+        assert found["by"].tolist() == [0, 1, 2, 3]
+        assert found["bz"].tolist() == [32, 0, 32, 0]
