@@ -88,15 +88,18 @@ ORDER = (
     ("prove.lab", "case"),
     (
         "prove.lab.cases",
-        "accelerator_in_a_fork barrier_of_workers bounded_queue_of_workers cache_server_gone collate_stuck "
-        "decoder_program evaluation exit_handler finalizer_after_fork heavy_augmentation import_in_a_spawned_worker "
-        "killed_with_its_group loader_in_a_worker lock_held_at_fork lock_of_a_dead_process lock_of_the_main_process "
-        "lock_order long_preparation one_cpu one_slow_sample openmp_after_fork out_of_descriptors "
+        "accelerator_in_a_fork barrier_of_workers bounded_queue_of_workers cache_server_gone "
+        "client_made_before_the_fork collate_stuck compiled_in_a_worker decoder_program evaluation exit_handler "
+        "file_too_large finalizer_after_fork heavy_augmentation import_in_a_spawned_worker key_that_no_rank_sets "
+        "killed_with_its_group loader_in_a_worker lock_held_at_fork lock_in_a_helper lock_of_a_dead_process "
+        "lock_of_another_program lock_of_the_main_process lock_order lock_taken_twice long_preparation "
+        "mapped_file_cut mutex_in_shared_memory one_cpu one_slow_sample openmp_after_fork out_of_descriptors "
         "permits_of_two_loaders pickling_stuck queue_of_the_loop rank_waits_for_rank ranks_of_unequal_length "
         "regular_expression result_not_picklable retries_for_ever sample_raises sample_stuck sampler_stuck "
         "shared_memory_full signal_handler slow_goodbye slow_import slow_step slow_storage stale_lock_file "
-        "stalled_download stream_lock_after_fork stream_without_end taking_turns threads_lost_at_fork torn_message "
-        "unpickling_stuck worker_exits worker_ignores_sigterm worker_killed worker_segfault worker_stopped",
+        "stalled_download stream_lock_after_fork stream_without_end taking_turns thread_at_exit "
+        "threads_lost_at_fork tokenizer_after_fork torn_message unpickling_stuck worker_exits "
+        "worker_ignores_sigterm worker_killed worker_segfault worker_stopped",
     ),
     ("prove.lab", "guard_programs ablation table runner score __init__"),
     ("", "tour commands cli __main__"),

@@ -113,6 +113,12 @@ class ThreadFacts:
         return place_of(then) if then is not None and then.stack else None
 
     @property
+    def stays(self) -> bool:
+        """Whether it was at the same line, task and sample at the first look."""
+        now, before = self.place, self.place_before
+        return before is not None and (before.task, before.sample, spot(before)) == (now.task, now.sample, spot(now))
+
+    @property
     def is_idle(self) -> bool:
         """Whether it waits for a task, as a worker's main thread: by its stack, or by what it is blocked in."""
         if self.place.seen:

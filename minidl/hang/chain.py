@@ -13,11 +13,14 @@ from typing import Final, NamedTuple
 from minidl.hang.case import RunFacts, ThreadFacts, address
 from minidl.hang.evidence.model import BACKLOG, Descriptor, Frame
 from minidl.hang.evidence.waits import Blocked
-from minidl.hang.places import AT_HOME, LoaderStep, ThreadPlace, library
+from minidl.hang.places import AT_HOME, USERS, LoaderStep, ThreadPlace, library
 
 LONGEST: Final = 12
 NOT_RUNNING: Final = frozenset({Blocked.STOPPED, Blocked.TRACED, Blocked.UNINTERRUPTIBLE})
 TWO_ENDS: Final = frozenset({Blocked.SOCKET, Blocked.PIPE_READ, Blocked.PIPE_WRITE})
+OWNED: Final = frozenset({Blocked.FILE_LOCK, Blocked.MUTEX})
+"""Locks with an owner."""
+
 _ENDS: Final = NOT_RUNNING | {
     Blocked.COMPUTES, Blocked.READY, Blocked.SLEEPS, Blocked.ENDED, Blocked.TERMINAL, Blocked.FIFO,
 }  # fmt: skip
@@ -225,9 +228,10 @@ _WAITS: Final = re.compile(r"^(wait|_wait|result|get|join|_wait_for_tstate_lock|
 def waiting_in(link: ThreadFacts) -> str | None:
     """The library function in which a thread waits for another thread of its process; "" = it waits for a lock.
 
-    None: it waits for no thread of its own process, or with a timeout.
+    None: it waits for no thread of its own process, or with a timeout: the user's code may ask again.
     """
-    if link.kind is not Blocked.FUTEX or link.wait.bounded or not link.place.inside:
+    ends = link.wait.bounded and not (link.step in USERS and link.stays)
+    if link.kind is not Blocked.FUTEX or ends or not link.place.inside:
         return None
     waiting = ""
     if link.place.inside[0].name == "__enter__" or link.place.inside[0].source.startswith("with "):
@@ -482,6 +486,14 @@ def _other_rank(link: ThreadFacts) -> ThreadFacts | None:
     return None if last is None else replace(last, by=f"is a rank that has not reached the {name}")
 
 
+def store_of(link: ThreadFacts) -> int:
+    """The process whose TCPStore a thread in C code asks for a key; 0 = none. The store's thread has a name."""
+    in_python = any(frame.file.endswith(("socket.py", "connection.py", "ssl.py")) for frame in link.place.inside[:2])
+    pids = [] if link.kind is not Blocked.SOCKET or in_python else [one.pid for one in link.wait.holders]
+    serve = (pid for pid in pids for one in link.case.threads(pid) if one.seen.name.startswith("pt_tcpstore"))
+    return next(serve, 0) if link.place.seen else 0
+
+
 # --- The table --------------------------------------------------------------------------------------------------------
 def _nowhere(link: ThreadFacts) -> None:
     return None
@@ -508,7 +520,7 @@ STEPS: Final = (
     ChainStep("the loop waits for a batch", _maker, _asks_for_a_batch, _none_is_busy),
     ChainStep("the loop fetches a batch's memory", _has_memory, _fetches_memory),
     ChainStep("a worker waits for a task", _nowhere, lambda link: link.in_worker and link.is_main and link.is_idle,
-              lambda link: True),
+              lambda link: not link.waiters or link.waiters[-1].kind not in OWNED),
     ChainStep("the loop, without a stack, waits for a batch", _maker, _polls_for_results, _none_is_busy),
     ChainStep("it joins a thread", _joined_thread),
     ChainStep("it joins a process", _joined_process),
@@ -519,6 +531,7 @@ STEPS: Final = (
     ChainStep("it waits for a pool", _task_of_a_pool),
     ChainStep("an event loop: the descriptors of its selector name no other thread", _nowhere,
               lambda link: any(frame.name == "_run_once" for frame in link.place.inside[:3])),
+    ChainStep("a TCPStore answers when another process sets the key", _nowhere, lambda link: bool(store_of(link))),
     ChainStep("it reads or writes", _at_the_other_end, lambda link: link.kind in TWO_ENDS),
     ChainStep("the kernel knows the holder", _holder),
 )  # fmt: skip

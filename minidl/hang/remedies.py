@@ -157,7 +157,7 @@ BY_ERROR: Final = tuple(
          "(HDF5_USE_FILE_LOCKING=FALSE) if no process writes"),
         (r"can't start new thread|Resource temporarily unavailable|Errno 11\b",
          "compare the number of processes and threads with the limits (ulimit -u, pids.max of the cgroup)"),
-        (r"CUDA in forked subprocess|CUDA with multiprocessing",
+        (r"re-initialize .* in (a )?forked subprocess|CUDA with multiprocessing",
          "use multiprocessing_context='spawn' or 'forkserver', or keep the dataset and collate_fn on the CPU and move "
          "batches to the GPU in the loop (pin_memory=True)"),
         (r"fork-safe|[Ff]ork support|after fork|re-used across fork|forked process",

@@ -234,6 +234,33 @@ def test_c_code_that_sleeps_with_a_locked_file_open_polls_for_the_lock(
         assert said.sentence.endswith("holds that lock, and is asleep (990 s more)")
 
 
+INDEX = Descriptor(7, "file", "/data/index.lock", 77, 3, "rw")
+LEFT = Descriptor(-1, "file", "/data/cache.lock", 78, 3, about="it names process 812, which has ended")
+
+
+def polling(*inside: Frame, file: Descriptor, locks: tuple[FileLock, ...] = (OF_101,)) -> list[RunEvidence]:
+    """A worker sleeps shortly, again and again, beside a file; worker 0, which may have locked it, waits for a task."""
+    asks = worker(1, *inside, call=nap("0.03 s more", 0.03), idle=0.02, switches=5, descriptors=(file,))
+    return [look(loop(1), replace(IDLE, descriptors=(*IDLE.descriptors, HOLDS)), asks, locks=locks)]
+
+
+NAPS = "while True: except BlockingIOError: time.sleep(0.1)"
+POLLED_FILES = [
+    case("Python code that asks for a lock again and again", looks=polling(user(NAPS), file=INDEX), told=told(20.0),
+         cause=HangCause.FILE_LOCK, sure=Sure.LIKELY, worker=0, also="unrelated to the lock",
+         chain="polling for the lock of /data/index.lock"),
+    case("a library's function asks for it", told=told(20.0), cause=HangCause.FILE_LOCK, worker=0,
+         looks=polling(library("UnixFileLock._poll", "/site-packages/filelock/a.py", "time.sleep(delay)"), file=INDEX)),
+    case("code that asks for no lock sleeps", looks=polling(user("time.sleep(0.1)", "wall_clock"), file=INDEX),
+         told=told(20.0), cause=HangCause.SLEEP),
+    case("nobody else has locked the file", looks=polling(user(NAPS), file=INDEX, locks=()), told=told(20.0),
+         cause=HangCause.SLEEP),
+    case("a lock file that a process has left behind", looks=polling(user(NAPS), file=LEFT), told=told(20.0),
+         cause=HangCause.FILE_LOCK, worker=1, fix="delete that file",
+         ends="polling until /data/cache.lock is deleted: it names process 812, which has ended"),
+]  # fmt: skip
+
+
 # --- A worker in a sample ---------------------------------------------------------------------------------------------
 FILES = (
     Descriptor(9, "socket", "socket:[90]", 90, mode="rw"),
@@ -635,6 +662,68 @@ def receives(switches: int) -> SeenProcess:
     return worker(1, user("sock.recv(1)"), call=RECEIVES, switches=switches, descriptors=(connection(9, 90, 0),))
 
 
+LOOPS = (library("select", "/lib/python3.11/selectors.py"),
+         library("BaseEventLoop._run_once", "/lib/python3.11/asyncio/base_events.py"))  # fmt: skip
+
+
+def runs_loop(timeout: float) -> SeenProcess:
+    """A worker in an event loop of asyncio, whose next timer is so far away."""
+    call = Syscall("epoll_wait", "", (4,), (4,), timeout=timeout)
+    return worker(1, *LOOPS, user("asyncio.run(get())"), call=call)
+
+
+def asks_store(*inside: Frame, name: str = "pt_tcpstore_uv") -> list[SeenProcess]:
+    """A worker reads from a socket, whose other end the loop's process has, with a thread of this name."""
+    serves = replace(thread(190, None, Syscall("epoll_wait", "", (8,), (8,), timeout=-1.0)), name=name)
+    asks = worker(1, *inside, user("store.get('plan')"), call=RECEIVES, descriptors=(connection(9, 90, 91),))
+    return [loop(1, serves, descriptors=(connection(8, 91, 90),)), IDLE, asks]
+
+
+ASKS_AGAIN = (WAIT, library("Event.wait"), user("while not done.wait(1):"))
+IN_VAIN = worker(1, *ASKS_AGAIN, call=replace(LOCKED, timeout=1.0), idle=0.5)
+SERVES = thread(150, (WAIT, library("Queue.get", "/lib/python3.11/queue.py"), user("q.get()", "log", 7)), LOCKED,
+                name="log")  # fmt: skip
+SHUTS = library("_shutdown", source="lock.acquire()")
+CLIENT = process(301, LOOP, thread(301, (), SLEEPS), name="reader", descriptors=(connection(5, 95, 93),))
+INHERITS = replace(IDLE, descriptors=(*IDLE.descriptors, connection(9, 90, 91)))
+ENDS_OF_CHAINS = [
+    case("an event loop without a timer", loop(1), IDLE, runs_loop(-1.0), cause=HangCause.NOBODY, sure=Sure.POSSIBLE),
+    case("an event loop with a timer sleeps", loop(1), IDLE, runs_loop(900.0), cause=HangCause.SLEEP,
+         ends="nothing to run until a timer of 900 s (asyncio.sleep)"),
+    case("an event loop with a timer that ends soon moves", loop(1), IDLE, runs_loop(0.5), outcome=MOVES),
+    case("a server whose event loop is idle does not answer",
+         looks=later(loop(1), IDLE,
+                     worker(1, user("s.recv(1)"), call=RECEIVES, descriptors=(connection(9, 90, 91),)),
+                     process(300, LOOP, thread(300, (*LOOPS, user("asyncio.run(serve())")),
+                                               Syscall("epoll_wait", "", (4,), (4,), timeout=-1.0)),
+                             name="server", descriptors=(connection(8, 91, 90),))),
+         outcome=HUNG, cause=HangCause.NOBODY, sure=Sure.POSSIBLE, pid=300),
+    case("a key that no process sets", *asks_store(), cause=HangCause.NOBODY, sure=Sure.LIKELY, worker=1,
+         ends="waits for a key that no process has set, in the TCPStore of the loop (pid 100)"),
+    case("a process without a store is the other end of a socket", *asks_store(name="grpc"), cause=HangCause.SOCKET),
+    case("a socket of Python's is no store's", *asks_store(library("SocketIO.readinto", "/lib/python3.11/socket.py")),
+         cause=HangCause.SOCKET),
+    case("a wait with a timeout that is asked for again has no end", looks=later(loop(1, TQDM), IDLE, IN_VAIN),
+         cause=HangCause.MISSING_THREAD, worker=1),
+    case("one look at it does not tell", loop(1, TQDM), IDLE, IN_VAIN, cause=HangCause.UNKNOWN),
+    case("a thread that is no daemon holds up the exit", loop(0, SERVES, stack=(SHUTS,), call=LOCKED),
+         cause=HangCause.NOBODY, sure=Sure.LIKELY, role="loop", step="exit", fix="daemon",
+         says="waits for the end of its threads [its thread log (log at data.py:7) is waiting for a lock"),
+    case("of two such threads it is not known which is no daemon",
+         loop(0, SERVES, SYNCS, stack=(SHUTS,), call=LOCKED), cause=HangCause.NOBODY, sure=Sure.POSSIBLE),
+    case("what a process in state D reads, and from where", loop(1), IDLE,
+         worker(1, user("f.read()"), call=READS, state="D", wchan="rpc_wait",
+                descriptors=(Descriptor(6, "file", "/mnt/a.tar", 2, 2, "r", about="nfs4"),)),
+         cause=HangCause.UNINTERRUPTIBLE,
+         says="in an uninterruptible sleep, in read of /mnt/a.tar (nfs4), in the kernel's rpc_wait"),
+    case("the other clients of a manager could end the wait",
+         *(replace(one, descriptors=(*one.descriptors, connection(9, 93, 95))) if one.pid == 300 else one
+           for one in of_manager((311, "acquire"))), CLIENT,
+         cause=HangCause.LOCK, says="calls release() (process reader (pid 301) could)"),
+    case("a process that inherited a socket may have read the answer", loop(1), INHERITS,
+         worker(1, user("s.recv(1)"), call=RECEIVES, descriptors=(connection(9, 90, 91),)),
+         cause=HangCause.SOCKET, also="worker 0 (pid 101) inherited the same socket"),
+]  # fmt: skip
 AIO = thread(190, (user("self.a.recv(1)", "get", 22),), RECEIVES, name="aio")
 SEVERAL = thread(190, (user("select()", "get", 22),), Syscall("poll", "2 descriptors", (9, 12), (9, 12), timeout=-1.0),
                  name="aio")  # fmt: skip
@@ -1309,8 +1398,8 @@ UNSEEN = [
 
 @pytest.mark.parametrize(
     ("looks", "wait", "expected"),
-    [*FILE_LOCKS, *IN_A_SAMPLE, *ONE_PROCESS, *SEMAPHORES, *CONNECTIONS, *THE_LOOP, *IN_RANKS, *LOST_AND_ENDED, *SLOW,
-     *UNSEEN],
+    [*FILE_LOCKS, *POLLED_FILES, *IN_A_SAMPLE, *ONE_PROCESS, *SEMAPHORES, *CONNECTIONS, *ENDS_OF_CHAINS, *THE_LOOP,
+     *IN_RANKS, *LOST_AND_ENDED, *SLOW, *UNSEEN],
 )  # fmt: skip
 def test_the_finding(looks: list[RunEvidence], wait: RecordedWait | None, expected: dict[str, object]) -> None:
     said = diagnose(looks, wait)

@@ -12,12 +12,12 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 
-from minidl.hang.evidence.descriptors import sockets, with_sockets
+from minidl.hang.evidence.descriptors import lock_files, sockets, with_sockets
 from minidl.hang.evidence.machine import read_locks, read_machine
 from minidl.hang.evidence.model import FileLock, RunEvidence, SeenProcess, SeenThread
 from minidl.hang.evidence.proc import ProcFiles, Unseen
 from minidl.hang.evidence.processes import copies, first_look, read_process
-from minidl.hang.evidence.stacks import Stack, Stacks, spied
+from minidl.hang.evidence.stacks import Stack, Stacks, named_lock_files, spied
 from minidl.hang.evidence.stacks import py_spy as py_spy_program
 from minidl.process_stat import boot_id, descendants_of
 
@@ -31,14 +31,12 @@ def collect(main: int, others: Iterable[int] = (), *, interval: float = 0.5, py_
     time.sleep(interval)
     moment = time.monotonic_ns()
     found = [p for pid in _all(main, others) if (p := read_process(pid, before.get(pid))) is not None]
+    found = _with_stacks_of(found) if py_spy else found
     locks = _of_interest(read_locks(unseen), found)
-    found += [p for pid in _outside(found, locks) if (p := read_process(pid, None)) is not None]
-    found = [_with_copies(process, found) for process in found]
+    outside = [p for pid in _outside(found, locks) if (p := read_process(pid, None)) is not None]
+    found += _with_stacks_of(outside) if py_spy else outside
     known = sockets(unseen)
     found = [replace(process, descriptors=with_sockets(process.descriptors, known)) for process in found]
-    asked = [process.pid for process in found if py_spy and not process.ended and is_python(process)]
-    why: dict[int, str] = {}
-    given = spied(asked, why.__setitem__)
     return RunEvidence(
         moment=moment,
         interval=interval,
@@ -46,12 +44,25 @@ def collect(main: int, others: Iterable[int] = (), *, interval: float = 0.5, py_
         by=os.getpid(),
         host=socket.gethostname(),
         boot=boot_id(),
-        stacks="py-spy" if given else "",
-        processes=tuple(_with_stacks(one, given.get(one.pid, {}), why.get(one.pid, "")) for one in found),
+        stacks="py-spy" if any(thread.stack is not None for one in found for thread in one.threads) else "",
+        processes=tuple(_with_copies(process, found) for process in found),
         locks=locks,
         machine=read_machine(line for process in found for line in process.cgroups),
         not_seen=unseen.all(),
     )
+
+
+def _with_stacks_of(found: list[SeenProcess]) -> list[SeenProcess]:
+    """Processes with the stacks that py-spy shows, and with the lock files that these name."""
+    why: dict[int, str] = {}
+    given = spied([one.pid for one in found if not one.ended and is_python(one)], why.__setitem__)
+    found = [_with_stacks(one, given.get(one.pid, {}), why.get(one.pid, "")) for one in found]
+    return [_with_lock_files(one) for one in found]
+
+
+def _with_lock_files(process: SeenProcess) -> SeenProcess:
+    names = named_lock_files(frame for thread in process.threads for frame in thread.stack or ())
+    return replace(process, descriptors=(*process.descriptors, *lock_files(process.pid, names))) if names else process
 
 
 def _all(main: int, others: Iterable[int]) -> list[int]:

@@ -17,8 +17,9 @@ import socket
 import stat
 import struct
 import termios
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from minidl.hang.evidence.model import BACKLOG, Descriptor
@@ -30,6 +31,7 @@ MOST: Final = 1024
 _ANONYMOUS: Final = {"eventfd": "eventfd", "eventpoll": "epoll", "pidfd": "pidfd"}
 
 _REMOTE: Final = re.compile(r"nfs|cifs|smb|fuse|ceph|lustre|gpfs|9p|afs|glusterfs|beegfs")
+_ON_A_NETWORK: Final = re.compile(rf" - ({_REMOTE.pattern})")
 
 
 def read_descriptors(files: ProcFiles) -> Iterator[Descriptor]:
@@ -74,8 +76,25 @@ def _described(pid: int, fd: int, target: str, info: str, mounts: dict[str, tupl
     locks = tuple(" ".join(value.split()) for name, _, value in lines if name == "lock")
     watched = tuple(int(value.split()[0]) for name, _, value in lines if name == "tfd")
     about = "".join(f"{key} {known[key]}" for key in ("eventfd-count", "Pid") if key in known)
+    about = about or (system if _REMOTE.match(system) else "")
     waiting = _in_pipe(pid, fd) if kind == "pipe" and mode == "r" else -1
     return Descriptor(fd, kind, target, inode, device, mode, waiting, 0, watched, locks, about)
+
+
+def lock_files(pid: int, names: Iterable[str]) -> Iterator[Descriptor]:
+    """Yield the lock files that a process names and that exist; about: the process that such a file names."""
+    remote = [line.split()[4] for line in ProcFiles(pid).text("mountinfo").splitlines() if _ON_A_NETWORK.search(line)]
+    for name in names:
+        with contextlib.suppress(OSError):
+            path = os.path.join(os.readlink(f"/proc/{pid}/cwd"), name)
+            if any(path.startswith(place) for place in remote):
+                continue
+            status = os.stat(f"/proc/{pid}/root{path}")
+            maker = Path(f"/proc/{pid}/root{path}").read_bytes()[:64].split() if status.st_size < 4096 else []
+            known = maker[:1] and maker[0].isdigit()
+            state = "runs" if known and os.path.exists(f"/proc/{int(maker[0])}") else "has ended"
+            about = f"it names process {int(maker[0])}, which {state}" if known else ""
+            yield Descriptor(-1, "file", path, status.st_ino, status.st_dev, about=about)
 
 
 def _kind(pid: int, fd: int, target: str) -> tuple[str, int, int]:

@@ -128,7 +128,8 @@ class Descriptor:
 
     mode: r, w or rw. waiting: bytes that can be read, -1 = unknown. peer: the inode at a socket's other end, 0 =
     unknown. watched: the descriptors that an epoll waits on. locks: as /proc/PID/fdinfo has them: the locks that this
-    open file holds, whichever process took them. about: what else is known, as an eventfd's counter.
+    open file holds, whichever process took them. about: what else is known, as an eventfd's counter, or of a file its
+    file system if that is on a network. fd -1: not open, but a lock file that one of the process's frames names.
     """
 
     fd: int

@@ -5,7 +5,7 @@ of this process.
 
 Rules of use: py-spy runs with --nonblocking: it stops no thread that it looks at. A stack that it read while the thread
 ran on may be wrong, so it is only asked for stacks and not for proof. Of a frame's variables stay those of the loader's
-own frames, and integers: other values may be secret, and the evidence is stored.
+own frames, integers, and names of lock files: other values may be secret, and the evidence is stored.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from minidl.hang.evidence.model import Frame
 MOST_FRAMES: Final = 200
 _SHORT: Final = 120
 _NUMBER: Final = re.compile(r"-?\d{1,20}|\[[-\d, ]{0,100}\]|\([-\d, ]{0,100}\)|None|True|False|<frame at 0x[0-9a-f]+>")
+_LOCK_FILE: Final = re.compile(r"""["']([^"'\n]{1,200}\.(?:lock|lck|pid))["']""")
 _LOADERS: Final = re.compile(r"[/\\](torch[/\\]utils[/\\]data|minidl|multiprocessing)[/\\]|[/\\](threading|queue)\.py$")
 
 
@@ -134,7 +135,13 @@ def kept(file: str, variables: Mapping[str, str]) -> dict[str, str]:
     """The variables of a frame that are kept: the loader's, integers, and a signal handler's frame."""
     if _LOADERS.search(file):
         return {name: text[:_SHORT] for name, text in variables.items()}
-    return {name: text for name, text in variables.items() if _NUMBER.fullmatch(text)}
+    return {name: text for name, text in variables.items() if _NUMBER.fullmatch(text) or _LOCK_FILE.fullmatch(text)}
+
+
+def named_lock_files(frames: Iterable[Frame]) -> list[str]:
+    """The names of lock files among the variables of frames."""
+    texts = dict.fromkeys(text for frame in frames for text in frame.variables.values())
+    return [found[1] for text in texts if (found := _LOCK_FILE.fullmatch(text))]
 
 
 def frame_at(function: str, file: str, line: int, variables: dict[str, str]) -> Frame:

@@ -9,6 +9,7 @@ a semaphore may have several: then `certain` is False, because the kernel does n
 from __future__ import annotations
 
 import enum
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -154,7 +155,9 @@ def _wait(at: _Waiting) -> KernelWait:
         return KernelWait(kind, kind.value.removeprefix("is "))
     if thread.state == ("D", "D") and thread.used == 0 and thread.switches[0] == thread.switches[1]:
         where = f", in the kernel's {thread.wchan}" if thread.wchan else ""
-        return KernelWait(Blocked.UNINTERRUPTIBLE, f"in an uninterruptible sleep{where}")
+        named = (f"{one.target} ({one.about})" if one.about else one.target for one in at.files)
+        what = next((f", in {at.call.name} of {text}" for text in named), f" ({at.call.words})" * bool(at.call.words))
+        return KernelWait(Blocked.UNINTERRUPTIBLE, f"in an uninterruptible sleep{what}{where}")
     return _at_cpu(at) or _in_call(at)
 
 
@@ -183,6 +186,8 @@ def _same_call(thread: SeenThread) -> bool:
 # --- By the system call -----------------------------------------------------------------------------------------------
 _WRITES: Final = frozenset(("write", "writev", "pwrite64", "sendto", "sendmsg", "connect", "sendfile"))
 _POLLS: Final = frozenset(("poll", "ppoll", "select", "pselect6", "epoll_wait", "epoll_pwait", "epoll_pwait2"))
+
+_ASKS_FOR_LOCK: Final = re.compile(r"(?<![a-z])lock|Lock|acquire|busy|BlockingIO|FileExists")
 
 POLL: Final = 1.0
 """Seconds: a thread with sleeps up to this length may poll."""
@@ -213,19 +218,25 @@ def _for_signal(at: _Waiting) -> KernelWait:
 
 
 def _asleep(at: _Waiting) -> KernelWait:
-    """A sleep; or a poll for a file lock: C code sleeps with a file open that another process has locked.
+    """A sleep; or a poll for a file lock that another process holds, for a lock file that exists.
 
-    SQLite waits like this: its busy handler requests a POSIX lock repeatedly, and the kernel knows of no wait.
+    SQLite waits like this: its C code requests a POSIX lock repeatedly, and the kernel knows of no wait. In Python,
+    the code that sleeps tells by its names that it asks for a lock.
     """
-    line = at.thread.stack[0].source if at.thread.stack else ""
-    if line and "sleep" not in line and 0 <= at.call.timeout <= POLL:
-        for file in at.process.descriptors:
-            held = [one for one in _locks_of(at, file) if (one.kind, one.mode) == ("POSIX", "WRITE")]
-            pids = dict.fromkeys(one.pid for one in held)
-            if pids and at.process.pid not in pids:
-                holders = tuple(Holder(pid, why="holds it (POSIX WRITE in /proc/locks)") for pid in pids if pid > 0)
-                doing = f"polling for the lock of {file.target} (its C code sleeps)"
-                return KernelWait(Blocked.FILE_LOCK, doing, file.target, holders, len(holders) == 1, True)
+    stack = at.thread.stack or ()
+    in_c = bool(stack) and bool(stack[0].source) and "sleep" not in stack[0].source
+    asks = in_c or any(_ASKS_FOR_LOCK.search(frame.function + frame.source) for frame in stack[:2])
+    for file in at.process.descriptors if asks and 0 <= at.call.timeout <= POLL else ():
+        held = [one for one in _locks_of(at, file) if one.mode == "WRITE" and (one.kind == "POSIX" or not in_c)]
+        pids = dict.fromkeys(one.pid for one in held)
+        if pids and at.process.pid not in pids:
+            why = f"holds it ({held[0].kind} WRITE in /proc/locks)"
+            holders = tuple(Holder(pid, why=why) for pid in pids if pid > 0)
+            doing = f"polling for the lock of {file.target}" + " (its C code sleeps)" * in_c
+            return KernelWait(Blocked.FILE_LOCK, doing, file.target, holders, len(holders) == 1, True)
+        if file.fd < 0 and not pids:
+            doing = f"polling until {file.target} is deleted" + f": {file.about}" * bool(file.about)
+            return KernelWait(Blocked.FILE_LOCK, doing, file.target, bounded=True)
     words = f"asleep ({at.call.words})" if at.call.words else "asleep"
     return KernelWait(Blocked.SLEEPS, words, bounded=True)
 

@@ -24,12 +24,6 @@ IDLE_SHARE: Final = 0.02
 """The largest share of a CPU that polls take."""
 
 
-def same_place(end: ThreadFacts) -> bool:
-    """Whether a thread was at the same line, task and sample at the first look."""
-    now, before = end.place, end.place_before
-    return before is not None and (before.task, before.sample, spot(before)) == (now.task, now.sample, spot(now))
-
-
 def times_asleep(end: ThreadFacts) -> int:
     """The number of times that a thread fell asleep between two looks, which both saw it asleep at one place.
 
@@ -41,7 +35,7 @@ def times_asleep(end: ThreadFacts) -> int:
     times = end.seen.switches[1] - then.switches[0]
     pause = 2 * end.case.apart / max(times, 1)  # a longer sleep now belongs to another rhythm
     fits = end.seen.idle <= pause and end.call.timeout <= pause
-    return times if fits and times > 1 and same_place(end) else 0
+    return times if fits and times > 1 and end.stays else 0
 
 
 def stirs(one: ThreadFacts) -> bool:

@@ -11,8 +11,10 @@ from typing import Final, NamedTuple
 
 from minidl.hang.case import ThreadFacts
 from minidl.hang.chain import Chain, follow, joins
+from minidl.hang.evidence.model import SeenProcess
 from minidl.hang.evidence.waits import Blocked
 from minidl.hang.finding import EvidenceLine, HangCause, Sure
+from minidl.hang.limits import LONG
 from minidl.hang.places import AT_HOME, USERS, LoaderStep
 from minidl.hang.rules.activity import (
     any_at_work,
@@ -39,6 +41,9 @@ def file_lock(chain: Chain) -> Judgement | None:
     passed = facts and not wait.certain and not polls
     holds = "took it, and may have passed it on to a child" if passed else "holds it"
     also = MAY_POLL if polls else () if facts else _ELSEWHERE
+    if polls and not facts:  # a lock file without a lock of the kernel's
+        fix = "delete that file if its maker has ended; use a lock that ends with its process (flock)"
+        return Judgement(HangCause.FILE_LOCK, f"is {wait.words}", Sure.LIKELY, (wait_seen(end),), also, fix)
     return Judgement(HangCause.FILE_LOCK, f"is {wait.words}; {who} {holds}", sure, facts, also)
 
 
@@ -206,11 +211,15 @@ def event_loop(chain: Chain) -> Judgement | None:
     if not any(one.name == "_run_once" for one in inside):
         return None
     asked = f" that {frame.function} runs" if frame is not None else ""
+    cause, also = HangCause.NOBODY, "a coroutine waits for the network, or for an event that no coroutine sets"
+    what, timer = f"waits in the asyncio event loop{asked}, which has nothing to run", end.call.timeout
+    if timer >= 0:
+        cause, also = HangCause.SLEEP, "a coroutine waits for another thing, with a timeout"
+        what += f" until a timer of {timer:g} s (asyncio.sleep)"
     return Judgement(
-        HangCause.NOBODY, f"waits in the asyncio event loop{asked}, which has nothing to run", Sure.POSSIBLE,
-        (wait_seen(end),), ("a coroutine waits for the network, or for an event that no coroutine sets",),
+        cause, what, Sure.POSSIBLE, (wait_seen(end),), (also,),
         "print asyncio.all_tasks() from a signal handler (faulthandler does not show them); give awaits a timeout",
-        moves=not end.in_worker,
+        moves=0 <= timer <= LONG or (end is chain.first and not end.in_worker),
     )  # fmt: skip
 
 
@@ -234,10 +243,16 @@ def socket(chain: Chain) -> Judgement | None:
     times = times_asleep(end) if end.wait.bounded else 0
     what = f"is {end.wait.words}" + (f" with a timeout, {times} times in {case.apart:.1f} s: it polls" if times else "")
     helpers = (thread for one in end.wait.holders for thread in case.helpers(one.pid))
+    shared = [p.pid for p in case.now.processes if p.pid != end.pid and _has(p, end.wait.target)]
+    taken = f"{named(case, shared)} inherited the same socket and may have read the answer: connect in each worker"
     return Judgement(
         HangCause.SOCKET, f"{what}; {_at_other_end(end)}", Sure.LIKELY, (wait_seen(end),),
-        ("the other end is slow but will answer",), helped=any(map(at_work, helpers)),
+        (*([taken] if shared else []), "the other end is slow but will answer"), helped=any(map(at_work, helpers)),
     )  # fmt: skip
+
+
+def _has(process: SeenProcess, target: str) -> bool:
+    return bool(target) and any(one.target == target for one in process.descriptors)
 
 
 def _at_other_end(end: ThreadFacts) -> str:

@@ -10,7 +10,7 @@ from minidl.hang.evidence.waits import Blocked
 from minidl.hang.finding import EvidenceLine, HangCause, Sure
 from minidl.hang.limits import LONG
 from minidl.hang.places import USERS
-from minidl.hang.rules.activity import same_place, times_asleep
+from minidl.hang.rules.activity import times_asleep
 from minidl.hang.rules.judgement import Judgement, source_of, wait_seen
 
 _IN_BLOCK: Final = re.compile(r"(while|for|if|elif|except)\b")
@@ -24,10 +24,11 @@ def sleeps(chain: Chain) -> Judgement | None:
     if end.kind is not Blocked.SLEEPS:
         return None
     what, seen = f"is {end.wait.words}", wait_seen(end)
+    source = end.place.inside[0].source if end.place.inside else ""
+    at = f", in `{source}`" if _IN_BLOCK.match(source) and end.call.timeout <= LONG else ""
+    what += at
     if times:
-        source = end.place.inside[0].source if end.place.inside else ""
-        what = f"polls: it slept for about {apart / times:.1g} s repeatedly in the {apart:.1f} s observed"
-        what += f", in `{source}`" if _IN_BLOCK.match(source) else ""
+        what = f"polls: it slept for about {apart / times:.1g} s repeatedly in the {apart:.1f} s observed{at}"
         seen = EvidenceLine(f"it fell asleep {times} times between the looks, at one place", source_of(end))
     return Judgement(HangCause.SLEEP, what, facts=(seen,), moves=0 <= end.call.timeout <= LONG)
 
@@ -62,7 +63,7 @@ def moves(chain: Chain) -> Judgement | None:
         return None
     times = end.seen.switches[1] - then.switches[0] if then is not None else 0
     naps = bool(end.place.inside) and "sleep" in end.place.inside[0].source
-    if not naps or times <= 1 or not same_place(end):
+    if not naps or times <= 1 or not end.stays:
         return Judgement(HangCause.NONE, f"is {end.wait.words}", moves=True)
     what = f"polls: it woke {times} times in the {apart:.1f} s observed, and is still at the same line"
     return Judgement(HangCause.SLEEP, what, Sure.LIKELY, (wait_seen(end),), moves=True)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from minidl.hang.case import ThreadFacts, spot
-from minidl.hang.chain import Chain, collective, serves
+from minidl.hang.chain import Chain, collective, serves, store_of
 from minidl.hang.evidence.model import Frame
 from minidl.hang.evidence.waits import Blocked
 from minidl.hang.finding import EvidenceLine, HangCause, Sure
 from minidl.hang.limits import STILL
 from minidl.hang.rules import motion
-from minidl.hang.rules.activity import same_place
 from minidl.hang.rules.judgement import Judgement, exit_in_words, named
 from minidl.tracefile.words import and_joined
 
@@ -112,12 +111,25 @@ def rank_naps(chain: Chain) -> Judgement | None:
     """A rank that sleeps for short times, while another rank waits for it in a collective."""
     end, name = chain.end, collective(chain.end.waiters[-1].place) if chain.end is not chain.first else ""
     found = motion.sleeps(chain) or motion.moves(chain) if name else None
-    if found is None or found.cause is not HangCause.SLEEP or not found.moves or not same_place(end):
+    if found is None or found.cause is not HangCause.SLEEP or not found.moves or not end.stays:
         return None
     return Judgement(
         HangCause.COLLECTIVE, f"has not reached {_operation(name)}: it {found.what}", Sure.LIKELY, found.facts,
         ("it reaches the collective once its own wait ends",),
         "find what that rank waits for; all ranks must run the same number of steps", helped=True,
+    )  # fmt: skip
+
+
+def store(chain: Chain) -> Judgement | None:
+    """A TCPStore's answer is missing: no process has set the key."""
+    end, pid = chain.end, store_of(chain.end)
+    if not pid or collective(end.place):
+        return None
+    return Judgement(
+        HangCause.NOBODY, f"waits for a key that no process has set, in the TCPStore of {end.case.name(pid)}",
+        Sure.LIKELY, (EvidenceLine("the other end of its socket is a thread of a TCPStore", f"threads of {pid}"),),
+        ("the process of the store is stopped or slow",),
+        "find which rank should set the key, and what it is in; give the store a timeout", alone=True,
     )  # fmt: skip
 
 
@@ -134,8 +146,12 @@ def manager(chain: Chain) -> Judgement | None:
     if method not in _COUNTERPART or end.kind is not Blocked.FUTEX or end is chain.first:
         return None
     cause, ends = _COUNTERPART[method]
+    own = {one.inode for one in end.process.descriptors if one.kind == "socket" and one.inode}
+    has_it = [p.pid for p in end.case.now.processes if any(one.peer in own for one in p.descriptors if one.peer)]
+    clients = [pid for pid in has_it if pid not in (end.pid, end.waiters[-1].pid)]
+    could = f" ({named(end.case, clients)} could)" if clients else ""
     return Judgement(
-        cause, f"belongs to a Manager and waits in {method}() until another client calls {ends}()", Sure.LIKELY,
+        cause, f"belongs to a Manager and waits in {method}() until another client calls {ends}(){could}", Sure.LIKELY,
         (EvidenceLine(f"it runs {method}() for a client", f"stack of thread {end.tid}"),),
         ("that client has ended before the call",),
         f"find which client should call {ends}(), and whether it waits for this worker; give the wait a timeout",

@@ -9,7 +9,7 @@ from minidl.hang.chain import LOADERS_LOCK, Chain
 from minidl.hang.evidence.waits import Blocked, semaphore_at
 from minidl.hang.finding import EvidenceLine, HangCause, Sure
 from minidl.hang.places import USERS
-from minidl.hang.rules.activity import any_at_work, at_work, ended_children, in_users_code, same_place
+from minidl.hang.rules.activity import any_at_work, at_work, ended_children, in_users_code
 from minidl.hang.rules.judgement import Judgement, named, place_in_words
 
 
@@ -41,7 +41,7 @@ class _Shared:
 
 def _shared(end: ThreadFacts) -> _Shared | None:
     """The wait of a thread for a semaphore that processes share, without a timeout or repeated."""
-    asks_again = end.step in USERS and same_place(end)
+    asks_again = end.step in USERS and end.stays
     if end.kind is not Blocked.SEMAPHORE or (end.wait.bounded and not asks_again):
         return None
     pids = tuple(holder.pid for holder in end.wait.holders)

@@ -7,25 +7,24 @@ from __future__ import annotations
 
 from typing import Final
 
-from minidl.hang.chain import Chain
+from minidl.hang.chain import OWNED, Chain
 from minidl.hang.evidence.waits import Blocked
 from minidl.hang.finding import HangCause, Sure
 from minidl.hang.rules import kernel, motion, parties, processes, semaphores, threads
 from minidl.hang.rules.judgement import CauseRule, Judgement, wait_seen
 from minidl.hang.rules.kernel import MAY_POLL, by_kind, holders_seen
 
-_OWNED: Final = {Blocked.FILE_LOCK: HangCause.FILE_LOCK, Blocked.MUTEX: HangCause.LOCK}
-"""Locks with an owner, and the cause if that one keeps the lock."""
-
 
 def _held_lock(chain: Chain) -> Judgement | None:
     """The owner of a lock waits itself; the rule for that wait names the reason."""
-    waiter = next((link for link in reversed(chain.links) if link.kind in _OWNED), None)
+    waiter = next((link for link in reversed(chain.links) if link.kind in OWNED), None)
     if waiter is None or waiter is chain.end:
         return None
     below, polls = _judged_alone(chain), waiter.wait.bounded
+    cause = HangCause.FILE_LOCK if waiter.kind is Blocked.FILE_LOCK else HangCause.LOCK
+    what = "waits for its next task" if chain.end.in_worker and chain.end.is_idle else below.what
     return Judgement(
-        _OWNED[waiter.kind], f"holds that lock, and {below.what}", Sure.LIKELY if polls else below.sure,
+        cause, f"holds that lock, and {what}", Sure.LIKELY if polls else below.sure,
         (*holders_seen(waiter), *below.facts), (*below.also, *(MAY_POLL if polls else ())),
         f"keep the lock for as short a time as possible, and do nothing slow meanwhile; {below.remedy}",
     )  # fmt: skip
@@ -63,6 +62,8 @@ RULES: Final = (
     CauseRule(parties.collective_missed, "another rank did not come", "all ranks are in the collective"),
     CauseRule(parties.rank_naps, "a rank sleeps outside of the collective", "it has gone on since the first look"),
     CauseRule(parties.manager, "a Manager's object is waited for", "its client goes on"),
+    CauseRule(parties.store, "no process sets a key of a TCPStore", "a process sets it"),
+    CauseRule(threads.exit_waits, "a thread that is no daemon holds up Python's exit", "the thread ends"),
     CauseRule(threads.thread_is_missing, "fork copied no threads", "a thread of the process could answer"),
     CauseRule(threads.pool_does_nothing, "a pool lost the task", "one of the pool is at work"),
     CauseRule(threads.thread_answers_late, "another thread does not answer", "that thread is at work"),

@@ -29,6 +29,20 @@ def _no_other(end: ThreadFacts, so: str = "") -> EvidenceLine:
 
 
 # --- Events, conditions, queues and pools -----------------------------------------------------------------------------
+def exit_waits(chain: Chain) -> Judgement | None:
+    """Python's exit waits for threads that are no daemons."""
+    end = chain.end
+    own = end.case.helpers(end.pid, but=end.tid)
+    if end.step is not LoaderStep.EXIT or end.kind is not Blocked.FUTEX or not own:
+        return None
+    return Judgement(
+        HangCause.NOBODY, f"waits for the end of its threads{doing_of(own)}",
+        Sure.LIKELY if len(own) == 1 else Sure.POSSIBLE, (waits_of(own),), (),
+        "end the thread before the program ends (an Event, or None in its queue), or make it a daemon",
+        helped=any(map(at_work, own)),
+    )  # fmt: skip
+
+
 def thread_is_missing(chain: Chain) -> Judgement | None:
     """A thread waits for another thread, but its process, made by a fork, has none that could answer."""
     end, waiting = chain.end, waiting_in(chain.end)

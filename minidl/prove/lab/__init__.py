@@ -34,7 +34,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.case not in cases():
         raise ValueError(f"no case is called {arguments.case!r}: `minidl lab` lists the cases")
-    return _show(arguments.case, cases()[arguments.case], arguments)
+    if not (case := cases()[arguments.case]).can_run:
+        raise ValueError(f"{arguments.case} needs {case.needs}, which is not installed: pip install {case.needs}")
+    return _show(arguments.case, case, arguments)
 
 
 def _ablate(guard: str | None) -> int:
@@ -60,7 +62,8 @@ def _list() -> int:
         if case.theme != theme:
             theme = case.theme
             print(f"{theme}:")
-        print(f"  {name:<28} {case.title}{' (simulated)' if case.simulated else ''}")
+        needs = "" if case.can_run else f" (needs {case.needs})"
+        print(f"  {name:<28} {case.title}{' (simulated)' if case.simulated else ''}{needs}")
     return OK
 
 
@@ -120,7 +123,7 @@ def _score(arguments: argparse.Namespace) -> int:
     from minidl.prove.lab.score import as_json, report, score
     from minidl.prove.lab.table import cases
 
-    names = [name for name in cases() if fnmatch.fnmatch(name, arguments.cases)]
+    names = [name for name, case in cases().items() if fnmatch.fnmatch(name, arguments.cases) and case.can_run]
     if not names:
         raise ValueError(f"no case matches {arguments.cases!r}: `minidl lab` lists the cases")
     modes = [_mode(arguments.loader)] if arguments.loader else None

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -82,7 +83,8 @@ class LabCase:
     lab); fix: the remedy.
 
     truth: the expected finding; None for a healthy program. ours: the same on minidl's loader, if it differs. ends:
-    whether the program ends by itself, by loader. simulated: a part that stands in for something else.
+    whether the program ends by itself, by loader. simulated: a part that stands in for something else. needs: a module
+    that is not among minidl's dependencies.
     """
 
     theme: str
@@ -95,9 +97,15 @@ class LabCase:
     ends: bool = False
     ends_ours: bool | None = None
     simulated: str = ""
+    needs: str = ""
     methods: Sequence[str] = ANY_METHOD
     workers: tuple[int, int] = (1, 3)
     at: tuple[int, int] = (8, 24)
+
+    @property
+    def can_run(self) -> bool:
+        """Whether the module that it needs is installed."""
+        return not self.needs or importlib.util.find_spec(self.needs) is not None
 
     def expected(self, options: LabOptions, loader: str) -> Truth | None:
         """The expected finding on "torch" or "ours"; None = healthy."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from minidl.hang.evidence.collect import collect
+from minidl.hang.evidence.descriptors import lock_files
 from minidl.hang.evidence.model import RunEvidence
 from minidl.hang.evidence.processes import first_look, read_process
 from minidl.hang.evidence.stacks import parsed, py_spy
@@ -70,6 +71,26 @@ def test_a_file_lock_and_its_holder(tmp_path: Path) -> None:
     if found.process(program.pid).main.syscall is None:  # type: ignore[union-attr]
         pytest.skip("ptrace is forbidden here")
     assert (kind, words, holders) == (Blocked.FILE_LOCK, f"waiting in flock on {path}", {os.getpid()})
+
+
+def test_a_program_elsewhere_that_has_locked_an_open_file_is_looked_at(tmp_path: Path) -> None:
+    """The one that polls does not wait for the lock in the kernel."""
+    path = tmp_path / "index.lock"
+    holds = f"import fcntl, time; f = open({str(path)!r}, 'w'); fcntl.lockf(f, fcntl.LOCK_EX); {READY} time.sleep(99)"
+    with child(holds) as other, child(f"import time; f = open({str(path)!r}); {READY} time.sleep(99)") as program:
+        assert collect(program.pid, interval=0.0, py_spy=False).process(other.pid) is not None
+
+
+def test_a_lock_file_is_known_by_its_name_and_by_the_process_that_it_names(tmp_path: Path) -> None:
+    (tmp_path / "a.lock").write_text(f"{os.getpid()}\n")
+    (tmp_path / "b.lock").write_text("4194305 left by a host\n")
+    (tmp_path / "c.lock").touch()
+    named = [str(tmp_path / name) for name in ("a.lock", "b.lock", "c.lock", "gone.lock")]
+    found = list(lock_files(os.getpid(), [*named, "no-such-folder/d.lock"]))
+    assert [one.about for one in found] == [
+        f"it names process {os.getpid()}, which runs", "it names process 4194305, which has ended", "",
+    ]  # fmt: skip
+    assert [(one.fd, one.inode) for one in found] == [(-1, os.stat(name).st_ino) for name in named[:3]]
 
 
 def test_a_full_pipe_its_bytes_and_its_reader() -> None:

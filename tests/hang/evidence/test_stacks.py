@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from minidl.hang.evidence import stacks
+from minidl.hang.evidence.model import Frame
 
 
 def test_no_collection_begins_while_the_frames_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,3 +82,10 @@ def test_a_frame_has_the_locks_that_its_function_took_around_its_line_and_before
     assert stacks.frame_at("D.get", str(file), 9, {}).within == around
     assert stacks.frame_at("D.read", str(file), 11, {}).within == ()
     assert stacks.frame_at("<module>", str(file), 1, {}).within == ()
+
+
+def test_names_of_lock_files_are_kept_and_no_other_text() -> None:
+    seen = {"path": '"/data/a.lock"', "key": "'secret'", "file": "'/data/secret.txt'", "i": "7"}
+    kept = stacks.kept("/home/a/data.py", seen)
+    assert kept == {"path": '"/data/a.lock"', "i": "7"}
+    assert stacks.named_lock_files([Frame("f", "a.py", 1, kept)]) == ["/data/a.lock"]
