@@ -134,7 +134,8 @@ def write_uncaught(error: BaseException | None) -> None:
     frames = traceback.extract_tb(error.__traceback__)[: -_FRAMES - 1 : -1]
     at = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
     text = traceback.format_exception_only(type(error), error)[-1].strip()
-    recording.describe("uncaught", monotonic_ns=time.monotonic_ns(), error=text[:1000], at=at)
+    text = text if len(text) <= 1000 else f"{text[:200]}\n...\n{text[-795:]}"  # a worker's ends with its error
+    recording.describe("uncaught", monotonic_ns=time.monotonic_ns(), error=text, at=at)
 
 
 _FRAMES: Final = 8

@@ -466,7 +466,24 @@ def test_a_loader_that_gave_up_a_wait_says_what_it_waited_for(tmp_path: Path) ->
     assert trace.processes[found.focus.process].worker == 1
 
 
-def test_an_error_of_no_task_is_told_by_the_programs_exception(tmp_path: Path) -> None:
+OF_A_WORKER = """OSError: Caught OSError in DataLoader worker process 1.
+Original Traceback (most recent call last):
+  File "train.py", line 8, in fault
+    file.write(data)
+"""
+
+
+@pytest.mark.parametrize(
+    ("raised", "told", "helps"),
+    [
+        ("MemoryError", "MemoryError", "traceback"),
+        (OF_A_WORKER + "OSError: [Errno 27] File too large", "OSError: [Errno 27, EFBIG] File too large", "ulimit -f"),
+        (OF_A_WORKER, "OSError: Caught OSError in DataLoader worker process 1.", "traceback"),
+    ],
+)
+def test_an_error_of_no_task_is_told_by_the_programs_exception(
+    tmp_path: Path, raised: str, told: str, helps: str
+) -> None:
     main = [
         {"code": ev.EPOCH[0], "time": 1},
         {"code": ev.NEXT[0], "time": 2},
@@ -475,8 +492,9 @@ def test_an_error_of_no_task_is_told_by_the_programs_exception(tmp_path: Path) -
     ]
     write_process(tmp_path, main, pid=100, role="loader", loader=1)
     trace = read_trace(tmp_path)
-    trace.lines.append({"kind": "uncaught", "process": 0, "error": "MemoryError", "at": ["train.py:7 main"]})
-    assert headline(trace).title == "error: MemoryError in next, at train.py:7 main"
+    trace.lines.append({"kind": "uncaught", "process": 0, "error": raised, "at": ["train.py:7 main"]})
+    assert headline(trace).title == f"error: {told} in next, at train.py:7 main"
+    assert helps in headline(trace).next_step
 
 
 def test_a_samplers_error_without_workers_is_not_blamed_on_the_sample_before(tmp_path: Path) -> None:

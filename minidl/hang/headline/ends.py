@@ -224,7 +224,7 @@ def _task_failed(run: RunContext, row: np.void, error: np.void) -> Finding:
     if text:
         when = f", at {run.at(int(told['time'][-1]))}"
     elif line := _uncaught_line(run, [int(row["process"])]):  # without workers, no event has the text
-        text = str(line.get("error"))
+        text = _last_error(str(line.get("error")))
     rank, place = run.rank(int(row["process"])), f" {where}{who}{when}"
     evidence = [f"next() raised it at {run.at(int(row['end']))}, when the batch was due", *_earlier(run, every, task)]
     helps = remedies.after_error(text, remedies.in_step(LoaderStep.SAMPLE, asked))
@@ -293,7 +293,11 @@ def _uncaught_line(run: RunContext, homes: list[int]) -> dict[str, Any]:
 
 def _raised(run: RunContext, line: dict[str, Any], row: np.void | None = None) -> Finding:
     """The finding of an uncaught exception. row: the `next` that raised it, None = the program's own code."""
-    process, error, at = int(line["process"]), str(line.get("error")), [str(one) for one in line.get("at", [])]
+    process, error, at = (
+        int(line["process"]),
+        _last_error(str(line.get("error"))),
+        [str(one) for one in line.get("at", [])],
+    )
     last = run.events["time"][run.events["process"] == process].max(initial=0)
     moment = line.get("monotonic_ns", int(last))
     where, focus = " in next", None if row is None else run.focus_of(row, int(row["end"]))
@@ -314,6 +318,15 @@ _MEANS: Final = (("ancdata", "the limit of open files is reached"),)
 """Errors whose text does not say what happened."""
 
 _ERRNO: Final = re.compile(r"\[Errno (\d+)\]")
+
+
+_ERROR: Final = re.compile(r"[A-Za-z_][\w.]*(: .*)?")
+
+
+def _last_error(text: str) -> str:
+    """The error of an exception's text: the last line, if it contains the traceback of a worker."""
+    lines = text.strip().splitlines() or [""]
+    return lines[-1] if "Traceback" in text and _ERROR.fullmatch(lines[-1]) else lines[0] if len(lines) > 1 else text
 
 
 def named(text: str) -> str:

@@ -37,7 +37,10 @@ class Transformed(Pictures):
         return picture
 
 
+COMPILED = torch.compile(first)(torch.ones(3))
+"""The loop's own, which takes a while."""
+
+
 def main(options: LabOptions) -> None:
-    print("compiled:", float(torch.compile(first)(torch.ones(3)).sum()), flush=True)
     for number, _ in enumerate(DataLoader(Transformed(options), **options.loading)):
         step(number)
