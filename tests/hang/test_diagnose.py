@@ -720,6 +720,11 @@ ENDS_OF_CHAINS = [
          *(replace(one, descriptors=(*one.descriptors, connection(9, 93, 95))) if one.pid == 300 else one
            for one in of_manager((311, "acquire"))), CLIENT,
          cause=HangCause.LOCK, says="calls release() (process reader (pid 301) could)"),
+    case("the asking end of a server's connection was inherited", loop(1), INHERITS,
+         worker(1, user("s.recv(1)"), call=RECEIVES, descriptors=(connection(9, 90, 91),)),
+         process(300, LOOP, thread(300, (user("s.recv(1)", "serve"),), replace(RECEIVES, fds=(8,))), name="server",
+                 descriptors=(connection(8, 91, 90),)),
+         cause=HangCause.SOCKET, pid=300, also="worker 0 (pid 101) inherited the same socket"),
     case("a process that inherited a socket may have read the answer", loop(1), INHERITS,
          worker(1, user("s.recv(1)"), call=RECEIVES, descriptors=(connection(9, 90, 91),)),
          cause=HangCause.SOCKET, also="worker 0 (pid 101) inherited the same socket"),

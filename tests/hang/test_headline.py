@@ -542,6 +542,16 @@ def test_an_error_is_told_in_full_with_its_errno_and_the_one_that_came_first(tmp
     assert "FileNotFoundError: [Errno 2, ENOENT] no shard in sample 5 (task 1), worker " in found.evidence[1].text
 
 
+def test_without_descriptors_it_is_told_who_has_how_many(tmp_path: Path) -> None:
+    main = [{"code": ev.EPOCH[0], "time": 1}, {"code": ev.NEXT[0], "time": 2}, {"code": ev.YIELD, "time": 3,
+            "task": -1, "x": ev.Outcome.ERROR}, {"code": ev.NEXT[1], "time": 4, "y": ev.Outcome.ERROR}]  # fmt: skip
+    write_process(tmp_path, main, pid=100, role="loader", loader=1)
+    trace = read_trace(tmp_path)
+    trace.lines.append({"kind": "uncaught", "process": 0, "error": "OSError: [Errno 24] no more", "monotonic_ns": 5})
+    trace.watched.samples = [watched.Sample(at, {100: watched.Vitals("S", 1, 1, 1, fds, 1)}) for at, fds in ((2, 99),)]
+    assert "open descriptors at 1.0 ns: loader (pid 100) 99" in headline(trace).notes()
+
+
 def test_an_error_after_which_the_program_went_on_has_a_headline(tmp_path: Path) -> None:
     main = [
         {"code": ev.EPOCH[0], "time": 1},

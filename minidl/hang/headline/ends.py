@@ -22,7 +22,7 @@ from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.events import Actor, Outcome
 from minidl.tracefile.process import ProcessLife
-from minidl.tracefile.words import counted, doing, duration, ending, size
+from minidl.tracefile.words import counted, doing, duration, ending, listed, size
 
 _FETCHES: Final = (ev.FETCH[0], ev.SAMPLE[0], ev.COLLATE[0])
 
@@ -227,10 +227,23 @@ def _task_failed(run: RunContext, row: np.void, error: np.void) -> Finding:
         text = _last_error(str(line.get("error")))
     rank, place = run.rank(int(row["process"])), f" {where}{who}{when}"
     evidence = [f"next() raised it at {run.at(int(row['end']))}, when the batch was due", *_earlier(run, every, task)]
+    evidence += _descriptors_at(run, int(row["end"])) if _NO_DESCRIPTOR.search(text) else []
     helps = remedies.after_error(text, remedies.in_step(LoaderStep.SAMPLE, asked))
     found = run.finding(RunOutcome.ERROR, f"{rank}{named(text) or 'an exception'}{place}", evidence, helps, focus)
     brief = f"{rank}{shortened(text) or 'an exception'}{place}"
     return dataclasses.replace(found, brief=brief, where={**found.where, "sample": asked})
+
+
+_NO_DESCRIPTOR: Final = re.compile(r"Errno 24\b|Too many open files|ancdata")
+
+
+def _descriptors_at(run: RunContext, moment: int) -> list[str]:
+    """The processes with the most open descriptors before a moment, as the watchdog saw them."""
+    seen = [one for one in run.trace.watched.samples if one.at <= moment]
+    has = {process.name: seen[-1].processes[process.pid].fds for process in run.processes
+           if seen and process.pid in seen[-1].processes}  # fmt: skip
+    said = [f"{name} {has[name]}" for name in sorted(has, key=lambda name: -has[name])[:3]]
+    return [f"open descriptors at {run.at(seen[-1].at)}: {listed(said)}"] if said else []
 
 
 def _sample_of(told: np.void) -> int:
@@ -305,7 +318,8 @@ def _raised(run: RunContext, line: dict[str, Any], row: np.void | None = None) -
         where = " in the program's own code"
         focus = Focus(0, moment, moment, process, run.processes[process].pid, ev.CONSUMER[0], moment)
     place = where + (f", at {PurePath(at[0]).name}" if at else "")
-    evidence = (f"raised at {run.at(moment)}", *(f"called from {one}" for one in at[1:4]))
+    evidence = [f"raised at {run.at(moment)}", *(f"called from {one}" for one in at[1:4])]
+    evidence += _descriptors_at(run, moment) if _NO_DESCRIPTOR.search(error) else []
     found = run.finding(RunOutcome.ERROR, named(error) + place, evidence, remedies.after_error(error), focus)
     return dataclasses.replace(found, brief=shortened(error) + place)
 

@@ -243,7 +243,8 @@ def socket(chain: Chain) -> Judgement | None:
     times = times_asleep(end) if end.wait.bounded else 0
     what = f"is {end.wait.words}" + (f" with a timeout, {times} times in {case.apart:.1f} s: it polls" if times else "")
     helpers = (thread for one in end.wait.holders for thread in case.helpers(one.pid))
-    shared = [p.pid for p in case.now.processes if p.pid != end.pid and _has(p, end.wait.target)]
+    own = {link.pid: link.wait.target for link in chain.links if link.kind is Blocked.SOCKET}
+    shared = [p.pid for p in case.now.processes if p.pid not in own and any(_has(p, one) for one in own.values())]
     taken = f"{named(case, shared)} inherited the same socket and may have read the answer: connect in each worker"
     return Judgement(
         HangCause.SOCKET, f"{what}; {_at_other_end(end)}", Sure.LIKELY, (wait_seen(end),),
