@@ -37,8 +37,8 @@ class Transformed(Pictures):
         return picture
 
 
-COMPILED = torch.compile(first)(torch.ones(3))
-"""The loop's own, which takes a while."""
+# The loop's own, before the program is ready: it takes a while.
+COMPILED = torch.compile(first)(torch.ones(3)) if __name__ == "__main__" else None
 
 
 def main(options: LabOptions) -> None:

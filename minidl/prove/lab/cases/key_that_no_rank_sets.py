@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 from torch.utils.data import DataLoader
 
 from minidl.prove.lab.case import FORK, LabCase, LabOptions, Pictures, in_sample, step
@@ -29,13 +29,13 @@ class Planned(Pictures):
 
     def __getitem__(self, index: int) -> Any:
         if index == self.options.at:
-            store = dist.TCPStore("127.0.0.1", self.port, None, False, timeout=timedelta(hours=1))
+            store = TCPStore("127.0.0.1", self.port, None, False, timeout=timedelta(hours=1))
             store.get("plan")
         return super().__getitem__(index)
 
 
 def main(options: LabOptions) -> None:
-    store = dist.TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)
     if options.fixed:
         store.set("plan", "ready")
     for number, _ in enumerate(DataLoader(Planned(options, store.port), **options.loading)):
