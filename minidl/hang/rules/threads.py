@@ -271,7 +271,7 @@ def _is_new(end: ThreadFacts) -> str:
 def _held_in_an_idle_fork(end: ThreadFacts) -> str:
     workers = [one for pid in end.case.workers if (one := end.case.at(pid)).is_idle]
     held = [one.name for one in workers if end.seen.copies.get(str(one.pid)) == 0]
-    return f"the same lock is held in {and_joined(held)}, too, which can't have taken it" if held else ""
+    return f"the same lock is held in {and_joined(held)}, too, which waits for a task" if held else ""
 
 
 def _held_in_the_parent(end: ThreadFacts) -> str:
@@ -313,7 +313,7 @@ class HolderRow(NamedTuple):
 HOLDERS: Final = (
     HolderRow(_taken_around, HangCause.SELF_LOCK, other=False),
     HolderRow(_is_new, HangCause.SELF_LOCK, other=False, source="memory"),
-    HolderRow(_held_in_an_idle_fork, HangCause.FORK_LOCK, other=False, source="memory"),
+    HolderRow(_held_in_an_idle_fork, HangCause.FORK_LOCK, source="memory"),
     HolderRow(_in_reentrant_code, HangCause.FORK_LOCK, other=False),
     HolderRow(_held_in_the_parent, HangCause.FORK_LOCK, source="memory"),
     HolderRow(_same_code_in_the_parent, HangCause.FORK_LOCK),
