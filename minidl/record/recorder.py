@@ -32,6 +32,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -56,6 +57,7 @@ from minidl.tracefile.format import (
     TraceError,
     stem_of,
 )
+from minidl.wire.atomic import at_once
 
 FIRST_SLOTS = 1024  # a process with few events takes 64 KiB of disk
 RING_BYTES = 64 << 20
@@ -214,8 +216,17 @@ class Recorder:
         """Record the collector's pauses since the last call. loader: whose they are called, 0 = as in that call."""
         loader = self._pausing = loader or self._pausing
         for took, begin, tid, about in self.pauses.taken():
-            self.emit_at(begin, tid, GC[0], loader, -1, worker, about["generation"])
-            self.emit_at(begin + took, tid, GC[1], loader, -1, worker, about["generation"], about["collected"])
+            own = loader, tid, -1, worker, about["generation"]
+            self._emit_at_once((begin, GC[0], *own, 0, 0), (begin + took, GC[1], *own, about["collected"], 0))
+
+    def _emit_at_once(self, *events: tuple[int, ...]) -> None:
+        """Record events with their own times by one call in C, which no exception of a signal's handler can split."""
+        placed = [(*self._place(), event) for event in events]
+        try:
+            at_once(*(partial(PACK.pack_into, self._map, at, *event, n) for n, at, event in placed))
+        except _UNFIT:
+            for n, at, (stamp, code, loader, tid, *values) in placed:
+                self._emit_slowly(n, at, code, loader, *values, stamp=stamp, tid=tid)
 
     def _emit_slowly(self, n: int, at: int, *values: int, stamp: int = 0, tid: int = 0) -> None:
         """Record a process's or thread's first event, or one that needs a longer file or fits no slot."""

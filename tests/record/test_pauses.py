@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import itertools
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch.utils.data
 import workloads as wl
+from exceptions_everywhere import Interrupting, Interruption
 
 import minidl
 from minidl.check import check
 from minidl.record import pauses as module
-from minidl.record.pauses import LEAST_NS, MOST, Pauses
+from minidl.record.pauses import LEAST_NS, MOST, Pause, Pauses
+from minidl.record.recorder import Recorder, TraceConfig, create
 from minidl.tracefile import events as ev
+from minidl.tracefile.events import Phase
 from minidl.tracefile.reader import read_trace
 
 GARBAGE = 200_000
@@ -125,6 +131,24 @@ def test_the_program_s_own_callbacks_stay_as_they_are() -> None:
     assert gc.callbacks == [*before, own, later]
     gc.callbacks[:] = before
     assert told == ["start", "stop"]
+
+
+def test_no_exception_of_a_signals_handler_parts_a_pauses_begin_from_its_end(tmp_path: Path) -> None:
+    """As that of SIGCHLD's, which tells that a worker was killed."""
+    pen: Any = Recorder(TraceConfig(str(create(tmp_path / "t"))))
+    pen.emit(ev.CONSUMER[0])  # a first event makes the file
+    stamps = itertools.count(time.monotonic_ns(), 10)
+    pen.pauses = SimpleNamespace(taken=lambda: [Pause(5, next(stamps), 1, {"generation": 2, "collected": 3})])
+    at, done = 0, False
+    while not done:
+        at += 1
+        with contextlib.suppress(Interruption), Interrupting(at, ("minidl.record.recorder",)):
+            pen.emit_pauses(1, 0)
+            done = True
+    pen.close()
+    phases = [Phase(ev.EVENTS[code].phase) for code in read_trace(tmp_path / "t").select("gc")["code"].tolist()]
+    assert at > 20
+    assert phases == [Phase.BEGIN, Phase.END] * (len(phases) // 2)
 
 
 @pytest.mark.live
