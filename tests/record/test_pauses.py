@@ -73,9 +73,10 @@ def test_a_pause_is_kept_with_its_thread_and_what_was_collected(pauses: Pauses) 
 
 
 def test_the_longest_pauses_are_kept_and_no_short_one(pauses: Pauses, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEAST_NS", 60 * 10**9)  # a busy machine may take milliseconds from any collection
     for _ in range(100):
         gc.collect(0)
-    assert [one for one in pauses.taken() if one.about["generation"] == 0] == []
+    assert pauses.taken() == []
     monkeypatch.setattr(module, "LEAST_NS", 1)
     for _ in range(3 * MOST):
         gc.collect(0)
