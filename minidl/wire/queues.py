@@ -8,7 +8,6 @@ process never releases it; `SharedFlag` has no lock.
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import multiprocessing.queues
 import operator
@@ -227,7 +226,10 @@ class BoundedQueue(LiveRepr, _Queue):  # type: ignore[misc]
         NoThreadError if writing it could block.
         """
         try:
-            with signal_handling.put_off_all() if self._thread is None else contextlib.nullcontext():
+            if self._thread is not None:
+                super().put(obj, block, timeout)
+                return
+            with signal_handling.put_off_all():
                 super().put(obj, block, timeout)
         except RuntimeError as error:
             if "new thread" not in str(error):
