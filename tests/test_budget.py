@@ -22,13 +22,13 @@ AT_MOST = {
     "minidl/tracefile minidl/record": 8130,
     "minidl/playback minidl/check": 3540,
     "minidl/hang": 6680,
-    "minidl/speed": 3610,
+    "minidl/speed": 3690,
     "minidl/views": 4175,
     "minidl/explore": 2486,
     "minidl/prove": 5900,
-    "minidl": 43660,
+    "minidl": 43740,
     "notebooks": 3250,
-    "tests": 44400,
+    "tests": 44480,
 }
 
 

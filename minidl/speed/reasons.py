@@ -21,6 +21,7 @@ import numpy as np
 from minidl.speed.advice import Situation
 from minidl.speed.cpu_use import CpuLimit
 from minidl.speed.ledger import HANDLE_BYTES, LARGE_PAYLOAD, MANY_TENSORS
+from minidl.speed.own_step import EVALUATION, LOADER, VALIDATION, parts_of, stands_out
 from minidl.speed.wall_clock import NEVER, Bound, Cause
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Bools, Ints, Rows
@@ -241,16 +242,29 @@ def _slow_steps(case: Case) -> SlowReason | None:
     apart = np.unique(np.diff(np.flatnonzero(np.isin(rows["begin"], far["begin"]))))
     often = bool(len(far) > 2 and len(apart) == 1 and apart[0] > 1 and (len(far) + 1) * apart[0] >= len(rows))
     which = f"one in {apart[0]}" if often else f"{len(far)}"
-    words = f"{which} of {len(rows)} training steps take{'s' * often} long, "
+    part = stands_out(case.spans, rows, far)
+    words = f"{which} of {len(rows)} training steps take{'s' * often} long{f' ({part})' if part else ''}, "
     words += f"{percent(total(far) / case.time)} of the loop's time"
     return SlowReason(
         "slow steps",
         f"{words} (after batches {_numbers(far['task'])})",
-        "find out what the program does in these steps and not in the others: checkpoints, logging, validation",
+        _RARER.get(part) or _RARER[""],
         far[np.argmax(durations(far))],
         words,
         far,
     )
+
+
+_RARER: Final = {
+    "": "find out what the program does in these steps and not in the others: checkpoints, logging, validation",
+    "torch.save": "write checkpoints less often, to faster storage, or in the background "
+    "(torch.distributed.checkpoint.async_save)",
+    VALIDATION: "validate less often, on fewer samples, or with more workers, which persistent_workers=True keeps",
+    EVALUATION: "call the model without gradients less often, or on less data",
+    LOADER: "make that loader once, and keep its workers (persistent_workers=True)",
+    "collectives": "find the rank that comes late to these calls: record all ranks, and look at their timelines",
+}
+"""What to do about steps that take long because of a part; "" = it is not known."""
 
 
 def _first_samples(case: Case) -> SlowReason | None:
@@ -444,6 +458,11 @@ def step_does(case: Case) -> str:
         return ""
     verb, _, rest = found[0][0].partition(" ")
     return f"{verb}s {rest}".rstrip()
+
+
+def step_parts(case: Case) -> dict[str, int]:
+    """The ns of each part of the training steps; {} if none is recorded."""
+    return parts_of(case.spans, case.rows(ev.CONSUMER))
 
 
 # --- The loop's process -----------------------------------------------------------------------------------------------

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minidl.speed.advice import ONE_SIDED, UNEVEN, Situation, next_step
 from minidl.speed.cpu_use import CpuLimit, cpus_of
 from minidl.speed.hot_spots import HotSpot, hot_spot
-from minidl.speed.reasons import Case, SlowReason, blamed, reason, step_does, warnings
+from minidl.speed.own_step import OTHER
+from minidl.speed.reasons import Case, SlowReason, blamed, reason, step_does, step_parts, warnings
 from minidl.speed.wall_clock import FEW_BATCHES, KIND_OF, Bound, Cause, Waiting, waiting
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.words import duration, percent
@@ -42,6 +44,12 @@ ROOM = 150
 LONGEST_NAME = 24
 """Characters of a name of the program's that a sentence has room for."""
 
+NAMED, MOST_NAMED = 0.05, 3
+"""A sentence names a part of the step from this share of the loop's time on, and so many parts."""
+
+LEAST = 0.005
+"""Evidence leaves smaller parts out."""
+
 NEARLY_ALL = 0.9
 """The part of all waiting from which a kind is named without a share of its own."""
 
@@ -53,13 +61,15 @@ a faster reader would only wait for them. If the reader is the limit, workers id
 class Reasons(NamedTuple):
     """The reason for what bounds a loader, what else is wrong, and what the training step mostly does, "" = unknown.
 
-    spot: the line of the program that the blamed steps were mostly in, None = unknown.
+    spot: the line of the program that the blamed steps were mostly in, None = unknown. parts: the ns of each part of
+    the training steps, the largest first; {} = unknown.
     """
 
     reason: SlowReason | None = None
     warnings: tuple[SlowReason, ...] = ()
     step: str = ""
     spot: HotSpot | None = None
+    parts: Mapping[str, int] = MappingProxyType({})
 
 
 class _Wording(NamedTuple):
@@ -126,7 +136,8 @@ def _judged(trace: Trace, loaders: Sequence[int], found: Waiting, spans: Rows, r
     def why(kind: Bound, cause: Cause | None) -> Reasons:
         case = Case(kind, cause, found, params, cpus, trace, tuple(loaders), spans)
         because, step = reason(case), step_does(case) if kind is Bound.NOT_INPUT else ""
-        return Reasons(because, warnings(case), step, hot_spot(trace.stack_samples, blamed(case, because)))
+        spot = hot_spot(trace.stack_samples, blamed(case, because))
+        return Reasons(because, warnings(case), step, spot, step_parts(case))
 
     return judge(found, params, cpus, why, room)
 
@@ -167,7 +178,7 @@ def judge(
         step = next_step(Situation(Bound.UNSEEN, None, found, {}, cpus))
         return Verdict(Bound.UNSEEN, _UNSEEN, (), step)
     kind, cause = _kind(found)
-    reasons = because, also, _, spot = why(kind, cause)
+    reasons = because, also, _, spot, parts = why(kind, cause)
     situation = Situation(kind, cause, found, params or {}, cpus)
     every = [_sentence(situation, reasons, wording) for wording in _WORDINGS]
     sentence = next((one for one in every if len(one) <= room), every[-1])  # the evidence has the rest
@@ -179,6 +190,7 @@ def judge(
     kind = Bound.PROGRAM if kind is Bound.NOT_INPUT and (because is not None or also) else kind
     told = [*([because] if because is not None else []), *also]
     evidence = (*(one.words for one in told if one.words not in sentence), *_evidence(found, cpus))
+    evidence += (_parts_in_words(parts),) if parts else ()
     evidence += (spot.words(),) if spot is not None else ()
     return Verdict(kind, sentence, evidence, steps.strip("; "), cause, task, apart, because)
 
@@ -192,7 +204,7 @@ def _sentence(situation: Situation, reasons: Reasons, wording: _Wording) -> str:
     All shares before the reason are of the loop's time: of its steady time, unless the start is what bounds it.
     """
     kind, found = situation.kind, situation.found
-    because, warned, step, spot = reasons
+    because, warned, step, spot, parts = reasons
     brief = wording.warnings < 2
     words = "" if because is None else because.said(brief)
     at = f" ({spot.brief(wording.source)})" if spot is not None and wording.source >= 0 else ""
@@ -203,7 +215,7 @@ def _sentence(situation: Situation, reasons: Reasons, wording: _Wording) -> str:
         words += at * bool(words)
         return f"{Bound.PROGRAM.value}: {'; '.join(filter(None, (words, *also)))}; the loader keeps up"
     elif kind is Bound.NOT_INPUT:
-        said = _keeping_up(found, step, at)
+        said = _keeping_up(found, step, at, parts)
     elif kind is Bound.START_UP:
         time = max(1, found.total + found.consumer)
         name = "shutdown-bound" if found.ends_slowly else kind.value
@@ -219,12 +231,23 @@ def _waited(ns: int, time: int) -> str:
     return f"the loop waited {percent(ns / time)} of its time"
 
 
-def _keeping_up(found: Waiting, does: str, at: str) -> str:
+def _keeping_up(found: Waiting, does: str, at: str, parts: Mapping[str, int]) -> str:
     whole, once = found.total + found.consumer, found.causes[Cause.START_UP]
     step, with_start = (found.consumer / max(1, time) for time in (whole - once, whole))
     also = f" ({percent(with_start)} with the start and end of its workers)" * (step - with_start >= 0.05)
-    takes = f"the training step takes {percent(step)} of the loop's time{f' and mostly {does}' if does else ''}"
+    takes = f"the training step takes {percent(step)} of the loop's time"
+    if next(iter(parts), OTHER) != OTHER:  # the parts say more than the line
+        shares = {name: ns / max(1, whole - once) for name, ns in parts.items() if name != OTHER}
+        named = [f"{name} {percent(share)}" for name, share in shares.items() if share >= NAMED][:MOST_NAMED]
+        at, takes = "", f"{takes}: {', '.join(named)}"
+    elif does:
+        takes += f" and mostly {does}"
     return f"{Bound.NOT_INPUT.value}: the loader keeps up, {takes}{at}{also * (not at)}"
+
+
+def _parts_in_words(parts: Mapping[str, int]) -> str:
+    said = ", ".join(f"{name} {duration(ns)}" for name, ns in parts.items() if ns >= LEAST * sum(parts.values()))
+    return f"the training step, by the host's time: {said}"
 
 
 def _steady(situation: Situation, words: str, at: str, wording: _Wording) -> str:

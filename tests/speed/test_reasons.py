@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minidl.speed.reasons import Case, SlowReason, reason, step_does, warnings
+from minidl.speed.reasons import Case, SlowReason, reason, step_does, step_parts, warnings
 from minidl.speed.wall_clock import Bound, Cause, Waiting
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
@@ -73,6 +73,21 @@ def steps(took: Callable[[int], float], count: int = 100) -> list[dict[str, int]
     return [span(ev.CONSUMER, took(number), -1, number, process=LOOP) for number in range(count)]
 
 
+def validated(number: int) -> list[dict[str, int]]:
+    """A step of 5 ms; in each twentieth, 95 ms more, of which another loader's loop and its model take most."""
+    begin, more = 1000 + number * 1000 * MS, 95 * (number % 20 == 19)
+    mine = {"process": LOOP, "task": number}
+    return [
+        span(ev.CONSUMER, 5 + more, -1, begin=begin, **mine),
+        span(ev.FORWARD, 3, -1, begin=begin, **mine),
+        *(
+            span(pair, 40, -1, begin=begin + at * MS, **mine, loader=2)
+            for pair, at in ((ev.NEXT, 5), (ev.EVALUATE, 50))
+            if more
+        ),
+    ]
+
+
 def fetches(took: Callable[[int], float], count: int = 100) -> list[dict[str, int]]:
     return [span(ev.FETCH, took(number), number % 2, number) for number in range(count)]
 
@@ -92,6 +107,11 @@ FOUND: dict[str, tuple[Case, str, str]] = {
     "slow steps": (
         case(*FINE, *steps(lambda n: 100 if n % 20 == 19 else 5), consumer=975), "slow steps",
         "one in 20 of 100 training steps takes long, 51% of the loop's time (after batches 19, 39, 59, 79, ...)",
+    ),
+    "slow steps that validate": (
+        case(*FINE, *(one for n in range(100) for one in validated(n)), consumer=975), "slow steps",
+        "one in 20 of 100 training steps takes long (validation), 51% of the loop's time "
+        "(after batches 19, 39, 59, 79, ...)",
     ),
     "slow steps at no distance": (
         case(*FINE, *steps(lambda n: 100 if n in (10, 11, 12) else 1), consumer=400), "slow steps",
@@ -257,6 +277,17 @@ def test_what_the_training_step_does() -> None:
     assert does(1, "wait_woken") == "waits for the network"
     assert does(1, "hrtimer_nanosleep") == "sleeps"
     assert does(1) == ""
+
+
+def test_the_parts_of_the_training_steps() -> None:
+    """What lies in another thread, or outside of the steps, is none of theirs."""
+    one = [*validated(19), span(ev.BACKWARD, 1, -1, begin=1000 + 19_003 * MS, process=LOOP, tid=7)]
+    assert step_parts(case(*FINE, *one)) == {
+        "another loader": 40 * MS, "evaluation": 40 * MS, "other code": 17 * MS, "forward": 3 * MS
+    }  # fmt: skip
+    late = span(ev.SAVE, 9, -1, begin=1000 + 99_000 * MS, process=LOOP)
+    assert step_parts(case(*FINE, *validated(0), late)) == {"forward": 3 * MS, "other code": 2 * MS}
+    assert step_parts(case(*FINE, *steps(lambda n: 5))) == step_parts(case(*FINE)) == {}
 
 
 def test_a_sample_that_a_damaged_trace_has_twice_divides_by_nothing() -> None:

@@ -421,6 +421,23 @@ def test_a_loader_that_keeps_up_tells_what_the_step_does() -> None:
     assert told.sentence == f"not input-bound: the loader keeps up, {takes}"
 
 
+def test_the_parts_of_the_training_step_are_named() -> None:
+    def told(**parts: int) -> Verdict:
+        reasons = Reasons(step="computes", parts={name.replace("_", " "): ns for name, ns in parts.items()})
+        return judge(made(consumer=950, samples=50), why=lambda kind, cause: reasons)
+
+    one = told(backward=600, forward=250, optimizer=60, evaluation=20, other_code=20)
+    assert one.sentence == (
+        "not input-bound: the loader keeps up, the training step takes 95% of the loop's time: backward 60%, "
+        "forward 25%, optimizer 6%"
+    )
+    words = "backward 600 ns, forward 250 ns, optimizer 60 ns, evaluation 20 ns, other code 20 ns"
+    assert f"the training step, by the host's time: {words}" in one.evidence
+    other = told(other_code=600, forward=350)
+    assert other.sentence.endswith("the training step takes 95% of the loop's time and mostly computes")
+    assert "the training step, by the host's time: other code 600 ns, forward 350 ns" in other.evidence
+
+
 def test_what_else_is_wrong_follows_or_leads_if_nothing_bounds_the_loader() -> None:
     also = (SlowReason("growth", "memory grows", "find what is kept"),)
     told = judge(made(samples=95), why=lambda kind, cause: Reasons(warnings=also))
