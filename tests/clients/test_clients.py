@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from client_runs import CLIENTS, Client, Run, in_readme, ranks_of, require, row, run, without_time
 from sizes import slow
 
 from minidl.check import check
 from minidl.speed.audit import audit
+from minidl.tracefile import events as ev
 from minidl.tracefile.join import traces_in
 from minidl.tracefile.ranks import lacking
 from minidl.tracefile.reader import read_trace
@@ -110,6 +112,13 @@ def is_recorded(client: Client, mode: str, ran: Ran) -> None:
     assert check(trace) == []
     assert lacking(trace.manifest, trace.lines) == []
     assert audit([trace]).mistakes == 0, audit([trace]).text()
+    if client.name in TRAINS:
+        codes = np.unique(trace.events["code"]).tolist()
+        assert set(codes) > {*ev.FORWARD, *ev.BACKWARD, *ev.OPTIMIZER}
+
+
+TRAINS = {"Transformers", "skorch"}
+"""Clients whose programs train a model: the parts of their steps are recorded."""
 
 
 def cells(line: str) -> list[str]:
