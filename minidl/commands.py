@@ -647,7 +647,8 @@ command(
     _flag("--workers", "also compare the stages of each worker"),
     _flag("--force", "compare even if the datasets differ"),
     _flag("--json", "print the comparison as JSON"),
-    _arg("-o", "--output", type=Path, metavar="FILE", help="also draw both timelines on one axis (.png, .svg)"),
+    _arg("-o", "--output", type=Path, metavar="FILE",
+         help="also draw both timelines on one axis, as a picture (.png, .svg) or a page (.html)"),
 )  # fmt: skip
 def diff(arguments: Namespace) -> int:
     import json
@@ -658,10 +659,16 @@ def diff(arguments: Namespace) -> int:
     with terminal.busy("comparing"):
         found = compare(*traces, force=arguments.force)
     if arguments.output is not None:
-        from minidl.views.picture import before_and_after
-
         loaders = found.a.loaders, found.b.loaders
-        _save("diff", arguments.output, lambda: before_and_after(traces, loaders, found.headline))
+        if arguments.output.suffix == ".html":
+            from minidl.views import page
+
+            told = found.text().partition("\n\n")[0].splitlines()  # without the tables
+            page.before_and_after(traces, loaders, found.headline, told[1:], arguments.output)
+        else:
+            from minidl.views.picture import before_and_after
+
+            _save("diff", arguments.output, lambda: before_and_after(traces, loaders, found.headline))
     print(json.dumps(found.facts(), indent=1) if arguments.json else found.text(workers=arguments.workers))
     return OK
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 AT_MOST = {
     "minidl/loader minidl/data minidl/wire": 3620,
     "minidl/resume minidl/arena minidl/device minidl/dataloader.py": 2500,
-    "minidl/tracefile minidl/record": 8130,
+    "minidl/tracefile minidl/record": 8170,
     "minidl/playback minidl/check": 3540,
     "minidl/hang": 6680,
     "minidl/speed": 3690,

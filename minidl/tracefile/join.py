@@ -1,6 +1,7 @@
 """The traces of several ranks, joined into one.
 
-Interface: `join(paths, output)`; `traces_in(paths)` and `rank_of(trace)` find the ranks' traces. A joined trace is a
+Interface: `join(paths, output)`; `traces_in(paths)` and `rank_of(trace)` find the ranks' traces. `beside(paths, zeros)`
+joins two runs in the same way, to show them on one axis. A joined trace is a
 trace like any other: the files of all ranks, on rank 0's clock. Iterators, and processes of different machines that
 have one pid, get numbers of their own; the manifest's `ranks` says what was done with which rank.
 
@@ -192,6 +193,20 @@ def join(paths: Sequence[Path], output: Path) -> tuple[Path, list[str]]:
     if output.suffix == PACKED_SUFFIX:
         return Trace(output, files).pack(output), lacks
     return _write(output, files), lacks
+
+
+def beside(paths: Sequence[Path], zeros: Sequence[int]) -> Trace:
+    """Join the traces of several runs, as ranks 0, 1, ..., so that they have their moments `zeros` at one time.
+
+    zeros: ns, CLOCK_MONOTONIC of each run. The trace is in memory alone.
+    """
+    members = []
+    for number, (path, zero) in enumerate(zip(paths, zeros, strict=True)):
+        files = read_files(path)
+        clock = Clock("aligned", None, (0,), (zeros[0] - zero,))
+        members.append(Member(path, files, Trace(path, files), number, clock))
+    _number(members)
+    return Trace(Path(" and ".join(path.name for path in paths)), _joined(members, []))
 
 
 def _member(path: Path) -> Member:

@@ -1,8 +1,8 @@
 """A trace as one self-contained HTML page: it needs no network, no server and no other file.
 
 Interface: `html(trace)` -> `Page`, a str that a notebook displays as the page itself, also in a saved notebook;
-`html(trace, path)` writes it. `page.html` beside this file, with the parts of its script in `timeline/`, draws the
-Scene, within the frame of all pages (see `frame`).
+`html(trace, path)` writes it. `before_and_after` is a page of two traces on one time axis. `page.html` beside this
+file, with the parts of its script in `timeline/`, draws the Scene, within the frame of all pages (see `frame`).
 
 Numbers go into the page as typed arrays, compressed and in base64 (for browsers older than 2023: `compress=False`).
 Text goes in as JSON, and the script displays it as text only.
@@ -13,7 +13,8 @@ from __future__ import annotations
 import base64
 import gzip
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, overload
@@ -24,6 +25,7 @@ import numpy.typing as npt
 from minidl.references import source_line
 from minidl.tracefile.arrays import Ints, Rows, distinct, starts
 from minidl.tracefile.events import EVENTS, Event, Phase
+from minidl.tracefile.join import beside
 from minidl.tracefile.loaders import dataloaders, name_of
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.views.colours import ACTORS, BATCHES, HATCHED, paint
@@ -35,9 +37,11 @@ from minidl.views.scene import (
     Fate,
     Scene,
     alarm,
+    batches_of,
     is_named,
     legend_of,
     numbered,
+    opening_of,
     scene_of,
     title_of,
 )
@@ -101,6 +105,26 @@ def page_of(scene: Scene, title: str | None = None, *, compress: bool = True, pe
     """Return a scene as a page: see `html`."""
     words = describe(scene, title_of(scene.trace) if title is None else title) | {"perfetto": perfetto}
     return joined(*packed(words, columns(scene), 4 if compress else 0))
+
+
+def before_and_after(
+    traces: Sequence[Trace], loaders: Sequence[tuple[int, ...]], headline: str, evidence: Sequence[str], path: Path
+) -> Path:
+    """Write a page of two traces, A above B, on one time axis: the first batches of their `loaders` have one moment.
+
+    headline: the title; evidence: lines below it. Raises OSError as writing does.
+    """
+    batches = [batches_of(trace, numbers) for trace, numbers in zip(traces, loaders, strict=True)]
+    firsts = [trace.start + int(times[0]) for trace, times in zip(traces, batches, strict=True)]
+    scene = scene_of(beside([trace.path for trace in traces], firsts))
+    words = describe(scene, " and ".join(map(title_of, traces)))
+    begin, took = firsts[0] - scene.trace.start, opening_of(batches)
+    words["headline"] |= {
+        "kind": "compared", "wrong": False, "sentence": headline, "evidence": list(evidence), "next": "", "bar": -1,
+        "begin": begin - took // 50, "end": begin + took + took // 50,
+    }  # fmt: skip
+    words["slots"] = [re.sub(r"^rank ([01])\b", lambda rank: "AB"[int(rank[1])], title) for title in words["slots"]]
+    return joined(*packed(words | {"perfetto": "", "framed": None, "cause": None}, columns(scene), 4)).written(path)
 
 
 # --- The words ------------------------------------------------------------------------------------------------------

@@ -39,14 +39,15 @@ from minidl.views.colours import (
 from minidl.views.layout import LaneKind
 from minidl.views.scene import (
     FADING,
-    FEW_BATCHES,
     IDLE,
     BatchName,
     Fate,
     Scene,
     alarm,
+    batches_of,
     caption,
     legend_of,
+    opening_of,
     per_pixel,
     scene_of,
     title_of,
@@ -127,8 +128,8 @@ def before_and_after(
     It is as long as the slower one takes for FEW_BATCHES batches, or for all. headline: the title. width: inches. B's
     legend has what A's lacks. Raises ImportError without matplotlib.
     """
-    batches = [_batches(trace, numbers) for trace, numbers in zip(traces, loaders, strict=True)]
-    ns = max(1000, *(int(times[:FEW_BATCHES][-1] - times[0]) for times in batches))
+    batches = [batches_of(trace, numbers) for trace, numbers in zip(traces, loaders, strict=True)]
+    ns = opening_of(batches)
     make = _figure_class()
     drawings: list[_Drawing] = []
     for name, trace, times in zip("AB", traces, batches, strict=True):
@@ -146,13 +147,6 @@ def before_and_after(
     for drawing, base in zip(drawings, (drawings[1].high, 0.0), strict=True):
         drawing.draw(np.empty(0, np.int64), figure, base)
     return figure
-
-
-def _batches(trace: Trace, loaders: tuple[int, ...]) -> Ints:
-    """Return when these iterators yielded their batches, ns from the trace's first event."""
-    events = trace.events
-    yielded = (events["code"] == ev.YIELD) & (events["x"] == ev.Outcome.DATA) & np.isin(events["loader"], loaders)
-    return np.asarray(events["time"][yielded] - events["time"][0], np.int64)
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Final
@@ -780,3 +780,16 @@ def per_pixel(bars: Rows, begin: int, end: int, pixels: int) -> tuple[Rows, Rows
         out["share"] = np.minimum(1.0, np.add.reduceat(took, first) / size)
         out["bars"] = np.diff(np.append(first, len(thin)))
     return bars[wide], out
+
+
+# --- Two traces on one axis -------------------------------------------------------------------------------------------
+def batches_of(trace: Trace, loaders: tuple[int, ...]) -> Ints:
+    """Return when these iterators yielded their batches, ns from the trace's first event."""
+    events = trace.events
+    yielded = (events["code"] == ev.YIELD) & (events["x"] == ev.Outcome.DATA) & np.isin(events["loader"], loaders)
+    return np.asarray(events["time"][yielded] - trace.start, np.int64)
+
+
+def opening_of(batches: Sequence[Ints]) -> int:
+    """Return how long two traces are shown from their first batches on, ns: see `picture.before_and_after`."""
+    return max(1000, *(int(times[:FEW_BATCHES][-1] - times[0]) for times in batches))

@@ -542,6 +542,8 @@ def test_the_command_draws_both_timelines(tmp_path: Path, capsys: pytest.Capture
     assert cli.main([*command, str(tmp_path / "both.svg")]) == cli.OK
     assert capsys.readouterr().out.startswith("B is ")
     assert "B is 1.99 times as slow" in (tmp_path / "both.svg").read_text()
+    assert cli.main([*command, str(tmp_path / "both.html")]) == cli.OK
+    assert '"sentence":"B is 1.99 times as slow' in (tmp_path / "both.html").read_text()
     assert cli.main([*command, str(tmp_path / "both")]) == cli.USAGE
     assert "the name has no suffix: add .png or .svg" in capsys.readouterr().err
 

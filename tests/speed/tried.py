@@ -150,6 +150,6 @@ if __name__ == "__main__":
     parser.add_argument("what", choices=("stability", "advice"))
     parser.add_argument("--times", type=int, default=3)
     parser.add_argument("programs", nargs="*", help="by default all")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     for line in {"stability": stability, "advice": advice}[given.what](given.programs or PLANTED, given.times):
         print(line, flush=True)

@@ -25,7 +25,7 @@ from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS
 from minidl.tracefile.format import FORMAT_VERSION
 from minidl.tracefile.reader import Trace, read_trace
-from minidl.views.page import Page, html
+from minidl.views.page import Page, before_and_after, html
 from minidl.views.picture import timeline
 from minidl.views.replay_page import describe, replay
 from minidl.views.scene import FADING, scene_of
@@ -321,3 +321,21 @@ def test_no_words_in_the_lanes_cover_others(tmp_path: Path) -> None:
                         min(one[4], other[4]) - max(one[3], other[3]),
                     )
                     assert across <= 1 or down <= 2, (name, size, one, other)
+
+
+# --- Two traces -------------------------------------------------------------------------------------------------------
+def test_two_traces_are_shown_on_one_axis_from_their_first_batches(tmp_path: Path) -> None:
+    quick, slow = (
+        made(tmp_path / name, cost=lambda task, ms=ms: ms * 1_000_000, batches=12, workers=1, step=1_000_000)
+        for name, ms in (("quick", 2), ("slow", 5))
+    )
+    page = Read(
+        before_and_after((quick, slow), ((1,), (1,)), "B is slower", ["why"], tmp_path / "both.html").read_text()
+    )
+    head = page.words["headline"]
+    assert (head["sentence"], head["evidence"], head["bar"]) == ("B is slower", ["why"], -1)
+    assert [title[0] for title in page.words["slots"]] == ["A", "B"]
+    yields = [int(code) for code, kind in page.words["kinds"].items() if kind["name"] == "yield"]
+    times = np.cumsum(page["mark.time"].astype(np.int64))[np.isin(page["mark.code"], yields)]
+    firsts = [int(times[page["mark.loader"][np.isin(page["mark.code"], yields)] == number][0]) for number in (1, 2)]
+    assert head["begin"] < firsts[0] == firsts[1] < head["end"]
