@@ -283,7 +283,9 @@ def _first_samples(case: Case) -> SlowReason | None:
         "first samples",
         f"{what} takes {duration(early)}{again}, later batches {duration(later)}",
         "do what precedes the first sample (at the begin of __iter__, or at the first __getitem__) once, before the "
-        "workers start, or make it cheaper; persistent_workers=True keeps what a worker has opened",
+        "workers start, or make it cheaper"
+        + "; persistent_workers=True keeps what a worker has opened"
+        * (not streams),
         rows[first][np.argmax(took[first])],
         rows=rows[first],
     )
@@ -337,8 +339,8 @@ def _slow_worker(case: Case) -> SlowReason | None:
     return SlowReason(
         "slow worker",
         f"a sample takes worker {numbers[at]} {took[at] / max(1.0, others):.1f} times as long as the other workers",
-        f"find out what is different in worker {numbers[at]}: its samples (batch n goes to worker n mod "
-        f"{len(numbers)}: shuffle), or what the program does by the worker's number",
+        f"find out what is different in worker {numbers[at]}: what the program does by the worker's number, or its "
+        f"samples (batch n goes to worker n mod {len(numbers)}), which shuffling spreads over the workers",
         mine[np.argmax(durations(mine))],
         rows=mine,
     )

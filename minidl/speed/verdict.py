@@ -206,8 +206,8 @@ def _sentence(situation: Situation, reasons: Reasons, wording: _Wording) -> str:
     kind, found = situation.kind, situation.found
     because, warned, step, spot, parts = reasons
     brief = wording.warnings < 2
-    words = "" if because is None else because.said(brief)
     at = f" ({spot.brief(wording.source)})" if spot is not None and wording.source >= 0 else ""
+    words = "" if because is None else because.said(brief or bool(at))
     also = [one.said(brief) for one in warned if wording.warnings or one.name == "growth"]
     if kind is Bound.TOO_FEW:
         said = f"too few batches to say what bounds the loader: {found.batches} (at least {FEW_BATCHES} are needed)"

@@ -124,7 +124,8 @@ def before_and_after(
         "begin": begin - took // 50, "end": begin + took + took // 50,
     }  # fmt: skip
     words["slots"] = [re.sub(r"^rank ([01])\b", lambda rank: "AB"[int(rank[1])], title) for title in words["slots"]]
-    return joined(*packed(words | {"perfetto": "", "framed": None, "cause": None}, columns(scene), 4)).written(path)
+    joined(*packed(words | {"perfetto": "", "framed": None, "cause": None}, columns(scene), 4)).written(path)
+    return path
 
 
 # --- The words ------------------------------------------------------------------------------------------------------
