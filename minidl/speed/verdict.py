@@ -179,6 +179,8 @@ def judge(
         return Verdict(Bound.UNSEEN, _UNSEEN, (), step)
     kind, cause = _kind(found)
     reasons = because, also, _, spot, parts = why(kind, cause)
+    if kind is Bound.START_UP and (beside := _beside_the_start(found, why)) is not None:
+        reasons = reasons._replace(warnings=(also := (beside, *also)))
     situation = Situation(kind, cause, found, params or {}, cpus)
     every = [_sentence(situation, reasons, wording) for wording in _WORDINGS]
     sentence = next((one for one in every if len(one) <= room), every[-1])  # the evidence has the rest
@@ -324,6 +326,15 @@ def _kind(found: Waiting) -> tuple[Bound, Cause | None]:
     if kind is Bound.READING and found.workers and found.spare < SPARE:
         kind = Bound.SUPPLY
     return kind, found.largest(kind)
+
+
+def _beside_the_start(found: Waiting, why: Callable[[Bound, Cause | None], Reasons]) -> SlowReason | None:
+    """The reason for the waits between starts, if they are no shorter than MARGIN of the starts; None = no reason."""
+    start_up = found.causes[Cause.START_UP]
+    if found.batches < FEW_BATCHES or found.total - start_up < MARGIN * start_up:
+        return None
+    kind = max(KIND_OF.values(), key=found.of)
+    return why(kind, found.largest(kind)).reason
 
 
 def _apart(found: Waiting, kind: Bound) -> str:

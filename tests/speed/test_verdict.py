@@ -459,6 +459,20 @@ def test_a_reader_is_no_bottleneck_while_the_workers_are_all_at_work() -> None:
     assert "rebuilding messages 60 ns" in told.evidence[0]
 
 
+def test_a_start_that_is_hardly_longer_than_the_waits_between_is_not_named_alone() -> None:
+    slow = SlowReason("slow samples", "2 of 100 samples take 67% of the time of all (17, 67)", "make them cheaper")
+
+    def told(samples: int) -> Verdict:
+        why = lambda kind, cause: Reasons(slow if kind is Bound.SUPPLY else None)  # noqa: E731
+        return judge(made(start_up=400, samples=samples, consumer=300, alike=2), why=why)
+
+    both = told(300)
+    assert both.kind is Bound.START_UP
+    assert both.sentence.endswith(f"40% for starting and ending workers; {slow.words}")
+    assert both.next_step.startswith("make them cheaper; ")
+    assert told(100).sentence.endswith("for starting and ending workers")
+
+
 def test_uneven_shards_are_evidence() -> None:
     uneven = judge(replace(made(samples=50), uneven=40, out=1))
     assert "40 ns of that came after worker 1 had run out of data" in uneven.evidence
