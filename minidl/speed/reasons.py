@@ -696,6 +696,7 @@ _BLAMED: Final[dict[Cause | None, tuple[tuple[int, int], ...]]] = {
     None: (ev.CONSUMER,),
     Cause.COLLATE: (ev.COLLATE,),
     Cause.SAMPLER: (ev.SAMPLER_NEXT,),
+    Cause.OVERHEAD: (ev.NEXT,),  # of an observed loader, no event shows the sampler
     Cause.START_UP: (ev.WORKER_INIT, ev.MAKE_FETCHER),
 }
 """The spans to blame for a cause; None = the loader bounds nothing."""

@@ -23,6 +23,7 @@ from minidl.speed.own_step import OTHER
 from minidl.speed.reasons import Case, SlowReason, blamed, reason, step_does, step_parts, warnings
 from minidl.speed.wall_clock import FEW_BATCHES, KIND_OF, Bound, Cause, Waiting, waiting
 from minidl.tracefile.arrays import Rows
+from minidl.tracefile.stack_samples import library
 from minidl.tracefile.words import duration, percent
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ _WORDINGS = tuple(
     _Wording(*one)
     for one in (
         (60, 2), (40, 2), (40, 1), (40, 1, False), (40, 2, False, False), (40, 1, False, False), (24, 1, False, False),
-        (0, 1, False, False), (-1, 2), (-1, 1, False), (-1, 1, False, False), (0, 0, False, False),
+        (0, 1, False, False), (0, 0, False, False), (-1, 2), (-1, 1, False), (-1, 1, False, False),
         (-1, 0, False, False),
     )
 )  # fmt: skip
@@ -137,6 +138,8 @@ def _judged(trace: Trace, loaders: Sequence[int], found: Waiting, spans: Rows, r
         case = Case(kind, cause, found, params, cpus, trace, tuple(loaders), spans)
         because, step = reason(case), step_does(case) if kind is Bound.NOT_INPUT else ""
         spot = hot_spot(trace.stack_samples, blamed(case, because))
+        if spot is not None and cause is Cause.OVERHEAD and library(spot.at.file):
+            spot = None  # the loader itself waits there
         return Reasons(because, warnings(case), step, spot, step_parts(case))
 
     return judge(found, params, cpus, why, room)
