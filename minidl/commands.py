@@ -392,7 +392,9 @@ def _say_more(outcome: str) -> None:
 
 @command(
     "record", "say why a job hangs: a running one (recorded or not), or an ended one", "doctor 4711",
-    _arg("target", metavar="TRACE|DIR|PID", help="a trace, or the id of a process that runs a DataLoader"),
+    _arg("target", nargs="?", metavar="TRACE|DIR|PID",
+         help="a trace, a directory of ranks' traces, or the id of a job's process: its launcher, a rank, a worker"),
+    _flag("--check", "say what this machine lets the doctor see, and how to let it see the rest"),
     _flag("--json", "print the diagnosis as JSON"),
     _flag("--no-py-spy", "read no Python stacks, even if py-spy is installed"),
     _arg("--seconds", type=_interval, default=3.5, metavar="S",
@@ -404,14 +406,27 @@ def _say_more(outcome: str) -> None:
 def doctor(arguments: Namespace) -> int:
     from minidl.hang.examine import examine
 
+    if arguments.check:
+        return _check_doctor()
+    if arguments.target is None:
+        raise CommandError("give the id of a process, a trace, or --check")
     with terminal.busy(f"looking at {arguments.target}"):
         found = examine(arguments.target, py_spy=not arguments.no_py_spy, seconds=arguments.seconds)
     print(found.to_json() if arguments.json else found.text())
     if not arguments.json:
         _say_more(found.outcome.value)
         if found.not_seen:
-            print(f"  of what was not seen, {more('not seen')}")
+            print(f"  of what was not seen, {more('not seen')}; how to let it be seen: minidl doctor --check")
     return FOUND if found.outcome.wrong else OK
+
+
+def _check_doctor() -> int:
+    """Print what the doctor can see on this machine; FOUND if that is not all."""
+    from minidl.hang.allowed import allowed
+
+    kinds = allowed()
+    print("\n".join(kind.line() for kind in kinds))
+    return OK if all(kind.there for kind in kinds) else FOUND
 
 
 # --- Understand -------------------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ ORDER = (
     ("hang.rules", "judgement activity processes motion parties threads semaphores kernel table"),
     ("hang", "outcomes sentence diagnose"),
     ("speed", "intervals stages device_use ledger cpu_use wall_clock advice hot_spots own_step reasons verdict"),
-    ("hang", "life job live recent snapshot consult"),
+    ("hang", "life job allowed live recent snapshot consult"),
     ("hang.headline", "run_context held_up bounds hangs ends uneven __init__"),
     ("speed", "summary critical_path transport_use side diff findings passes audit_rules audit"),
     ("hang", "top"),

@@ -1,7 +1,7 @@
 """`minidl doctor`: examine a process, a trace, or a trace whose processes still run, and say what holds it up.
 
-Interface: `examine(target)` -> `Finding`. target: the id of a process (the training, or one of its workers), or a trace
-(its directory or its packed file).
+Interface: `examine(target)` -> `Finding`. target: the id of a process (the training, one of its ranks or workers, its
+launcher or shell), a trace (its directory or its packed file), or a directory of the traces of a job's ranks.
 
 Rules of use: it changes nothing in the processes that it examines. If the first look does not show a hang, it looks
 again after `seconds`: a process that moved between the looks does not hang.
@@ -21,13 +21,13 @@ from minidl.hang import live
 from minidl.hang.diagnose import diagnose
 from minidl.hang.evidence.collect import collect
 from minidl.hang.evidence.model import RunEvidence
-from minidl.hang.finding import EvidenceLine, Finding, HangCause, RecordedWait, RunOutcome
+from minidl.hang.finding import EvidenceLine, Finding, HangCause, HangDegree, RecordedWait, RunOutcome
 from minidl.hang.headline import headline
 from minidl.hang.job import ranks_beside
 from minidl.hang.life import is_here, life
 from minidl.hang.limits import STILL, is_long
 from minidl.process_stat import stat_fields, stat_of
-from minidl.tracefile.format import TraceError
+from minidl.tracefile.format import MANIFEST, TraceError
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.words import plain
 
@@ -45,7 +45,22 @@ def examine(target: str, *, py_spy: bool = True, seconds: float = APART) -> Find
             return look_at(pid, lambda: None, py_spy=py_spy, seconds=seconds, others=ranks_beside(pid))
         target = str(pid)
     path = live.find_trace(target)
-    return of_trace(read_trace(path), py_spy=py_spy, seconds=seconds)
+    traces = [] if path.is_file() or (path / MANIFEST).exists() else sorted(path.glob(f"*/{MANIFEST}"))
+    found = [of_trace(read_trace(one.parent), py_spy=py_spy, seconds=seconds) for one in traces]
+    if not found:
+        return of_trace(read_trace(path), py_spy=py_spy, seconds=seconds)
+    return _of_job([one.parent.name for one in traces], found)
+
+
+def _of_job(names: Sequence[str], found: Sequence[Finding]) -> Finding:
+    """The finding of several traces: of the rank that goes on least, with the others' sentences as evidence.
+
+    A rank that waits in a collective only names a wait for others.
+    """
+    order = [*HangDegree]
+    worst = min(found, key=lambda one: (order.index(one.degree), one.cause in (HangCause.COLLECTIVE, HangCause.NONE)))
+    others = (f"{name}: {one.title}" for name, one in zip(names, found, strict=True) if one is not worst)
+    return replace(worst, evidence=(*worst.evidence, *(EvidenceLine(text, "its trace") for text in others)))
 
 
 def home_of(pid: int) -> int:

@@ -16,7 +16,7 @@ from minidl.tracefile.words import plain
 
 SHOWN_EVIDENCE: Final = 12
 
-LONGEST: Final = 170
+LONGEST: Final = 160
 """Characters of a title. The evidence repeats a longer title in full."""
 
 
@@ -178,11 +178,11 @@ class RecordedWait:
     """A wait, by its trace. since: ns, CLOCK_MONOTONIC; seconds: how long it lasts, -1 = unknown; past: the
     longest before it, seconds.
 
-    pid: of the process that iterates, tid: its thread, 0 = unknown. task, worker, sample: what it waits for, -1 =
-    unknown. step: what the worker was in, in words; step_since: since when, ns, 0 = unknown. own_code: the program's
-    own code does not call next. numbers: pid -> worker, of those that have recorded something; workers: how many the
-    loader has, 0 = unknown; others: pids of other loaders' workers; ranks: pid -> rank. facts: what the trace has as
-    evidence.
+    pid: of the process that iterates, tid: its thread, 0 = unknown. task, epoch, worker, sample: what it waits for,
+    -1 = unknown. step: what the worker was in, in words; step_since: since when, ns, 0 = unknown. own_code: the
+    program's own code does not call next. numbers: pid -> worker, of those that have recorded something; workers: how
+    many the loader has, 0 = unknown; others: pids of other loaders' workers; ranks: pid -> rank. facts: what the trace
+    has as evidence.
     """
 
     hung: bool = False
@@ -192,6 +192,7 @@ class RecordedWait:
     pid: int = 0
     tid: int = 0
     task: int = -1
+    epoch: int = -1
     worker: int = -1
     worker_pid: int = 0
     sample: int = -1
@@ -292,7 +293,8 @@ class Finding:
 
     def text(self) -> str:
         """All of it, for a terminal."""
-        lines = [self.sentence]
+        lines = [self.title]
+        lines += [f"  in full: {self.sentence}"] if self.title != self._brief else []
         lines += [f"  {'->' if i else '  '} {link}" for i, link in enumerate(self.chain)]
         if self.cause is not HangCause.NONE:
             lines.append(f"  {self._degree_words}cause: {self.cause.value} ({self.sure.value})")
@@ -316,6 +318,7 @@ class Finding:
             "state": self.outcome.value,
             "degree": self.degree.value,
             "cause": self.cause.value,
+            "title": self.title,
             "sentence": self.sentence,
             "chain": list(self.chain),
             "evidence": [{"text": fact.text, "source": fact.source} for fact in self.evidence],
@@ -332,12 +335,13 @@ class Finding:
 def titled(sentence: str) -> str:
     """Return the sentence in at most LONGEST characters.
 
-    It first drops details: batches that wait, folders of paths, functions and lines of code. It drops the middle last,
-    because a sentence begins with what happened and ends with the reason.
+    It first drops details: batches that wait, folders of paths, times, functions and lines of code. It drops the middle
+    last, because a sentence begins with what happened and ends with the reason.
     """
     for pattern, short in (
         (r"; later batches that wait behind it: \d+", ""),
         (r"(?<![\w.])/\S*/", ".../"),
+        (r",? since \d[\d.]* \w+", ""),
         (r" \((?:[^()]* at )?[^()\s]*:\d+\)", ""),
         (r" \(pid \d+\)", ""),
     ):

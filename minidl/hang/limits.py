@@ -33,8 +33,12 @@ POLLED: Final = 5.3
 JOINED: Final = 5.0
 """The time for which the shutdown of both loaders waits for a worker, and again after each signal that it sends."""
 
-EARLY: Final = 10.0
-"""A wait of this length is looked at silently: then a run that is killed before the alarm has evidence."""
+EARLY: Final = 2.0
+"""A wait of this length is looked at silently: then a run that is killed before the alarm, or whose loader has a short
+timeout, has evidence."""
+
+GROWS: Final = 2.6
+"""The next look comes after this many times as long a wait: from 2 s, at 5 s, `STILL` later."""
 
 LONGER: Final = 3
 """An early look also needs a wait this many times as long as the longest one before: slow work is no hang."""

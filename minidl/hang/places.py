@@ -75,7 +75,7 @@ class ThreadPlace:
 
     outer: the steps around it, if a worker's dataset has a loader of its own. interrupted: the frame below did not
     call the user's code: it is a signal handler or a finalizer, whose frames are `inside`. task, worker, sample: -1 =
-    unknown. seen: there is a stack.
+    unknown. seen: there is a stack. caller: the user's innermost frame that the loader's step was called from.
     """
 
     step: LoaderStep
@@ -86,6 +86,7 @@ class ThreadPlace:
     worker: int = -1
     sample: int = -1
     seen: bool = True
+    caller: Frame | None = None
 
     @property
     def users(self) -> Frame | None:
@@ -191,8 +192,9 @@ def place_of(thread: SeenThread) -> ThreadPlace:
     sample = _sample(stack[: at + 2]) if step is LoaderStep.SAMPLE else -1
     fetched = step in (LoaderStep.SAMPLE, LoaderStep.ITERATE, LoaderStep.COLLATE)
     return ThreadPlace(
-        step, stack[:at], outer, task=_task(stack) if fetched else -1, worker=_worker(stack), sample=sample
-    )
+        step, stack[:at], outer, task=_task(stack) if fetched else -1, worker=_worker(stack), sample=sample,
+        caller=next((frame for frame in stack[at:] if not library(frame.file)), None),
+    )  # fmt: skip
 
 
 def _steps_of(stack: tuple[Frame, ...]) -> list[tuple[int, LoaderStep]]:

@@ -155,13 +155,27 @@ def where(chain: Chain) -> dict[str, Any]:
 
 # --- Evidence ---------------------------------------------------------------------------------------------------------
 def facts_of(chain: Chain) -> Iterator[EvidenceLine]:
-    """The place in the user's code of each thread of the chain."""
+    """The loop's line and batch, and the place in the user's code of each thread of the chain."""
+    yield from _loop_seen(chain)
     for link in chain.links[: chain.back if chain.back > 0 else None]:
         if (frame := link.place.users) is not None:
             source, of = f": {frame.source}" if frame.source else "", f"stack of thread {link.tid}"
             yield EvidenceLine(f"{link.name} is in {frame.function}, {frame.file}:{frame.line}{source}", of)
             if inner := in_library(link.place):
                 yield EvidenceLine(f"innermost frame: {inner}", of)
+
+
+def _loop_seen(chain: Chain) -> Iterator[EvidenceLine]:
+    """The line that iterates over the loader, and the task of the worker that the loop waits for, by their stacks."""
+    first, told = chain.first, chain.end.case.told
+    workers = [one.place.task for one in chain.links[1:2] if one.in_worker]
+    task = told.task if told.task >= 0 else max(workers, default=-1)
+    epoch = f"epoch {told.epoch}, " if told.epoch >= 0 else ""
+    about = f"; {epoch}batch {task}" if task >= 0 else ""
+    if (frame := first.place.caller) is not None and first.step in AT_HOME:
+        source = f": {frame.source}" if frame.source else ""
+        yield EvidenceLine(f"it iterates in {frame.function}, {frame.file}:{frame.line}{source}{about}",
+                           f"stack of thread {first.tid}")  # fmt: skip
 
 
 def resources(case: RunFacts) -> Iterator[EvidenceLine]:

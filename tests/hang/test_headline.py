@@ -160,7 +160,7 @@ def test_a_title_that_is_too_long_keeps_its_cause(sentence: str, cause: str) -> 
     short = titled(sentence)
     assert len(short) <= LONGEST < len(sentence)
     assert short.endswith(cause)
-    assert short.startswith(sentence[:30])
+    assert short.startswith(sentence[:15])
     assert titled(short) == short
 
 
@@ -460,7 +460,7 @@ def test_a_loader_that_gave_up_a_wait_says_what_it_waited_for(tmp_path: Path) ->
     trace.lines.append({"kind": "uncaught", "process": home, "error": raised, "at": ["loader.py:1449 _get_data"]})
     found = headline(trace)
     assert found.outcome is RunOutcome.ERROR
-    assert found.title.startswith(f"error: {raised} in next, at loader.py:1449 _get_data; worker 1: ")
+    assert found.title.startswith(f"error: {raised} in next, at loader.py:1449 _get_data; worker 1 ")
     assert "in sample 38 (task 9)" in found.title
     assert found.focus is not None
     assert trace.processes[found.focus.process].worker == 1

@@ -25,21 +25,26 @@ _NO_STACKS = "Python stacks: "
 
 
 def collect(main: int, others: Iterable[int] = (), *, interval: float = 0.5, py_spy: bool = True) -> RunEvidence:
-    """Look twice at a process and at others, with all their children. interval: seconds between the looks."""
+    """Look twice at a process and at others, with all their children. interval: the least seconds between the looks.
+
+    Stacks are read between the looks: a thread that has slept from one look to the other was asleep in its stack.
+    """
     unseen = Unseen()
     before = {pid: look for pid in _all(main, others) if (look := first_look(pid)) is not None}
-    time.sleep(interval)
+    begun = time.monotonic_ns()
+    stacks = _Spied(before) if py_spy else None
+    time.sleep(max(0.0, interval - (time.monotonic_ns() - begun) / 1e9))
     moment = time.monotonic_ns()
     found = [p for pid in _all(main, others) if (p := read_process(pid, before.get(pid))) is not None]
-    found = _with_stacks_of(found) if py_spy else found
+    found = stacks.added(found) if stacks is not None else found
     locks = _of_interest(read_locks(unseen), found)
     outside = [p for pid in _outside(found, locks) if (p := read_process(pid, None)) is not None]
-    found += _with_stacks_of(outside) if py_spy else outside
+    found += _Spied(one.pid for one in outside).added(outside) if py_spy else outside
     known = sockets(unseen)
     found = [replace(process, descriptors=with_sockets(process.descriptors, known)) for process in found]
     return RunEvidence(
         moment=moment,
-        interval=interval,
+        interval=(moment - begun) / 1e9,
         main=main,
         by=os.getpid(),
         host=socket.gethostname(),
@@ -52,12 +57,17 @@ def collect(main: int, others: Iterable[int] = (), *, interval: float = 0.5, py_
     )
 
 
-def _with_stacks_of(found: list[SeenProcess]) -> list[SeenProcess]:
-    """Processes with the stacks that py-spy shows, and with the lock files that these name."""
-    why: dict[int, str] = {}
-    given = spied([one.pid for one in found if not one.ended and is_python(one)], why.__setitem__)
-    found = [_with_stacks(one, given.get(one.pid, {}), why.get(one.pid, "")) for one in found]
-    return [_with_lock_files(one) for one in found]
+class _Spied:
+    """The stacks that py-spy shows of some processes now."""
+
+    def __init__(self, pids: Iterable[int]) -> None:
+        self.why: dict[int, str] = {}
+        self.given = spied(filter(is_python, pids), self.why.__setitem__)
+
+    def added(self, found: list[SeenProcess]) -> list[SeenProcess]:
+        """Processes with their stacks, and with the lock files that these name."""
+        known = (_with_stacks(one, self.given.get(one.pid, {}), self.why.get(one.pid, "")) for one in found)
+        return [_with_lock_files(one) for one in known]
 
 
 def _with_lock_files(process: SeenProcess) -> SeenProcess:
@@ -101,13 +111,13 @@ def _of_interest(locks: tuple[FileLock, ...], processes: Iterable[SeenProcess]) 
     return tuple(one for one in locks if (one.device, one.inode) in files)
 
 
-def is_python(process: SeenProcess) -> bool:
-    """Whether a process runs Python, as far as its program's name says."""
+def is_python(pid: int) -> bool:
+    """Whether a process runs Python, as far as its program's name says. One that has ended has none."""
     try:
-        program = os.path.basename(os.readlink(f"/proc/{process.pid}/exe"))
+        program = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
     except OSError:
-        program = os.path.basename(process.command[0]) if process.command else ""
-    return "python" in program or py_spy_program() is None
+        program = os.path.basename(next(iter(ProcFiles(pid).command()), ""))
+    return "python" in program or (bool(program) and py_spy_program() is None)
 
 
 def with_stacks(evidence: RunEvidence, stacks: Stacks) -> RunEvidence:

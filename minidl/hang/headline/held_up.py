@@ -62,6 +62,7 @@ class HeldUp:
             pid=home.pid,
             tid=int(wait.row["tid"]),
             task=self.missing.task,
+            epoch=-1 if state.epoch is None else state.epoch,
             worker=number if of_worker else -1,
             worker_pid=run.processes[made_by].pid if of_worker else 0,
             sample=run.sample(self.focus),

@@ -7,7 +7,7 @@ from typing import Final
 from minidl.hang.case import ThreadFacts, spot
 from minidl.hang.chain import Chain, gil_starved
 from minidl.hang.evidence.waits import Blocked
-from minidl.hang.finding import EvidenceLine, HangCause, Sure
+from minidl.hang.finding import EvidenceLine, HangCause, Sure, detail, whole
 from minidl.hang.places import USERS, LoaderStep
 from minidl.hang.remedies import READ_ALL
 from minidl.hang.rules.activity import family_stirs
@@ -120,7 +120,7 @@ def cycle(chain: Chain) -> Judgement | None:
     ring += "".join(f"; {link.name} is {link.wait.words}" for link in further)
     given_up = any(link.wait.bounded and link.step in USERS for link in links)  # the loader's own are polls
     return Judgement(
-        HangCause.CYCLE, f"is {second.wait.words}, which closes a cycle ({ring})",
+        HangCause.CYCLE, f"is {second.wait.words}, which closes a cycle" + detail(f" ({whole(ring)})"),
         Sure.POSSIBLE if given_up else Sure.CERTAIN,
         tuple(wait_seen(link, f"{link.name} is ") for link in chain.links[:-1]),
         ("one of them has a timeout, which ends the cycle",) if given_up else (),

@@ -31,7 +31,7 @@ import numpy as np
 
 import minidl
 from minidl.hang.life import exit_code, life
-from minidl.hang.limits import EARLY, LONGER
+from minidl.hang.limits import EARLY, GROWS, LONGER
 from minidl.hang.watch import looks
 from minidl.hang.watch.folding import ended_workers, fold_gently, runs
 from minidl.hang.watch.vitals import VitalSigns
@@ -75,7 +75,7 @@ def next_look(hang_after: float, waited: float, looks: int) -> float:
     """Return after how many seconds of waiting the next look is due: in growing pauses, and at the alarm."""
     if waited >= hang_after:
         return waited * 2
-    return hang_after if looks >= EARLY_LOOKS else min(waited * 2, hang_after)
+    return hang_after if looks >= EARLY_LOOKS else min(waited * GROWS, hang_after)
 
 
 class Watcher:
