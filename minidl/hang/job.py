@@ -14,13 +14,17 @@ from minidl.process_stat import children_of
 def ranks_beside(pid: int) -> list[int]:
     """The processes that the parent of a process has started with the same command: the other ranks of its job.
 
-    A child that has ended, which has no command any more, is one of them if another one is.
+    They are forks of the parent, or multiprocessing's, or their launcher has given them numbers: a parent may also
+    start the same program several times. A child that has ended, which has no command any more, is one of them if
+    another one is.
     """
-    stat, command = ProcFiles(pid).stat(), _command(pid)
+    stat, command, (rank, _) = ProcFiles(pid).stat(), _command(pid), ProcFiles(pid).rank()
     if stat is None or stat.ppid <= 1 or not command:
         return []
+    forked = "multiprocessing" in command or command == _command(stat.ppid)
     others = [one for one in children_of(stat.ppid) if one != pid and _command(one) in (command, "")]
-    return others if any(map(_command, others)) else []
+    there = [one for one in others if _command(one) and (forked or ProcFiles(one).rank()[0] not in (rank, -1))]
+    return [one for one in others if one in there or not _command(one)] if there else []
 
 
 def _command(pid: int) -> str:

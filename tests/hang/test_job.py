@@ -17,11 +17,14 @@ SLEEPS = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"
 
 @pytest.fixture
 def ranks() -> Iterator[list[int]]:
-    """Two ranks, and another program; the first has ended."""
-    variables = {"RANK": "1", "WORLD_SIZE": "4"}
+    """Three ranks, of which the first has ended; another program, and a fourth run of the same one by itself."""
     programs = [
         subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | variables)
-        for command in (SLEEPS, SLEEPS, SLEEPS, [*SLEEPS, "other"])
+        for command, variables in (
+            *((SLEEPS, {"RANK": str(rank), "WORLD_SIZE": "4"}) for rank in range(3)),
+            ([*SLEEPS, "other"], {}),
+            (SLEEPS, {}),
+        )
     ]
     for program in programs:
         assert program.stdout is not None
@@ -36,10 +39,9 @@ def ranks() -> Iterator[list[int]]:
 
 @pytest.mark.live
 def test_the_ranks_beside_a_rank_have_its_parent_and_its_command_or_have_ended(ranks: list[int]) -> None:
-    gone, first, second, other = ranks
+    gone, first, second, other, alone = ranks
     assert {gone, second} <= set(ranks_beside(first))
-    assert not {first, other} & set(ranks_beside(first))
-    assert ranks_beside(other) == []
-    assert ranks_beside(os.getpid()) == [] or os.getpid() not in ranks_beside(os.getpid())
+    assert not {first, other, alone} & set(ranks_beside(first))
+    assert ranks_beside(other) == ranks_beside(alone) == [], "a program that is started twice is no job"
     assert ProcFiles(first).rank() == (1, 4)
     assert ProcFiles(gone).rank() == (-1, -1)
