@@ -23,7 +23,8 @@ def ranks_beside(pid: int) -> list[int]:
         return []
     forked = "multiprocessing" in command or command == _command(stat.ppid)
     others = [one for one in children_of(stat.ppid) if one != pid and _command(one) in (command, "")]
-    there = [one for one in others if _command(one) and (forked or ProcFiles(one).rank()[0] not in (rank, -1))]
+    numbers = {one: ProcFiles(one).rank()[0] for one in others if _command(one)}
+    there = [one for one, number in numbers.items() if forked or (rank >= 0 <= number != rank)]
     return [one for one in others if one in there or not _command(one)] if there else []
 
 
