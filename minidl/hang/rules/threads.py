@@ -39,7 +39,7 @@ def exit_waits(chain: Chain) -> Judgement | None:
         HangCause.NOBODY, f"waits for the end of its threads{doing_of(own)}",
         Sure.LIKELY if len(own) == 1 else Sure.POSSIBLE, (waits_of(own),), (),
         "end the thread before the program ends (an Event, or None in its queue), or make it a daemon",
-        helped=any(map(at_work, own)),
+        helped=any(map(at_work, own)), alone=len(own) == 1 and waiting_in(own[0]) is not None,
     )  # fmt: skip
 
 
@@ -120,6 +120,7 @@ def no_thread_answers(chain: Chain) -> Judgement | None:
     return Judgement(
         _cause_of(waiting), f"waits in {waiting}, which no thread of its process can end", Sure.LIKELY,
         (_no_other(end),), (also,), "answer it from the same process, or give the wait a timeout",
+        alone=end is not chain.first and chain.first.key == (end.pid, end.pid),  # its main thread waits for it
     )  # fmt: skip
 
 

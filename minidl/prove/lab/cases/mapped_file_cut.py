@@ -15,7 +15,7 @@ CASE = LabCase(
     title="a mapped file was cut",
     users_see="DataLoader worker is killed by signal: Bus error. Shared memory has much room.",
     fix="Write data files under another name, and rename them when they are complete.",
-    truth=lambda o: Truth("worker", o.worker, o.at, ("sample",), ("died",)),
+    truth=lambda o: Truth("worker", -1, -1, ("sample",), ("died",)),  # the others read that file, too
     ends=True,
     methods=FORK,
 )
