@@ -30,6 +30,7 @@ from typing import Final
 
 from minidl.process_stat import SAMPLER_NAME
 from minidl.record import recorder
+from minidl.record.harmless import NO_PLACE
 from minidl.tracefile.stack_samples import CodeLine, library, text_of
 
 EARLIEST: Final = 0.04
@@ -167,7 +168,7 @@ class StackSampler:
         kind = self.kinds.get(id(code))
         if kind is None:
             file = code.co_filename
-            calls = _LOADERS.search(file) and not _GIVEN.search(file)
+            calls = _LOADERS.search(file) and not _GIVEN.search(file) and not file.endswith(NO_PLACE)
             kind = self.kinds[id(code)] = _LOADER if calls else _OTHER if library(file) else _USER
             self.kept.append(code)
         return kind

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
 import time
@@ -16,6 +17,7 @@ from torch.utils.data import Dataset
 import minidl
 from minidl.process_stat import SAMPLER_NAME
 from minidl.record import recorder, stack_samples
+from minidl.record.step_parts import step_parts_recorded
 from minidl.tracefile import events as ev
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.stack_samples import CodeLine, frames_of, library, read, text_of
@@ -51,6 +53,20 @@ def test_the_line_of_the_thread_that_began_is_found(recording: recorder.Recorder
     }
     assert set(looks.tid.tolist()) == {threading.get_native_id()}
     assert 0 <= looks.cpu[looks.since > 0].sum() < looks.since[looks.since > 0].sum(), "it sleeps"
+
+
+def test_the_code_around_a_recorded_module_is_found(recording: recorder.Recorder) -> None:
+    """What stands in the place of torch's call is no part of a loader."""
+
+    class Sleeps(torch.nn.Module):
+        def forward(self, seconds: float) -> Trace:
+            return sampled(recording, seconds)
+
+    with step_parts_recorded():
+        looks = Sleeps()(0.4).stack_samples
+    found = [[frame.function for frame in looks.stacks[number]] for number in looks.stack.tolist()]
+    here = inspect.currentframe().f_code.co_name  # type: ignore[union-attr]
+    assert any(any(name.endswith(here) for name in names) for names in found)
 
 
 @pytest.mark.live
