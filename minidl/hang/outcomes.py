@@ -227,7 +227,7 @@ OUTCOMES: Final = (
                lambda of: (of.case.apart <= POLLED and of.chain.first.step is not LoaderStep.READ)
                or of.just_ended()),
     OutcomeRow("it sleeps", lambda of: of.kind is Blocked.SLEEPS, RunOutcome.MAYBE_HUNG,
-               lambda of: of.sleeps_endlessly(), RunOutcome.HUNG),
+               lambda of: of.sleeps_endlessly() and not of.in_own_code, RunOutcome.HUNG),
     OutcomeRow("what it is in can't be seen", lambda of: of.unknown and not of.end.place.seen, RunOutcome.UNKNOWN,
                lambda of: of.least.seen.idle > POLLED and len(of.chain.links) > 1),
     OutcomeRow("it waits for itself", lambda of: of.stays_locked(), RunOutcome.HUNG),

@@ -952,6 +952,8 @@ THE_LOOP = [
          told=own(numbers={101: 0, 102: 1}), outcome=HUNG),
     case("a loop that is stopped waits for no thread", again(loop(1), state=("T", "T")), IDLE, STUCK,
          outcome=HUNG, cause=HangCause.STOPPED, pid=LOOP),
+    case("own code may sleep as long as it likes", loop(stack=(user("time.sleep(990)"), MAIN), call=SLEEPS),
+         IDLE, outcome=MAYBE_HUNG, cause=HangCause.SLEEP),
     case("a program without a loader gets no verdict on one", process(LOOP, 1, thread(LOOP, (MAIN_OF,), SLEEPS)),
          says="in its own code"),
     case("a process without a loader is given none", loop(stack=(user("lock.acquire()", "<module>"),), call=LOCKED),
