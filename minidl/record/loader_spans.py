@@ -40,7 +40,7 @@ class LoaderSpans:
     def begin_next(self, wanted: int) -> None:
         """Begin `__next__`. wanted: the task whose turn it is."""
         self.open_next = True
-        here.enter_next()
+        here.begin_next()
         self.emit(ev.NEXT[0], wanted, -1, wanted)
 
     def end_next(self, outcome: ev.Outcome, task: int = -1) -> None:
@@ -51,7 +51,7 @@ class LoaderSpans:
     def begin_consumer(self, task: int = -1) -> None:
         self.open_consumer = True
         self.loop.begin(task)
-        self.emit(ev.CONSUMER[0], task, -1, self.yielded)
+        self.emit(ev.CONSUMER[0], task, -1, self.yielded, here.sampled and task >= 0)
         self.consumer_delay = self.delay()
         self.consumer_cpu = self.clock()
 

@@ -10,6 +10,9 @@ step begins after the closure that it calls. All spans are the host's time: a de
 
 A module call in another one pays one look at a thread's variable (50 ns): `nn.Module.__call__` is replaced by a
 function that does what torch's does, so tracebacks and recursion are as deep as without it.
+
+The parts of a small step cost some 30 µs. So the steps whose parts are recorded begin at least PAUSE_NS apart, which
+keeps the cost under 1%; CONSUMER's begin says which they are. Checkpoints and collectives are always recorded.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import functools
 import itertools
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
@@ -29,6 +33,9 @@ from minidl.record import recorder
 from minidl.record.group import HOMES
 from minidl.record.harmless import harmless, without_a_place
 from minidl.tracefile import events as ev
+
+PAUSE_NS = 3_000_000
+"""From the begin of one step whose parts are recorded to the next one's, at least."""
 
 Span = tuple[int, int]
 Function = Callable[..., Any]
@@ -69,23 +76,42 @@ class ConsumerLoop:
 
 
 class LoopThread(threading.local):
-    """What a thread is at. passes: its calls are no parts of a step: it has not iterated, or is in `next` or in a part.
+    """What a thread is at. inside: its calls are no parts of a step: it has not iterated, or is in `next` or in a part.
+    passes: they are not recorded, also because this step is `sampled` not.
 
     in_part: a part is open. loops: whose own code runs, the inner loop last; last: that which began last.
     """
 
-    passes = True
+    inside = passes = sampled = True
     in_part = False
+    due = 0
 
     def __init__(self) -> None:
         self.loops: list[ConsumerLoop] = []
         self.last: ConsumerLoop | None = None
 
+    def begin_next(self) -> None:
+        """The next step comes: are its parts recorded? What a loop in a step does is, if that step's parts are."""
+        self.enter_next()
+        if not any(loop.runs for loop in self.loops):
+            now = time.monotonic_ns()
+            self.sampled = now >= self.due
+            if self.sampled:
+                self.due = now + PAUSE_NS
+
     def enter_next(self) -> None:
-        self.passes = True
+        self.inside = self.passes = True
 
     def leave_next(self) -> None:
-        self.passes = self.in_part or self.last is None
+        self.inside = self.in_part or self.last is None
+        self.passes = self.inside or not self.sampled
+
+    def enter_part(self) -> None:
+        self.in_part = self.inside = self.passes = True
+
+    def leave_part(self) -> None:
+        self.in_part = self.inside = False
+        self.passes = not self.sampled
 
     def iterate(self, loop: ConsumerLoop) -> None:
         """An epoch of the loop begins in this thread."""
@@ -108,7 +134,8 @@ class LoopThread(threading.local):
         return loops[-1] if loops else self.last
 
     def forget(self) -> None:
-        self.passes, self.in_part, self.last = True, False, None
+        self.inside = self.passes = self.sampled = True
+        self.in_part, self.due, self.last = False, 0, None
         self.loops.clear()
 
 
@@ -131,7 +158,7 @@ def _unnoticed(function: _F) -> _F:
 @_unnoticed
 def _part(span: Span, about: tuple[int, ...], function: Function, *args: Any, **kwargs: Any) -> Any:
     """Return what the function returns; its call is a part of the step."""
-    here.passes = here.in_part = True
+    here.enter_part()
     loop = here.current()
     emit, task = loop.emit, loop.task
     emit(span[0], task, -1, *about)
@@ -139,7 +166,7 @@ def _part(span: Span, about: tuple[int, ...], function: Function, *args: Any, **
         return function(*args, **kwargs)
     finally:
         emit(span[1], task, -1)
-        here.passes = here.in_part = False
+        here.leave_part()
 
 
 def _text(text: str) -> int:
@@ -151,12 +178,14 @@ def _text(text: str) -> int:
 def _wrapped(function: Function, span: Span, about: Callable[..., tuple[int, ...] | None]) -> Function:
     """The function; a call is a part. about: the begin's own fields by the call's arguments, None = it is no part."""
     about = harmless(None)(about)
+    always = span in ev.ALWAYS_PARTS
 
     @_unnoticed
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         # The first keeps the compiler from tracing what only records.
-        if torch.compiler.is_compiling() or here.passes or (known := about(*args, **kwargs)) is None:
+        passes = torch.compiler.is_compiling() or (here.inside if always else here.passes)
+        if passes or (known := about(*args, **kwargs)) is None:
             return function(*args, **kwargs)
         return _part(span, known, function, *args, **kwargs)
 
@@ -220,11 +249,11 @@ def _apart(closure: Function, about: tuple[int, ...]) -> Function:
         loop = here.current()
         task = loop.task
         loop.emit(ev.OPTIMIZER[1], task)
-        here.passes = here.in_part = False
+        here.leave_part()
         try:
             return closure(*args, **kwargs)
         finally:
-            here.passes = here.in_part = True
+            here.enter_part()
             loop.emit(ev.OPTIMIZER[0], task, -1, *about)
 
     return alone

@@ -4,7 +4,7 @@ Interface: `parts_of(spans, steps)` -> ns by part, the largest first; {} where n
 what makes some steps longer than others.
 
 Rules of use: the times are the host's: what a device still computes when a part ends is in a later part that waits for
-it, or in OTHER.
+it, or in OTHER. Parts that are recorded in sampled steps alone stand for as much in each of the others.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ _NAMES: Final = {
 _OF_A_LOADER: Final = (ev.NEXT[0], ev.WORKER_START[0], ev.SHUTDOWN[0])
 """What a loop in a step waits for."""
 
+_ALWAYS: Final = (*_OF_A_LOADER, *(span[0] for span in ev.ALWAYS_PARTS))
+"""What is recorded in each step."""
+
 MOST: Final = 0.5
 """What stands out is at least this part of what the long steps take longer."""
 
@@ -46,13 +49,15 @@ def parts_of(spans: Rows, steps: Rows) -> dict[str, int]:
     inner = spans[np.isin(spans["code"], [*_NAMES, *_OF_A_LOADER]) & (spans["end"] >= 0)]
     inner = inner[np.isin(inner["code"], list(_NAMES)) | ~np.isin(inner["loader"], steps["loader"])]
     found = dict[str, int]()
+    times = int((steps["task"] >= 0).sum()) / max(1, int(steps["by"].sum()))
     for process, tid in distinct(steps, "process", "tid"):
         mine = steps[(steps["process"] == process) & (steps["tid"] == tid)]
         theirs = inner[(inner["process"] == process) & (inner["tid"] == tid)]
         for code in np.unique(theirs["code"]).tolist():
             rows = theirs[theirs["code"] == code]
             at = np.searchsorted(mine["begin"], rows["begin"], side="right") - 1
-            ns = total(rows[(at >= 0) & (rows["end"] <= mine["end"][at])])
+            rows = rows[(at >= 0) & (rows["end"] <= mine["end"][at])]
+            ns = total(rows) if code in _ALWAYS else round(total(rows) * times)
             name = _NAMES.get(code, LOADER)
             found[name] = found.get(name, 0) + ns
     known = {name: ns for name, ns in found.items() if ns}

@@ -487,8 +487,8 @@ YIELD = _instant(
     words="task {task} is handed to the training loop: {outcome}",
     derived="follows the put that replaces the batch; if the sampler has no more, the loader's next call")  # fmt: skip
 CONSUMER = _span(
-    60, "consumer", Track.CONSUMER, "#39c0f8", "task", ("yielded:batches", "cpu:ns? cpu_wait:ns?"),
-    "the user's own code between two calls of next: the training step",
+    60, "consumer", Track.CONSUMER, "#39c0f8", "task", ("yielded:batches sampled", "cpu:ns? cpu_wait:ns?"),
+    "the user's own code between two calls of next: the training step. sampled: 1 = its parts are recorded",
     (
         "loader.iterators:__next__, loader.dataloader:_iterate",
         "loader.iterators:__next__, loader.dataloader:_iterate, loader.crew:shut_down",
@@ -853,6 +853,9 @@ POLLS: Final = codes_where(lambda event: event.phase is Phase.BEGIN and event.st
 
 PARTS: Final = (FORWARD, EVALUATE, BACKWARD, OPTIMIZER, TO_DEVICE, COLLECTIVE, SAVE)
 """The parts of a training step, which never lie in each other."""
+
+ALWAYS_PARTS: Final = (COLLECTIVE, SAVE)
+"""The parts that are recorded in each step, and not only in sampled ones."""
 
 LATE: Final = (SLAB_RELEASE, *GC)
 """Emitted in the middle of other steps, or after them: their place among their thread's events says nothing."""

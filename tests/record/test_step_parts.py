@@ -18,12 +18,20 @@ from torch.utils.checkpoint import checkpoint
 import minidl
 from minidl.check import check
 from minidl.record import step_parts
+from minidl.speed.own_step import parts_of
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS
 from minidl.tracefile.join import traces_in
 from minidl.tracefile.reader import Trace, read_trace
+from minidl.tracefile.spans import durations
 
 CODES = [span[0] for span in ev.PARTS]
+
+
+@pytest.fixture(autouse=True)
+def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parts of each step are recorded, however short it is."""
+    monkeypatch.setattr(step_parts, "PAUSE_NS", 0)
 
 
 class Net(nn.Module):
@@ -232,6 +240,34 @@ def test_a_part_belongs_to_the_loop_that_runs(tmp_path: Path) -> None:
     assert all(((around["begin"] <= row["begin"]) & (row["end"] <= around["end"])).any() for row in found)
 
 
+def saved() -> None:
+    net = Net()
+    for batch in batches(4):
+        trained(net, batch)
+        torch.save(net.state_dict(), "/dev/null")
+
+
+def test_of_short_steps_some_are_sampled_and_stand_for_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_parts, "PAUSE_NS", 10**18)
+    trace = record(tmp_path, saved)
+    save = [f"save torch.save {task}" for task in range(4)]
+    assert parts(trace) == ["forward Net 0", "backward 0", *save]
+    steps = trace.spans()[trace.spans()["code"] == ev.CONSUMER[0]]
+    assert steps["by"].tolist() == [0, 1, 0, 0, 0]
+    forward, *_, last = spans_of(trace)
+    known = parts_of(trace.spans(), steps)
+    assert known["forward"] == 4 * (forward["end"] - forward["begin"])
+    assert known["torch.save"] < 4 * max(last["end"] - last["begin"], *durations(spans_of(trace)[2:]))
+
+
+def test_a_loop_in_a_step_is_sampled_as_the_step_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_parts, "PAUSE_NS", 10**18)
+    trace = record(tmp_path, validated)
+    assert parts(trace) == [*CASES[validated][:6], "save torch.save 1"]
+
+
 def test_a_copy_has_its_bytes(tmp_path: Path) -> None:
     assert spans_of(record(tmp_path, copied))[["bx", "by"]].tolist() == [(2 * 4 * 4, 0)] * 3  # bytes, pinned
 
@@ -269,6 +305,7 @@ def test_what_only_describes_a_call_may_fail(tmp_path: Path, monkeypatch: pytest
 # --- Programs of their own --------------------------------------------------------------------------------------------
 SCRIPT = """
 import sys
+import minidl.record.step_parts; minidl.record.step_parts.PAUSE_NS = 0
 import torch, torch.nn as nn
 from torch.utils.data import DataLoader, TensorDataset
 
