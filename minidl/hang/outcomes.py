@@ -112,7 +112,8 @@ class _Standing:
 
     def is_open(self) -> bool:
         """Whether a process, a thread or a server that was not seen, or that works, may end the wait."""
-        alone = self.chain.cycle or self.chain.missing or self.found.alone or self.kind in _NOT_BY_ITSELF
+        unopened = self.found.cause is HangCause.FIFO and self.end.in_worker  # no sample is meant to wait for a writer
+        alone = self.chain.cycle or self.chain.missing or self.found.alone or self.kind in _NOT_BY_ITSELF or unopened
         may_be_other = self.found.sure is Sure.POSSIBLE and self.found.cause not in _LOCKS
         return not alone and (self.found.cause not in _CLOSED or may_be_other or self._waits_in_c_code())
 

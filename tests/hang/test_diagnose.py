@@ -847,6 +847,9 @@ CONNECTIONS = [
              outcome=outcome)
         for mode, outcome in (("rw", HUNG), ("r", MAYBE_HUNG))
     ),
+    case("a sample that opens a FIFO of no other process", loop(1), IDLE,
+         worker(1, user("open(path)"), call=OPENS, wchan="wait_for_partner", idle=5.0), outcome=HUNG,
+         cause=HangCause.FIFO),
 ]  # fmt: skip
 
 
@@ -993,6 +996,7 @@ def test_a_rank_that_a_fork_server_has_started_iterates(seen: bool, parents: boo
           library("BaseEventLoop._run_once", "/lib/python3.11/asyncio/base_events.py"), user("asyncio.run(main())")),
          Syscall("epoll_wait", "", (4,), (4,), timeout=-1.0), {}, MOVES),
         ((user("native()"),), None, {}, MAYBE_HUNG),
+        ((user("open(path)"),), OPENS, {"wchan": "wait_for_partner"}, MAYBE_HUNG),
         ((user("with lock:"),), LOCKED, {}, HUNG),
     ],
 )  # fmt: skip
