@@ -27,7 +27,7 @@ def test_without_a_person_it_runs_through_and_leaves_nothing_behind() -> None:
     headings = re.findall(r"^--- \d of 7: (.*) ---$", done.stdout, re.M)
     assert headings == [stop.title for stop in STOPS]
     assert "[Enter" not in done.stdout
-    hung = re.findall(r"^hung for .* batch 3 of worker 1 .* opening photos/13\.raw, a FIFO", done.stdout, re.M)
+    hung = re.findall(r"^hung for .* batch 3 of worker 1, .* opening photos/13\.raw, a FIFO", done.stdout, re.M)
     assert len(hung) == 2, "the process is asked, and the trace after kill -9"
     assert {path.name.partition("_")[0] for path in place.iterdir()} <= {"torchinductor"}, "torch's own cache"
     shutil.rmtree(place)
