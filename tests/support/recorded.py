@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -28,8 +29,7 @@ from kill_resume import Case
 import minidl
 from minidl.arena import arena
 from minidl.device import sim
-from minidl.record import recorder
-from minidl.record.step_parts import step_parts_recorded
+from minidl.record import recorder, step_parts
 from minidl.tracefile.events import Phase
 from minidl.tracefile.reader import Trace, read_trace
 
@@ -270,7 +270,8 @@ def descent(module: torch.nn.Module) -> torch.optim.Optimizer:
 def training() -> None:
     """Each part of a training step, in both epochs; there is no process group, so that a collective fails."""
     net = torch.nn.Sequential(torch.nn.Linear(4, 1), torch.nn.Flatten(0))
-    with step_parts_recorded(), minidl.DataLoader(wl.Tensors(8), 2) as loader:
+    every_step = mock.patch.object(step_parts, "PAUSE_NS", 0)
+    with every_step, step_parts.step_parts_recorded(), minidl.DataLoader(wl.Tensors(8), 2) as loader:
         optimizer = descent(net)
         for batch in (*loader, *loader):
             net(batch).sum().backward()

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -178,6 +179,12 @@ if __name__ == "__main__":
 """
 
 
+def state_at(url: str) -> str:
+    """What the page says of the run."""
+    with urllib.request.urlopen(f"{url}live") as got:
+        return str(json.load(got)["words"]["live"]["state"])
+
+
 @pytest.mark.live
 def test_run_shows_the_page_while_the_script_runs(tmp_path: Path) -> None:
     """It has an own process, which ends with the run and says nothing on stdout."""
@@ -196,8 +203,10 @@ def test_run_shows_the_page_while_the_script_runs(tmp_path: Path) -> None:
             assert process.stdout is not None
             line = next(line for line in process.stderr if "the run is at" in line)
             url = re.findall(r"http://\S+", line)[0]
-            with urllib.request.urlopen(f"{url}live") as got:
-                assert json.load(got)["words"]["live"]["state"] == "running"
+            deadline = time.monotonic() + 60
+            while (state := state_at(url)) == "nothing has been recorded yet" and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert state == "running"
             process.stdin.write("go on\n")
             process.stdin.flush()
             assert process.stdout.read().split() == ["8", "go", "on"]
