@@ -244,7 +244,7 @@ def _keeping_up(found: Waiting, does: str, at: str, parts: Mapping[str, int]) ->
     if next(iter(parts), OTHER) != OTHER:  # the parts say more than the line
         shares = {name: ns / max(1, whole - once) for name, ns in parts.items() if name != OTHER}
         named = [f"{name} {percent(share)}" for name, share in shares.items() if share >= NAMED][:MOST_NAMED]
-        at, takes = "", f"{takes}: {', '.join(named)}"
+        at, also, takes = "", "", f"{takes}: {', '.join(named)}"
     elif does:
         takes += f" and mostly {does}"
     return f"{Bound.NOT_INPUT.value}: the loader keeps up, {takes}{at}{also * (not at)}"
