@@ -12,7 +12,8 @@ A module call in another one pays one look at a thread's variable (50 ns): `nn.M
 function that does what torch's does, so tracebacks and recursion are as deep as without it.
 
 The parts of a small step cost some 30 µs. So the steps whose parts are recorded begin at least PAUSE_NS apart, which
-keeps the cost under 1%; CONSUMER's begin says which they are. Checkpoints and collectives are always recorded.
+keeps the cost under 1%; CONSUMER's begin says which they are. What few steps have is always recorded: evaluations,
+collectives, checkpoints.
 """
 
 from __future__ import annotations
@@ -202,7 +203,7 @@ def _module_call(plain: Function) -> Function:
 
     @_unnoticed
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  # as torch names it
-        if here.passes:
+        if here.passes and (here.inside or torch.is_grad_enabled()):
             return (self._compiled_call_impl or self._call_impl)(*args, **kwargs)
         span = ev.FORWARD if torch.is_grad_enabled() else ev.EVALUATE
         return _part(span, (_text(type(self).__name__),), plain, self, *args, **kwargs)
@@ -210,7 +211,8 @@ def _module_call(plain: Function) -> Function:
     @_unnoticed
     def call_around(self: Any, *args: Any, **kwargs: Any) -> Any:
         """The same around a `__call__` that is not as it is known."""
-        return plain(self, *args, **kwargs) if here.passes else __call__(self, *args, **kwargs)
+        passes = here.passes and (here.inside or torch.is_grad_enabled())
+        return plain(self, *args, **kwargs) if passes else __call__(self, *args, **kwargs)
 
     return __call__ if getattr(plain, "__code__", None) and plain.__code__.co_names == _KNOWN_CALL else call_around
 

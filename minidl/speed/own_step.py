@@ -4,11 +4,13 @@ Interface: `parts_of(spans, steps)` -> ns by part, the largest first; {} where n
 what makes some steps longer than others.
 
 Rules of use: the times are the host's: what a device still computes when a part ends is in a later part that waits for
-it, or in OTHER. Parts that are recorded in sampled steps alone stand for as much in each of the others.
+it, or in OTHER. Parts that are recorded in sampled steps alone stand for as much in each of the others, within the time
+that all steps took.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Final
 
 import numpy as np
@@ -48,23 +50,23 @@ def parts_of(spans: Rows, steps: Rows) -> dict[str, int]:
     """
     inner = spans[np.isin(spans["code"], [*_NAMES, *_OF_A_LOADER]) & (spans["end"] >= 0)]
     inner = inner[np.isin(inner["code"], list(_NAMES)) | ~np.isin(inner["loader"], steps["loader"])]
-    found = dict[str, int]()
-    times = int((steps["task"] >= 0).sum()) / max(1, int(steps["by"].sum()))
+    found: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}  # whether it is recorded in each step
     for process, tid in distinct(steps, "process", "tid"):
         mine = steps[(steps["process"] == process) & (steps["tid"] == tid)]
         theirs = inner[(inner["process"] == process) & (inner["tid"] == tid)]
         for code in np.unique(theirs["code"]).tolist():
             rows = theirs[theirs["code"] == code]
             at = np.searchsorted(mine["begin"], rows["begin"], side="right") - 1
-            rows = rows[(at >= 0) & (rows["end"] <= mine["end"][at])]
-            ns = total(rows) if code in _ALWAYS else round(total(rows) * times)
-            name = _NAMES.get(code, LOADER)
-            found[name] = found.get(name, 0) + ns
-    known = {name: ns for name, ns in found.items() if ns}
+            ns = total(rows[(at >= 0) & (rows["end"] <= mine["end"][at])])
+            found[code in _ALWAYS][_NAMES.get(code, LOADER)] += ns
+    rest, seen = total(steps) - found[True].total(), found[False].total()
+    times = int((steps["task"] >= 0).sum()) / max(1, int(steps["by"].sum()))
+    times = min(times, max(0, rest) / max(1, seen))
+    known = Counter({name: round(ns * times) for name, ns in found[False].items()}) + found[True]
     if not known.keys() & _NAMES.values():
         return {}
-    known[OTHER] = max(0, total(steps) - sum(known.values()))
-    return dict(sorted(known.items(), key=lambda part: -part[1]))
+    known[OTHER] = max(0, total(steps) - known.total())
+    return dict(known.most_common())
 
 
 def stands_out(spans: Rows, steps: Rows, long: Rows) -> str:

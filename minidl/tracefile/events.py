@@ -854,8 +854,8 @@ POLLS: Final = codes_where(lambda event: event.phase is Phase.BEGIN and event.st
 PARTS: Final = (FORWARD, EVALUATE, BACKWARD, OPTIMIZER, TO_DEVICE, COLLECTIVE, SAVE)
 """The parts of a training step, which never lie in each other."""
 
-ALWAYS_PARTS: Final = (COLLECTIVE, SAVE)
-"""The parts that are recorded in each step, and not only in sampled ones."""
+ALWAYS_PARTS: Final = (EVALUATE, COLLECTIVE, SAVE)
+"""The parts that are recorded in each step, and not only in sampled ones: few steps have them, and may be long."""
 
 LATE: Final = (SLAB_RELEASE, *GC)
 """Emitted in the middle of other steps, or after them: their place among their thread's events says nothing."""

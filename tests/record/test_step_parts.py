@@ -18,12 +18,10 @@ from torch.utils.checkpoint import checkpoint
 import minidl
 from minidl.check import check
 from minidl.record import step_parts
-from minidl.speed.own_step import parts_of
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS
 from minidl.tracefile.join import traces_in
 from minidl.tracefile.reader import Trace, read_trace
-from minidl.tracefile.spans import durations
 
 CODES = [span[0] for span in ev.PARTS]
 
@@ -247,25 +245,20 @@ def saved() -> None:
         torch.save(net.state_dict(), "/dev/null")
 
 
-def test_of_short_steps_some_are_sampled_and_stand_for_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_short_steps_some_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_parts, "PAUSE_NS", 10**18)
     trace = record(tmp_path, saved)
     save = [f"save torch.save {task}" for task in range(4)]
     assert parts(trace) == ["forward Net 0", "backward 0", *save]
     steps = trace.spans()[trace.spans()["code"] == ev.CONSUMER[0]]
     assert steps["by"].tolist() == [0, 1, 0, 0, 0]
-    forward, *_, last = spans_of(trace)
-    known = parts_of(trace.spans(), steps)
-    assert known["forward"] == 4 * (forward["end"] - forward["begin"])
-    assert known["torch.save"] < 4 * max(last["end"] - last["begin"], *durations(spans_of(trace)[2:]))
 
 
-def test_a_loop_in_a_step_is_sampled_as_the_step_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_few_steps_have_is_always_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop in a step is sampled as the step is."""
     monkeypatch.setattr(step_parts, "PAUSE_NS", 10**18)
     trace = record(tmp_path, validated)
-    assert parts(trace) == [*CASES[validated][:6], "save torch.save 1"]
+    assert parts(trace) == [part for part in CASES[validated] if part not in ("forward Net 1", "backward 1")]
 
 
 def test_a_copy_has_its_bytes(tmp_path: Path) -> None:
