@@ -25,6 +25,7 @@ from typing import Any, Final
 
 from minidl.device.streams import AcceleratorDevice, AcceleratorMark
 from minidl.record.bracketing import bracketed
+from minidl.record.harmless import is_of_a_handler
 from minidl.record.recorder import active
 from minidl.tracefile import events as ev
 
@@ -156,9 +157,12 @@ class StreamTrack:
         self._last = 0
         self._polling = threading.Lock()
 
-    def note(self, mark: AcceleratorMark, *event: int) -> None:
-        """Keep a mark that was just placed, with its event: code, loader, task, ..."""
-        self._waiting.append((mark, self.clock.calibration, event))
+    def note(
+        self, mark: AcceleratorMark, code: int, loader: int, task: int = -1, worker: int = -1,
+        x: int = 0, y: int = 0, z: int = 0,
+    ) -> None:  # fmt: skip
+        """Keep a mark that was just placed, with its event."""
+        self._waiting.append((mark, self.clock.calibration, (code, loader, task, worker, x, y, z)))
 
     def poll(self) -> bool:
         """Emit the events of the marks that are reached; return whether none is left.
@@ -169,10 +173,13 @@ class StreamTrack:
             return True
         try:
             while self._waiting and self._waiting[0][0].done():
-                mark, calibration, event = self._waiting.popleft()
+                mark, calibration, (code, loader, *values) = self._waiting[0]
                 self._last = max(self._last, calibration.host_time(mark))
-                self.clock.recorder.emit_at(self._last, self.tid, *event)
+                event = self._last, code, loader, self.tid, *values
+                self.clock.recorder.emit_at_once(event, also=[self._waiting.popleft])
         except Exception as error:
+            if is_of_a_handler(error):
+                raise
             self._waiting.clear()
             self.clock.failed(str(error))
         finally:

@@ -29,7 +29,7 @@ def harmless(instead: Any) -> Callable[[_F], _F]:
             try:
                 return look(*args, **kwargs)
             except Exception as error:
-                if _is_of_a_handler(error):
+                if is_of_a_handler(error):
                     raise
                 say_once(f"not recorded: {look.__qualname__}: {type(error).__name__}: {error}. The run goes on")
                 return instead
@@ -39,7 +39,7 @@ def harmless(instead: Any) -> Callable[[_F], _F]:
     return decorate
 
 
-def _is_of_a_handler(error: BaseException) -> bool:
+def is_of_a_handler(error: BaseException) -> bool:
     """Whether a Python signal handler has raised it."""
     handlers = (signal.getsignal(number) for number in signal.valid_signals())
     calls = {getattr(each, "__func__", each) for each in handlers if callable(each)}

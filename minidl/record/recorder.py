@@ -30,7 +30,7 @@ import threading
 import time
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -57,7 +57,7 @@ from minidl.tracefile.format import (
     TraceError,
     stem_of,
 )
-from minidl.wire.atomic import at_once
+from minidl.wire.atomic import Step, at_once
 
 FIRST_SLOTS = 1024  # a process with few events takes 64 KiB of disk
 RING_BYTES = 64 << 20
@@ -201,32 +201,26 @@ class Recorder:
         """Record one event of any loader. For many events of one loader, get its `emitter`."""
         self.emitter(loader)(code, task, worker, x, y, z)
 
-    def emit_at(
-        self, stamp: int, tid: int, code: int, loader: int = 0, task: int = -1, worker: int = -1,
-        x: int = 0, y: int = 0, z: int = 0,
-    ) -> None:  # fmt: skip
-        """Record an event that happened at `stamp` (CLOCK_MONOTONIC, ns) in the thread or stream `tid`."""
-        n, at = self._place()
-        try:
-            PACK.pack_into(self._map, at, stamp, code, loader, tid, task, worker, x, y, z, n)
-        except _UNFIT:
-            self._emit_slowly(n, at, code, loader, task, worker, x, y, z, stamp=stamp, tid=tid)
-
     def emit_pauses(self, loader: int = 0, worker: int = -1) -> None:
         """Record the collector's pauses since the last call. loader: whose they are called, 0 = as in that call."""
         loader = self._pausing = loader or self._pausing
         for took, begin, tid, about in self.pauses.taken():
             own = loader, tid, -1, worker, about["generation"]
-            self._emit_at_once((begin, GC[0], *own, 0, 0), (begin + took, GC[1], *own, about["collected"], 0))
+            self.emit_at_once((begin, GC[0], *own, 0, 0), (begin + took, GC[1], *own, about["collected"], 0))
 
-    def _emit_at_once(self, *events: tuple[int, ...]) -> None:
-        """Record events with their own times by one call in C, which no exception of a signal's handler can split."""
+    def emit_at_once(self, *events: tuple[int, ...], also: Iterable[Step] = ()) -> None:
+        """Record events of other moments by one call in C, which no exception of a signal's handler can split.
+
+        events: stamp (CLOCK_MONOTONIC, ns), code, loader, tid (of the thread or stream), task, worker, x, y and z of
+        each; also: steps of that call.
+        """
         placed = [(*self._place(), event) for event in events]
         try:
-            at_once(*(partial(PACK.pack_into, self._map, at, *event, n) for n, at, event in placed))
+            at_once(*(partial(PACK.pack_into, self._map, at, *event, n) for n, at, event in placed), *also)
         except _UNFIT:
             for n, at, (stamp, code, loader, tid, *values) in placed:
                 self._emit_slowly(n, at, code, loader, *values, stamp=stamp, tid=tid)
+            at_once(*also)
 
     def _emit_slowly(self, n: int, at: int, *values: int, stamp: int = 0, tid: int = 0) -> None:
         """Record a process's or thread's first event, or one that needs a longer file or fits no slot."""

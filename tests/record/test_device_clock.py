@@ -5,6 +5,8 @@ The host's clock and the device's are simulated numbers; no accelerator is neede
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +88,11 @@ class Pen:
     def emit(self, *values: int) -> None:
         self.told.append(values)
 
-    def emit_at(self, *values: int) -> None:
-        self.at.append(values)
+    def emit_at_once(self, event: tuple[int, ...], also: list[Callable[[], Any]]) -> None:
+        stamp, code, _, tid, *_ = event
+        self.at.append((stamp, tid, code))
+        for step in also:
+            step()
 
     def describe(self, kind: str, **facts: Any) -> None:
         if kind == "device_failed":
@@ -152,6 +157,49 @@ def test_a_failed_device_does_not_break_the_tracer() -> None:
         track.note(Broken(0), ev.COPY[0], 1)
         assert track.poll()
     assert pen.failures == ["CUDA error: an illegal memory access was encountered"]
+
+
+def test_an_exception_of_a_signals_handler_is_no_failure_of_the_device_and_loses_no_event() -> None:
+    """As that of SIGCHLD's, which tells that a worker was killed."""
+
+    def handler(signum: int, frame: Any) -> None:
+        raise RuntimeError("a worker has died")
+
+    class Interrupted(TickMark):
+        def done(self) -> bool:
+            self.looks = getattr(self, "looks", 0) + 1
+            if self.looks == 1:
+                signal.raise_signal(signal.SIGUSR1)
+            return True
+
+    ticks, pen = Ticks(), Pen()
+    track = DeviceClock(ticks, pen, now=ticks.read).track("a", "copies")
+    track.note(Interrupted(ticks.at()), ev.COPY[0], 1)
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(RuntimeError, match="a worker has died"):
+            track.poll()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert track.poll()
+    assert (pen.failures, [row[2] for row in pen.at]) == ([], [ev.COPY[0]])
+
+
+def test_an_event_that_could_not_be_written_yet_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C may come between any two steps: taking the event and writing it are one."""
+
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    ticks, pen = Ticks(), Pen()
+    track = DeviceClock(ticks, pen, now=ticks.read).track("a", "copies")
+    track.note(TickMark(ticks.at()), ev.COPY[0], 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(pen, "emit_at_once", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            track.poll()
+    assert track.poll()
+    assert [row[2] for row in pen.at] == [ev.COPY[0]]
 
 
 def test_a_device_that_hangs_is_waited_for_once_and_not_for_ever() -> None:

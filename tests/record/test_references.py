@@ -111,7 +111,7 @@ def witnessed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[tuple[
     """Code -> what was being executed whenever it was emitted."""
     place = tmp_path_factory.mktemp("references")
     witness = Witness(place / "seen")
-    emitters, note, emit_at_once = recorder._emitters, StreamTrack.note, recorder.Recorder._emit_at_once
+    emitters, note, emit_at_once = recorder._emitters, StreamTrack.note, recorder.Recorder.emit_at_once
 
     def watched_emitters(*args: Any) -> tuple[Callable[[int], recorder.Emit], Callable[..., None]]:
         emitter, write_into = emitters(*args)
@@ -132,11 +132,11 @@ def witnessed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[tuple[
         witness.look(event[0])
         note(track, mark, *event)
 
-    def watched_emit_at_once(recording: recorder.Recorder, *events: tuple[int, ...]) -> None:
+    def watched_emit_at_once(recording: recorder.Recorder, *events: tuple[int, ...], also: Any = ()) -> None:
         """A collection is recorded afterwards."""
-        for _, code, *_ in events:
+        for _, code, *_ in events if not also else ():  # a device's event is taken in that step
             witness.look(code)
-        emit_at_once(recording, *events)
+        emit_at_once(recording, *events, also=also)
 
     runs = {name: recorded.RUNS[name] for name in RUNS} | {
         "device": device_stage,
@@ -147,7 +147,7 @@ def witnessed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[tuple[
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recorder, "_emitters", watched_emitters)
         patch.setattr(StreamTrack, "note", watched_note)
-        patch.setattr(recorder.Recorder, "_emit_at_once", watched_emit_at_once)
+        patch.setattr(recorder.Recorder, "emit_at_once", watched_emit_at_once)
         patch.setenv("MINIDL_SIMULATE_DEVICE", "0")  # restored, whatever a run sets
         for number, run in enumerate(runs.values()):
             with recorded.quiet(), minidl.trace(place / str(number)):
