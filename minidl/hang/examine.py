@@ -27,7 +27,8 @@ from minidl.hang.job import ranks_beside
 from minidl.hang.life import is_here, life
 from minidl.hang.limits import STILL, is_long
 from minidl.process_stat import stat_fields, stat_of
-from minidl.tracefile.format import MANIFEST, TraceError
+from minidl.tracefile.format import TraceError
+from minidl.tracefile.join import traces_in
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.words import plain
 
@@ -45,11 +46,11 @@ def examine(target: str, *, py_spy: bool = True, seconds: float = APART) -> Find
             return look_at(pid, lambda: None, py_spy=py_spy, seconds=seconds, others=ranks_beside(pid))
         target = str(pid)
     path = live.find_trace(target)
-    traces = [] if path.is_file() or (path / MANIFEST).exists() else sorted(path.glob(f"*/{MANIFEST}"))
-    found = [of_trace(read_trace(one.parent), py_spy=py_spy, seconds=seconds) for one in traces]
-    if not found:
+    paths = traces_in([path])
+    if len(paths) == 1 or not all(one.name.startswith("rank-") for one in paths):  # several runs are no job
         return of_trace(read_trace(path), py_spy=py_spy, seconds=seconds)
-    return _of_job([one.parent.name for one in traces], found)
+    found = [of_trace(read_trace(one), py_spy=py_spy, seconds=seconds) for one in paths]
+    return _of_job([one.stem for one in paths], found)
 
 
 def _of_job(names: Sequence[str], found: Sequence[Finding]) -> Finding:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from minidl.hang import examine
 from minidl.hang.consult import opinion
 from minidl.hang.examine import of_trace
 from minidl.hang.finding import HangCause, RecordedWait, RunOutcome, Sure
+from minidl.tracefile.format import TraceError
 from minidl.tracefile.reader import read_trace
 
 SECOND = 1_000_000_000
@@ -41,6 +43,20 @@ def test_a_committed_trace_without_evidence_says_what_was_not_seen_and_claims_no
         assert "has no evidence of it" in said.not_seen[0]
     assert said.sentence
     assert said.who
+
+
+def test_a_directory_of_ranks_is_one_job_and_names_the_rank_that_is_wrong(tmp_path: Path) -> None:
+    (killed,) = committed("killed")[:1]
+    for name, path in (("rank-0", TRACES / "demo-cpu-4-workers.minidl"), ("rank-1", killed)):
+        shutil.copy(path, tmp_path / f"{name}.minidl")
+    said = examine.examine(str(tmp_path), py_spy=False, seconds=0)
+    assert said.title == of_trace(read_trace(killed), py_spy=False, seconds=0).title
+    (other,) = [line.text for line in said.evidence if line.text.startswith("rank-0: ")]
+    assert "supply-bound" in other
+    for name in ("rank-0", "rank-1"):
+        (tmp_path / f"{name}.minidl").rename(tmp_path / f"{name.replace('rank', 'run')}.minidl")
+    with pytest.raises(TraceError, match="holds 2"):
+        examine.examine(str(tmp_path), py_spy=False, seconds=0)
 
 
 def test_looks_that_say_no_more_than_the_events_leave_the_headline_alone() -> None:
