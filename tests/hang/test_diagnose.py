@@ -215,6 +215,7 @@ FILE_LOCKS = [
         ("self.db.execute('insert ...')", FileLock(1, "POSIX", "READ", 101, 3, 77), HangCause.SLEEP, 1),
         ("self.db.execute('insert ...')", FileLock(1, "POSIX", "WRITE", 102, 3, 77), HangCause.SLEEP, 1),
         ("self.db.execute('insert ...')", FileLock(1, "POSIX", "WRITE", 101, 3, 78), HangCause.SLEEP, 1),
+        ("self.db.execute('insert ...')", FileLock(1, "FLOCK", "WRITE", 101, 3, 77), HangCause.SLEEP, 1),
         ("time.sleep(0.1)", FileLock(1, "POSIX", "WRITE", 101, 3, 77), HangCause.SLEEP, 1),
     ],
 )
@@ -250,6 +251,7 @@ POLLED_FILES = [
          cause=HangCause.FILE_LOCK, sure=Sure.LIKELY, worker=0, also="unrelated to the lock",
          chain="polling for the lock of /data/index.lock"),
     case("a library's function asks for it", told=told(20.0), cause=HangCause.FILE_LOCK, worker=0,
+         ends="holds that lock, and waits for its next task",
          looks=polling(library("UnixFileLock._poll", "/site-packages/filelock/a.py", "time.sleep(delay)"), file=INDEX)),
     case("code that asks for no lock sleeps", looks=polling(user("time.sleep(0.1)", "wall_clock"), file=INDEX),
          told=told(20.0), cause=HangCause.SLEEP),
@@ -691,13 +693,15 @@ ENDS_OF_CHAINS = [
     case("an event loop with a timer sleeps", loop(1), IDLE, runs_loop(900.0), cause=HangCause.SLEEP,
          ends="nothing to run until a timer of 900 s (asyncio.sleep)"),
     case("an event loop with a timer that ends soon moves", loop(1), IDLE, runs_loop(0.5), outcome=MOVES),
-    case("a server whose event loop is idle does not answer",
-         looks=later(loop(1), IDLE,
-                     worker(1, user("s.recv(1)"), call=RECEIVES, descriptors=(connection(9, 90, 91),)),
-                     process(300, LOOP, thread(300, (*LOOPS, user("asyncio.run(serve())")),
-                                               Syscall("epoll_wait", "", (4,), (4,), timeout=-1.0)),
-                             name="server", descriptors=(connection(8, 91, 90),))),
-         outcome=HUNG, cause=HangCause.NOBODY, sure=Sure.POSSIBLE, pid=300),
+    *(
+        case(f"a server whose event loop is idle does not answer, seen {seen}", looks=looks(
+            loop(1), IDLE, worker(1, user("s.recv(1)"), call=RECEIVES, descriptors=(connection(9, 90, 91),)),
+            process(300, LOOP, thread(300, (*LOOPS, user("asyncio.run(serve())")),
+                                      Syscall("epoll_wait", "", (4,), (4,), timeout=-1.0)),
+                    name="server", descriptors=(connection(8, 91, 90),))),
+             outcome=HUNG, cause=HangCause.NOBODY, sure=Sure.POSSIBLE, pid=300)
+        for seen, looks in (("twice", later), ("once", lambda *seen: [look(*seen)]))
+    ),
     case("a key that no process sets", *asks_store(), cause=HangCause.NOBODY, sure=Sure.LIKELY, worker=1,
          ends="waits for a key that no process has set, in the TCPStore of the loop (pid 100)"),
     case("a process without a store is the other end of a socket", *asks_store(name="grpc"), cause=HangCause.SOCKET),
