@@ -89,11 +89,8 @@ class Tour(contextlib.ExitStack):
     def diagnosis(self) -> str:
         with terminal.busy("looking at the processes"):
             text = examine(str(self.program.process.pid)).text()
-        return (
-            text
-            if py_spy()
-            else f"{text}\n(py-spy is not installed: with it, the doctor shows each thread's line, too)"
-        )
+        missing = "\n(py-spy is not installed: with it, the doctor shows each thread's line, too)"
+        return text if py_spy() else text + missing
 
     def afterwards(self) -> str:
         self.program.kill()

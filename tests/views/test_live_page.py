@@ -203,7 +203,7 @@ def test_run_shows_the_page_while_the_script_runs(tmp_path: Path) -> None:
             assert process.stdout is not None
             line = next(line for line in process.stderr if "the run is at" in line)
             url = re.findall(r"http://\S+", line)[0]
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 60  # its address comes before the run's first event
             while (state := state_at(url)) == "nothing has been recorded yet" and time.monotonic() < deadline:
                 time.sleep(0.05)
             assert state == "running"
