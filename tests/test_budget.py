@@ -28,7 +28,7 @@ AT_MOST = {
     "minidl/prove": 5900,
     "minidl": 43740,
     "notebooks": 3250,
-    "tests": 44480,
+    "tests": 44900,
 }
 
 

@@ -21,8 +21,10 @@ from minidl.articles import ARTICLES, Section, sections
 from minidl.companion.rows import Entry, RowError, Translated, entries, listed, read
 from minidl.references import places, source_of
 
-KINDS: Final = ("gone", "moved", "changed", "added", "never")
-"""What became of what is said: it is gone; stands elsewhere; is done otherwise; something came; it was never so."""
+KINDS: Final = ("gone", "moved", "changed", "added", "design", "never")
+"""What became of what is said: it is gone; stands elsewhere; is done otherwise; something came; another design would do
+it, this code does not; it was never so.
+"""
 
 NOTE: Final = "note"
 

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import queue
+import re
+import subprocess
+import sys
+import threading
+import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch.utils.data._utils import pin_memory
 
-from minidl.companion import drift
+from minidl import loader
+from minidl.companion import drift, rows
 from minidl.companion.drift import Drift, drifts, find
 from minidl.companion.rows import RowError
 from minidl.references import source_of
@@ -63,3 +74,69 @@ def test_each_article_and_the_note_have_drifts() -> None:
     counts = Counter(one.source.partition(" ")[0] for one in drift.drifts())
     assert counts.keys() == {"1", "2", "3", "4", "note"}
     assert min(counts.values()) > 3
+
+
+def test_each_kind_has_a_word() -> None:
+    words = rows.read("words.ini")
+    assert [kind for kind in drift.KINDS if words[f"kind-{kind}"].keys() != rows.LANGUAGES.keys()] == []
+
+
+@pytest.mark.parametrize(("about", "evidence"), [
+    ("1 §2.1", "Number of batches loaded"),  # the article: samples
+    ("1 §2.3", "DataLoader.__iter__ has return self._get_iterator()"),  # the article: `for` calls enumerate
+    ("1 §2.4.2", "lacks torch.cuda.current_device"), ("1 §2.4.6", "lacks torch.cuda.set_device"),
+    ("1 §2.4.6", "(in_queue, out_queue, device_id, done_event, device)"), ("2 §3.2", "__next__ is gone"),
+    ("3 §storage", 'elif storage.device.type == "meta":'),
+    ("4 §shutdown", "multiprocessing.util:_exit_function has p.join()"),
+    ("note", "multiprocessing.util:_exit_function has p.join()"),
+])  # fmt: skip
+def test_a_passage_that_the_code_does_not_bear_out_is_flagged(about: str, evidence: str) -> None:
+    assert any(evidence in claim for one in drifts() if one.source == about for claim in one.evidence)
+
+
+def test_the_pin_thread_neither_pins_nor_passes_on_its_sentinel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `note-none` says: the done event is set before `(None, None)` is put, which the thread may be waiting for."""
+    put, done, ready, pinned = queue.SimpleQueue[Any](), threading.Event(), queue.SimpleQueue[Any](), []
+
+    def get(timeout: float) -> Any:
+        done.set()
+        put.put((None, None))
+        return put.get()
+
+    monkeypatch.setattr(pin_memory, "pin_memory", lambda *data: pinned.append(data))
+    monkeypatch.setattr("torch.accelerator.set_device_index", lambda index: None)
+    monkeypatch.setattr("torch.multiprocessing._set_thread_name", lambda name: None)
+    threads = torch.get_num_threads()
+    pin_memory._pin_memory_loop(SimpleNamespace(get=get), ready, 0, done, None)
+    torch.set_num_threads(threads)
+    assert (pinned, ready.empty()) == ([], True)
+
+
+def test_a_distributed_sampler_is_iterable_and_no_iterator() -> None:
+    sampler = torch.utils.data.DistributedSampler(range(4), 2, 0)
+    assert not isinstance(sampler, Iterator)
+    assert iter(sampler) is not iter(sampler)
+
+
+@pytest.mark.live
+def test_a_daemonic_child_that_ignores_sigterm_keeps_its_parent_from_ending() -> None:
+    """As `daemons-joined` says of `multiprocessing`, on which torch relies at exit."""
+    program = (
+        "import multiprocessing, signal, time\n"
+        "ready = multiprocessing.get_context('fork').Event()\n"
+        "def child():\n"
+        "    signal.signal(signal.SIGTERM, signal.SIG_IGN); ready.set(); time.sleep(1)\n"
+        "multiprocessing.get_context('fork').Process(target=child, daemon=True).start(); ready.wait()\n"
+    )
+    begun = time.monotonic()
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    assert time.monotonic() - begun > 0.9
+
+
+def test_the_live_loader_does_not_use_the_joint_rules() -> None:
+    """As the row about rules for one's own processes says; it does use the tables of `protocol.py`."""
+    sources = {path: path.read_text() for path in Path(loader.__path__[0]).glob("*.py")}
+    assert [
+        path.name for path, text in sources.items() if re.search("import.*joint_rules|from minidl.check", text)
+    ] == []
+    assert any("from minidl.loader.protocol import" in text for text in sources.values())
