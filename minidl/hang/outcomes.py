@@ -16,7 +16,15 @@ from minidl.hang.evidence.waits import Blocked
 from minidl.hang.finding import HangCause, RunOutcome, Sure
 from minidl.hang.limits import ENDLESS, ENDLESS_WORK, JOINED, OPEN, POLLED, STILL
 from minidl.hang.places import USERS, LoaderStep, is_ours, library
-from minidl.hang.rules.activity import family_reads, family_stirs, receives, stirs, times_asleep, wakes
+from minidl.hang.rules.activity import (
+    family_reads,
+    family_stirs,
+    polls_with_success,
+    receives,
+    stirs,
+    times_asleep,
+    wakes,
+)
 from minidl.hang.rules.judgement import Judgement
 from minidl.hang.rules.threads import LOCKING
 
@@ -74,7 +82,8 @@ class _Standing:
         waiting = [link for link in self.chain.links if not self.case.is_loop(link.pid)]  # loops poll
         went_on = any(map(_went_on, waiting or self.chain.links[:1]))
         fetched = self.chain.missing and family_reads(self.case, self.chain.first.pid)
-        return went_on or fetched or wakes(self.end) > 0 or any(map(receives, self.chain.links))
+        fed = not self.told.hung and any(map(polls_with_success, self.chain.links))
+        return went_on or fetched or fed or wakes(self.end) > 0 or any(map(receives, self.chain.links))
 
     def stands(self) -> bool:
         """Whether the chain's end has been blocked for a second in a call without a timeout, or naps in one step."""

@@ -664,6 +664,11 @@ def receives(switches: int) -> SeenProcess:
     return worker(1, user("sock.recv(1)"), call=RECEIVES, switches=switches, descriptors=(connection(9, 90, 0),))
 
 
+def gets(switches: int) -> SeenProcess:
+    """A loop that takes a batch's memory from a worker, and woke up so often between the looks."""
+    return again(loop(stack=(user("for batch in loader:"),)), switches=(0, switches), idle=0.1)
+
+
 LOOPS = (library("select", "/lib/python3.11/selectors.py"),
          library("BaseEventLoop._run_once", "/lib/python3.11/asyncio/base_events.py"))  # fmt: skip
 
@@ -803,6 +808,9 @@ CONNECTIONS = [
          never="waits for it in turn", says="its thread server (serve at data.py:90)"),
     case("who receives bytes between two looks moves", looks=later(loop(1), IDLE, receives(3)), outcome=MOVES),
     case("who receives none hangs", looks=later(loop(1), IDLE, receives(0)), outcome=HUNG),
+    case("a loop that gets batches moves, though it was at the same line at both looks", looks=later(gets(90), IDLE),
+         outcome=MOVES),
+    case("a loop that only polls does not", looks=later(gets(3), IDLE), outcome=MAYBE_HUNG),
     case("who gets bytes from a slow writer moves, though the writer naps", looks=slowly(9), told=told(14.0),
          outcome=MOVES, says="and writes from time to time"),
     case("the signal for a stack wakes a reader once", looks=slowly(1), told=told(44.0), outcome=HUNG),

@@ -121,8 +121,17 @@ def ended_children(case: RunFacts, did: str) -> tuple[str, ...]:
 
 def wakes(link: ThreadFacts) -> int:
     """The wake-ups between the looks of a thread in a read or write without a timeout: each time bytes moved."""
-    if link.kind not in TWO_ENDS or link.wait.bounded:
-        return 0
+    return 0 if link.kind not in TWO_ENDS or link.wait.bounded else _woken(link)
+
+
+def polls_with_success(link: ThreadFacts) -> bool:
+    """Whether a thread that polls a pipe or a socket woke up more often than by its own timeouts: bytes moved."""
+    if link.kind not in TWO_ENDS or link.call.timeout <= 0:
+        return False
+    return _woken(link) > IDLE_WAKES + 2 * link.case.apart / link.call.timeout  # a poll may be cut short once
+
+
+def _woken(link: ThreadFacts) -> int:
     then = link.before or link.seen
     return link.seen.switches[1] - min(link.seen.switches[0], then.switches[0])
 
