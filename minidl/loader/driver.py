@@ -338,8 +338,7 @@ class Driver(LiveRepr):
             raise DispatchError(f"{message} came in the middle of epoch {self.epoch}, where only results can")
         if type(message.data) is WorkerExhausted:
             return self._exhausted(message)
-        step = self.dispatcher.receive(message.idx, message.data)
-        return self._after(step if type(step) is Deliver else self.dispatcher.next_step())
+        return self._after(self.dispatcher.receive(message.idx, message.data))
 
     def _exhausted(self, result: Result) -> Effect:
         """A worker's dataset has ended: it gets its sentinel, unless it is persistent; the others get one more task."""

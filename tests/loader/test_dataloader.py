@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import copy
 import inspect
@@ -9,6 +10,7 @@ import multiprocessing
 import os
 import pickle
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
@@ -93,6 +95,7 @@ ACCEPTED: list[dict[str, Any]] = [
     {"num_workers": 1, "multiprocessing_context": multiprocessing.get_context("fork")},
     {"num_workers": 1, "timeout": 0.5, "persistent_workers": True, "in_order": False},
     {"num_workers": 1000},
+    {"num_workers": 1, "worker_init_fn": print},
     {"pin_memory": True, "pin_memory_device": "cuda"},
     {"timeout": 3},
 ]
@@ -183,6 +186,19 @@ def test_what_may_be_changed_after_init() -> None:
     assert loader.multiprocessing_context is None
 
 
+def test_a_persistent_iterator_is_kept_until_it_is_closed_or_there_are_no_workers() -> None:
+    loader: Any = minidl.DataLoader(MAP, num_workers=1, persistent_workers=True)
+    loader._get_iterator = lambda: iter(minidl.DataLoader(MAP))  # in place of workers
+    first = iter(loader)
+    assert iter(loader) is first
+    first.close()
+    second = iter(loader)
+    assert [int(batch) for batch in second] == list(range(7))
+    assert iter(loader) is second
+    loader.num_workers = 0
+    assert iter(loader) is not second
+
+
 @pytest.mark.live
 def test_too_many_workers_warn_when_made_and_when_iterated() -> None:
     cpus = len(os.sched_getaffinity(0))
@@ -211,13 +227,15 @@ def test_the_number_of_cpus_is_what_this_process_may_use(monkeypatch: pytest.Mon
         return [outcome(lambda lib=lib: lib.DataLoader(MAP, num_workers=10**6)) for lib in (minidl, TORCH)]
 
     seen = [all_words()]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(12345))
+    seen.append(all_words())
     monkeypatch.delattr(os, "sched_getaffinity")
     seen.append(all_words())
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     seen.append(all_words())
     for ours, theirs in seen:
         assert ours == theirs
-    assert len({ours[1][0][1] for ours, _ in seen}) == 3
+    assert len({ours[1][0][1] for ours, _ in seen}) == 4
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.live)])
@@ -528,12 +546,16 @@ def test_the_line_that_made_a_loader_is_the_programs() -> None:
 
 
 def test_a_loader_that_only_libraries_make_is_the_innermost_ones() -> None:
-    names: dict[str, Any] = {"minidl": minidl}
-    code = compile("loader = minidl.DataLoader(range(2))", "/usr/lib/site-packages/framework.py", "exec")
+    """One that C alone makes has no such line."""
+    names: dict[str, Any] = {"minidl": minidl, "made": []}
+    code = compile("made.append(minidl.DataLoader(range(2)))", "/usr/lib/site-packages/framework.py", "exec")
     thread = threading.Thread(target=exec, args=(code, names))  # so that no line of this file is on its stack
     thread.start()
     thread.join()
-    assert names["loader"]._made_at == "/usr/lib/site-packages/framework.py:1"
+    _thread.start_new_thread(names["made"].extend, (map(minidl.DataLoader, [range(2)]),))
+    while len(names["made"]) < 2:
+        time.sleep(0.001)
+    assert [loader._made_at for loader in names["made"]] == ["/usr/lib/site-packages/framework.py:1", ""]
 
 
 # --- In the place of torch's ------------------------------------------------------------------------------------------
@@ -553,6 +575,11 @@ def test_a_loader_in_torchs_place_has_no_state_however_it_is_asked() -> None:
         assert not isinstance(loader, HasState)
         assert isinstance(streaming(base)(range(2)), HasState)
     assert isinstance(minidl.DataLoader(range(2)), HasState)
+
+
+def test_a_loader_in_torchs_place_has_its_defaults() -> None:
+    ours, theirs = ([getattr(base(MAP), name) for name in NAMES] for base in (LoaderWithoutState, TORCH.DataLoader))
+    assert ours == theirs
 
 
 @pytest.mark.live

@@ -90,10 +90,11 @@ def _decorator(decorator: Any) -> str:
 
 # --- Trying them: what follows is a plugin of the pytest that runs in `mutants` ---------------------------------------
 def pytest_collection() -> None:
-    """Let hypothesis stop at the first example that fails, and warnings name the same lines as without mutmut."""
+    """Let hypothesis stop at the first example that fails, and warnings and frames be the same as without mutmut."""
     import hypothesis
 
     warnings.warn = functools.partial(_warn, warnings.warn)
+    sys._getframe = functools.partial(_getframe, sys._getframe)
 
     phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
     hypothesis.settings.register_profile("mutants", phases=phases, database=None)
@@ -105,9 +106,41 @@ def _warn(warn: Any, message: Any, category: Any = None, stacklevel: int = 1, so
     frame, level, left = sys._getframe(1), 1, int(stacklevel)
     while frame is not None and left:
         level += 1
-        left -= not frame.f_code.co_filename.endswith("mutmut/mutation/trampoline.py")
+        left -= not _is_mutmuts(frame)
         frame = frame.f_back
     warn(message, category, level, source)
+
+
+def _getframe(getframe: Any, depth: int = 0) -> Any:
+    """Like `sys._getframe`; a function of minidl sees no frame of mutmut's."""
+    frame = getframe(1)
+    if not frame.f_globals.get("__name__", "").startswith("minidl."):
+        return getframe(1 + depth)
+    seen = Frame(frame)
+    for _ in range(depth):
+        seen = seen.f_back
+    return seen
+
+
+def _is_mutmuts(frame: Any) -> bool:
+    return bool(frame.f_code.co_filename.endswith("mutmut/mutation/trampoline.py"))
+
+
+class Frame:
+    """A frame whose callers are those that it has without mutmut."""
+
+    def __init__(self, frame: Any) -> None:
+        self._frame = frame
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._frame, name)
+
+    @property
+    def f_back(self) -> Any:
+        frame = self._frame.f_back
+        while frame is not None and _is_mutmuts(frame):
+            frame = frame.f_back
+        return frame and Frame(frame)
 
 
 def pytest_runtest_logreport(report: Any) -> None:
