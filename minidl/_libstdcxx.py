@@ -53,13 +53,13 @@ def uniform_below(bound: int, draw: Callable[[], int]) -> int:
 def shuffle(items: MutableSequence[Any], draw: Callable[[], int]) -> None:
     """Shuffle in place: every item swaps with a random one at or before it.
 
-    If one draw has room for two positions, (2**32 - 1) // n >= n, both are taken from it.
+    If one draw has room for two positions, n * n < 2**32, both are taken from it.
     ValueError for 2**32 items or more, which need numbers of more than 32 bits.
     """
     n = len(items)
     if n >= _NUMBERS:
         raise ValueError(f"shuffle: {n} items, but the limit of one draw is 2**32 - 1 positions; shuffle in parts")
-    in_pairs = n > 0 and (_NUMBERS - 1) // n >= n
+    in_pairs = 0 < n * n < _NUMBERS
     for i, j in enumerate(_positions_in_pairs(n, draw) if in_pairs else _positions(n, draw), start=1):
         items[i], items[j] = items[j], items[i]
 

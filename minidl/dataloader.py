@@ -152,8 +152,8 @@ class DataLoader(LoaderWithoutState[T_co]):
         # Its workers are where they are: others begin where a state says.
         return super()._goes_on(iterator) and self._given is None
 
-    def _new_epoch(self, ports: Ports, *, again: bool = False) -> stateful.Record:
-        return stateful.begin(self, functools.partial(ports.decider, Course), again=again)
+    def _new_epoch(self, ports: Ports) -> stateful.Record:
+        return stateful.begin(self, functools.partial(ports.decider, Course))
 
     def state_dict(self) -> dict[str, Any]:
         """What the consumer has been given by the iterator made last, as plain data; see the module `stateful`.

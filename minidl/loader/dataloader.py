@@ -182,8 +182,8 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
         """How the tensors of a new iterator travel."""
         return Transport()
 
-    def _new_epoch(self, ports: Ports, *, again: bool = False) -> EpochRecord:
-        """What follows an epoch that begins. again: not the first one of its iterator."""
+    def _new_epoch(self, ports: Ports) -> EpochRecord:
+        """What follows an epoch that begins."""
         return EpochRecord()
 
     def _phrases(self) -> Iterator[str]:

@@ -124,7 +124,7 @@ class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderI
             self._record.before_draws(loader)
             self._sampler_iter = self._open_sampler()
         else:
-            self._sampler_iter = self._ports.sampler_iter(self._index_sampler, iter)
+            self._sampler_iter = self._ports.sampler_iter(self._index_sampler)
         self._base_seed = self._record.base_seed
         if self._base_seed is None:
             self._base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
@@ -292,7 +292,7 @@ class _SingleProcessDataLoaderIter(_BaseDataLoaderIter, _TorchSingle):  # type: 
             index = self._next_index()
             pending.batch = self._record.counted, 0
             data = self._record.fetch(self._dataset_fetcher, index)
-            data = pin_memory(data, self._pin_memory_device) if self._pin_memory else data
+            data = pin_memory(data) if self._pin_memory else data
         except StopIteration:
             pending.batch = _NOTHING
             self._record.end()
@@ -421,9 +421,9 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):  # type:
         self._pending = _Pending()
         effect = self._driver.begin() if first_iter else self._driver.resume()
         if not first_iter:
-            self._record = loader._new_epoch(self._ports, again=True)
+            self._record = loader._new_epoch(self._ports)
             self._record.seeded(int(self._base_seed))
-        super()._reset(loader, first_iter)
+        super()._reset(loader)
         self._record.skip()
         self._dispatcher.start_at(self._record.turn)
         try:

@@ -427,12 +427,12 @@ class Record(EpochRecord):
         return type(None), ()  # it belongs to one process: a loader's pickle or deep copy has none
 
 
-def begin(loader: Loader, make_course: Callable[..., Course], *, again: bool) -> Record:
-    """Begin an epoch where the state that the loader was given says. again: of a persistent iterator, at its begin.
+def begin(loader: Loader, make_course: Callable[..., Course]) -> Record:
+    """Begin an epoch where the state that the loader was given says.
 
     make_course: a `Course` of such arguments. Raises StateMismatchError if that state is of another loader.
     """
-    record = _begin(loader, make_course, None if again else loader._given)
+    record = _begin(loader, make_course, loader._given)
     record.every, record.course.lag = loader.state_every, frameworks.takes_ahead()
     return record
 

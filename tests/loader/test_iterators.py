@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
 import threading
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkContext
+from types import SimpleNamespace
 from typing import Any
 
 import exceptions_everywhere
@@ -27,12 +32,17 @@ from differential import (
     observe,
     steps,
 )
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from sizes import slow
+from typing_extensions import Self
 
 import minidl
 from minidl.loader import iterators
+from minidl.loader.driver import MP_STATUS_CHECK_INTERVAL, Get
+from minidl.loader.ports import Note, Opened, Ports, Transport
+from minidl.loader.protocol import ProtocolError
+from minidl.wire.messages import Result, ResumeIteration, Task
 
 
 # --- The grid ---------------------------------------------------------------------------------------------------------
@@ -47,6 +57,7 @@ def test_worker_processes(together: int, part: int) -> None:
 
 
 @given(st.fixed_dictionaries({name: st.sampled_from(values) for name, values in OPTIONS.items()}).filter(allowed))
+@example({name: values[-1] for name, values in OPTIONS.items()} | {"dataset": "stream", "shuffle": False})
 def test_one_process(case: dict[str, Any]) -> None:
     case |= {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
     agree(lambda lib: epochs(lib, case), what=case)
@@ -72,7 +83,15 @@ SAMPLING: dict[str, Callable[[Any], dict[str, Any]]] = {
     "used up after one epoch": lambda lib: {"sampler": iter([4, 5, 6])},
     "two replicas": lambda lib: {"sampler": distributed(lib)(wl.Numbers(7), num_replicas=2, rank=1, seed=5)},
     "empty": lambda lib: {"sampler": []},
+    "permuted by iter()": lambda lib: {"sampler": Permuted()},
 }
+
+
+class Permuted:
+    """Draws when it is asked for its iterator: with workers, twice an epoch."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(7).tolist())
 
 
 def distributed(lib: Any) -> Any:
@@ -206,6 +225,21 @@ def test_streams_longer_than_they_say(num_workers: int, persistent: bool) -> Non
         assert [place for _, _, place in ours["warnings"]] == ["user"] * 6
         agree(lambda lib, b=batch_size: program(lib, True, b))
         assert not observe(lambda lib, b=batch_size: program(lib, False, b), minidl)["warnings"]
+
+
+def test_the_warning_of_a_longer_stream_names_workers_and_the_programs_line() -> None:
+    def program(lib: Any) -> Any:
+        loader = lib.DataLoader(wl.SizedStream(2, 1), batch_size=None)
+        length, iterator = len(loader), iter(loader)
+        iterator._num_workers = length
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            list(iterator)
+        return [(str(warning.message), warning.filename, warning.lineno) for warning in caught]
+
+    ((message, filename, _),) = agree(program)
+    assert "IterableDataset replica at each worker" in message
+    assert filename == __file__
 
 
 def test_lengths() -> None:
@@ -363,13 +397,128 @@ def test_an_epoch_that_fails_to_begin_does_not_go_on_with_the_samples_of_the_las
 
 # --- Iterators that refuse --------------------------------------------------------------------------------------------
 def test_each_iterator_checks_its_own_options() -> None:
-    several = minidl.DataLoader(wl.Numbers(3), num_workers=1)
-    with pytest.raises(AssertionError):
-        iterators._SingleProcessDataLoaderIter(several)
-    with pytest.raises(AssertionError):
-        iterators._MultiProcessingDataLoaderIter(minidl.DataLoader(wl.Numbers(3)))
+    loader = minidl.DataLoader(wl.Numbers(3), num_workers=1)
+    words = "^_SingleProcessDataLoaderIter requires timeout == 0 and num_workers == 0$"
+    with pytest.raises(AssertionError, match=words):
+        iterators._SingleProcessDataLoaderIter(loader)
+    loader.num_workers = 0
+    with pytest.raises(AssertionError, match="must be greater than 0"):
+        iterators._MultiProcessingDataLoaderIter(loader)
     with pytest.raises(NotImplementedError):
         iterators._BaseDataLoaderIter._next_data(None)
+
+
+class Forked(ForkContext):
+    """Makes what fork needs, and says that it starts processes by another method."""
+
+    def __init__(self, method: str) -> None:
+        self.method = method
+
+    def get_start_method(self, allow_none: bool = False) -> str:
+        return self.method
+
+
+class Unmoved(Ports):
+    """Ports of workers that never run; `asked`: for which queues, done events and workers, in order."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self.specs: list[Any] = []
+        self.notes: list[Note] = []
+        self.note = self.notes.append  # type: ignore[method-assign]
+
+    def queue(self, which: Any, queue: Any, worker_id: int = -1) -> Any:
+        self.asked.append((which, worker_id))
+        return queue
+
+    def done_event(self, which: Any) -> Any:
+        self.asked.append(which)
+        return super().done_event(which)
+
+    def worker(self, context: Any, worker_id: int, target: Any, args: Any) -> Any:
+        self.asked.append(worker_id)
+        self.specs += args
+        steps = dict.fromkeys(["start", "join", "terminate"], lambda timeout=0: None)
+        return SimpleNamespace(**steps, is_alive=lambda: False, exitcode=0, pid=(1 << 30) + worker_id)
+
+
+class Watched(Transport):
+    """`given`: what a result queue is made with."""
+
+    def index_queue(self, context: Any) -> Any:
+        return super().index_queue(FORK)
+
+    def result_queue(self, context: Any, *given: Any) -> Any:
+        self.given = given
+        return super().result_queue(FORK, *given)
+
+
+FORK = torch.multiprocessing.get_context("fork")
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("options", [
+    {"dataset": wl.Numbers(9), "drop_last": True, "persistent_workers": True, "pin_memory": True},
+    {"dataset": wl.Stream(9), "timeout": 7.0, "in_order": False},
+    {"dataset": wl.Numbers(9), "batch_size": None},
+])  # fmt: skip
+def test_what_workers_are_started_with(options: dict[str, Any], method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, transport, trackers = Unmoved(), Watched(), list[None]()
+    monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
+    monkeypatch.setattr(iterators, "start_tracker_apart", partial(trackers.append, None))
+    monkeypatch.setattr(minidl.loader.ports, "_factory", lambda: seen)
+    users = {"worker_init_fn": print, "collate_fn": list}
+    loader: Any = minidl.DataLoader(num_workers=2, multiprocessing_context=Forked(method), **users, **options)
+    loader._new_transport = lambda: transport
+    with iter(loader) as iterator:
+        events = [iterator._workers_done_event]
+        pinned = ["pin thread", ("ready", -1)] if loader.pin_memory else []
+        assert seen.asked == ["workers", ("result", -1), ("index", 0), 0, ("index", 1), 1, *pinned]
+        assert transport.given == (2, *events, seen)
+        assert (iterator._crew.named, len(trackers)) == (method != "fork", method != "fork")
+        assert (iterator._dispatcher.in_order, iterator._crew.closes_at_exit) == (loader.in_order, loader.pin_memory)
+        assert seen.notes == [Opened(iterator, loader)]
+        assert (iterator._driver.persistent, iterator._driver.get) == (
+            loader.persistent_workers,
+            Get(loader.timeout or MP_STATUS_CHECK_INTERVAL),
+        )
+        assert iterator._record.base_seed == iterator._base_seed
+        for number, spec in enumerate(seen.specs):
+            assert (spec.worker_id, spec.num_workers, spec.manager_pid) == (
+                number,
+                2,
+                None if method == "forkserver" else os.getpid(),
+            )
+            assert (spec.dataset_kind, spec.auto_collation, spec.drop_last, spec.base_seed) == (
+                loader._dataset_kind,
+                loader._auto_collation,
+                loader.drop_last,
+                iterator._base_seed,
+            )
+            assert spec.users.unpack() == (loader.dataset, list, print)
+            assert spec.index_queue is iterator._index_queues[number]
+            assert [spec.done_event, spec.board, spec.ports] == [*events, iterator._board, seen]
+
+
+def test_arguments_that_can_not_be_pickled_warn_where_torch_warns() -> None:
+    """In the loader's method that makes the iterator."""
+
+    def start() -> None:
+        raise AttributeError("can't pickle a lambda")
+
+    def in_start_workers() -> None:
+        iterators._start(SimpleNamespace(start=start))
+
+    def in_init() -> None:
+        in_start_workers()
+
+    def in_make_iterator() -> None:
+        in_init()
+
+    words = "^Got pickle error when attempting to start a worker Process"
+    with pytest.raises(AttributeError, match="a lambda"), pytest.warns(UserWarning, match=words) as caught:
+        in_make_iterator()
+    assert caught[0].lineno == in_make_iterator.__code__.co_firstlineno + 1
 
 
 def test_a_closed_iterator_may_be_closed_again() -> None:
@@ -385,6 +534,17 @@ def test_without_workers_batches_are_pinned_too(monkeypatch: pytest.MonkeyPatch)
     pinned = list(minidl.DataLoader(samples, batch_size=None, pin_memory=True))  # type: ignore[arg-type]
     assert [batch.tolist() for batch in pinned] == [sample.tolist() for sample in samples]
     assert [batch.data_ptr() for batch in pinned] != [sample.data_ptr() for sample in samples]
+
+
+def test_what_the_transport_has_locked_is_not_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Locked(Transport):
+        locks = True
+
+    monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
+    sample = torch.ones(2)
+    loader: Any = minidl.DataLoader([sample], batch_size=None, pin_memory=True)  # type: ignore[arg-type]
+    loader._new_transport = Locked
+    assert next(iter(loader)).data_ptr() == sample.data_ptr()
 
 
 def test_on_mps_nothing_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -428,6 +588,174 @@ def test_an_interrupted_fetch_is_made_again() -> None:
 def test_samples_of_a_stream_that_an_exception_has_lost_are_an_error() -> None:
     assert {"again", "error"} <= swept("next", "alone, stream", 6)
     assert {"again"} <= swept("next, state_dict", "alone, stream", 9) <= {"again", "handed"}
+
+
+def interrupted_once(values: Iterable[int]) -> Iterator[int]:
+    yield from values
+    raise KeyboardInterrupt
+
+
+class InterruptedOnce(wl.Numbers):
+    """Ctrl-C comes while it makes its first sample."""
+
+    came = False
+
+    def __getitem__(self, index: int) -> int:
+        if not self.came:
+            self.came = True
+            raise KeyboardInterrupt
+        return index
+
+
+class InterruptedStream(minidl.IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return interrupted_once([0])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"dataset": wl.Numbers(3), "sampler": interrupted_once([0])}, "sampler has ended right after an exception"),
+        ({"dataset": InterruptedStream()}, "while it asked an iterable dataset for samples: they are lost"),
+    ],
+)
+def test_what_control_c_has_ended_is_an_error_at_the_next_next(options: dict[str, Any], words: str) -> None:
+    iterator = iter(minidl.DataLoader(batch_size=None, **options))
+    assert next(iterator) == 0
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    with pytest.raises(RuntimeError, match=words):
+        next(iterator)
+
+
+def test_a_state_after_an_interrupted_fetch_is_of_the_draws_before_it() -> None:
+    loader = minidl.DataLoader(InterruptedOnce(9), batch_size=None, shuffle=True)
+    iterator = iter(loader)
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    first, state = next(iterator), loader.state_dict()
+    rest = list(iterator)
+    loader.load_state_dict(state)
+    assert list(loader) == rest
+    assert sorted([first, *rest]) == list(range(9))
+
+
+class Answers(Transport):
+    """Queues without processes: each read brings the answer to a message that was put.
+
+    first: a message that is answered before those that were put before it. interrupted: whether a read is left.
+    """
+
+    def __init__(self) -> None:
+        self.put: list[Any] = []
+        self.first: Any = None
+        self.interrupted = False
+
+    def index_queue(self, context: Any) -> Any:
+        return self._queue(put=lambda message: self.put.append(getattr(message, "message", message)))
+
+    def result_queue(self, context: Any, *given: Any) -> Any:
+        return self._queue(get=self.get, writer=lambda worker_id: None, let_go=lambda: None)
+
+    def _queue(self, **methods: Any) -> Any:
+        return SimpleNamespace(failure="", cancel_join_thread=lambda: None, close=lambda: None, **methods)
+
+    def get(self, timeout: Any, inbox: list[Any]) -> None:
+        if self.interrupted:
+            self.interrupted = False
+            raise KeyboardInterrupt
+        message = next((each for each in self.put if each == self.first), self.put[0])
+        self.put.remove(message)
+        inbox.append(Result(message.idx, message.worker_id, message.index) if type(message) is Task else message)
+
+
+class Drawn:
+    """A sampler of 0 to 5. interrupted: whether Ctrl-C comes at its next draw."""
+
+    interrupted = False
+
+    def __iter__(self) -> Self:
+        self.left = iter(range(6))
+        return self
+
+    def __next__(self) -> int:
+        if self.interrupted:
+            self.interrupted = False
+            raise KeyboardInterrupt
+        return next(self.left)
+
+
+@pytest.fixture
+def answered(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Answers]]:
+    """A loader of the batches 0 to 5, with two persistent workers that are not there."""
+    monkeypatch.setattr(minidl.loader.ports, "_factory", Unmoved)
+    transport = Answers()
+    sampler: Any = Drawn()
+    loader: Any = minidl.DataLoader(
+        wl.Numbers(6), batch_size=None, sampler=sampler, num_workers=2, prefetch_factor=1, persistent_workers=True
+    )
+    loader._new_transport = lambda: transport
+    with loader:
+        yield loader, transport
+
+
+def interrupting(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A function at whose first call Ctrl-C comes."""
+    calls = itertools.count()
+
+    def called(*args: Any) -> Any:
+        if not next(calls):
+            raise KeyboardInterrupt
+        return call(*args)
+
+    return called
+
+
+@pytest.mark.parametrize("decision", ["next", "received", "yielded"])
+def test_control_c_in_a_decision_is_an_error_of_the_next_next(answered: Any, decision: str) -> None:
+    """Nobody knows how far the driver has come."""
+    iterator = iter(answered[0])
+    setattr(iterator._driver, decision, interrupting(getattr(iterator._driver, decision)))
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    with pytest.raises(RuntimeError, match=r"while it stored a batch: that batch may be lost"):
+        next(iterator)
+
+
+@pytest.mark.parametrize("place", ["read", "draw"])
+def test_control_c_in_a_read_or_a_draw_loses_no_batch(answered: Any, place: str) -> None:
+    """The draw comes first in a next() whose batch is here already."""
+    loader, answers = answered
+    iterator = iter(loader)
+    if place == "draw":
+        answers.first = Task(1, 1, 1)
+    assert next(iterator) == 0
+    interrupted = answers if place == "read" else loader.sampler
+    interrupted.interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    assert list(iterator) == [1, 2, 3, 4, 5]
+
+
+def test_an_epoch_that_control_c_has_kept_from_its_begin_gives_no_batch(answered: Any) -> None:
+    loader, answers = answered
+    iterator = iter(loader)
+    answers.interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        iter(loader)
+    assert answers.put == [Task(0, 0, 0), Task(1, 1, 1), ResumeIteration(1, 0), ResumeIteration(1, 1)]
+    with pytest.raises(ProtocolError, match="whose new epoch has not begun"):
+        next(iterator)
+    assert list(loader) == list(range(6))
+
+
+def test_the_end_of_an_epoch_is_in_the_state_and_stays_the_end(answered: Any) -> None:
+    loader, _ = answered
+    iterator = iter(loader)
+    assert (list(iterator), list(iterator), loader.state_dict()["ended"]) == (list(range(6)), [], True)
+    next(iter(loader))
+    loader.close()
+    assert (list(iterator), loader.state_dict()["ended"]) == ([], False)
 
 
 @pytest.mark.live
