@@ -327,9 +327,12 @@ class RunFacts:
         return sorted(set(range(total)) - set(self.ranks.values()))
 
     def _variable(self, process: SeenProcess, name: str) -> int:
-        """The number that a variable of this name has in the outermost frame with one; -1 = there is none."""
-        frames = reversed(process.main.stack or ()) if process.main is not None else ()
-        texts = (frame.variables.get(name, "") for frame in frames)
+        """The number that a variable of this name has in the outermost frame with one; -1 = there is none.
+
+        The main thread comes first: at Python's exit it has none of the program's frames, but other threads do.
+        """
+        threads = sorted(process.threads, key=lambda one: one.tid != process.pid)
+        texts = (frame.variables.get(name, "") for one in threads for frame in reversed(one.stack or ()))
         return next((int(text) for text in texts if text.isdecimal()), -1)
 
     def _rank(self, pid: int) -> str:

@@ -305,6 +305,31 @@ def _further_on(link: ThreadFacts) -> list[ThreadFacts]:
     return [one for one in others if _is_further(one, asks, shared)]
 
 
+_TAKEN: Final = re.compile(r"([\w.]+)\.acquire\(|(?:async )?with ([\w.]+)(?:\(\))?\s*(?::|,|\bas\b|$)")
+_RELEASED: Final = re.compile(r"([\w.]+)\.release\(")
+
+
+def _lock_of(pattern: re.Pattern[str], source: str) -> str:
+    """The lock that a line takes or releases, as it is written there; "" = none."""
+    found = pattern.search(source)
+    return next(filter(None, found.groups()), "") if found is not None else ""
+
+
+def taken_in(frame: Frame, asks: Frame, *, calls: bool) -> str:
+    """The line by which a frame has taken the lock that another frame's line asks for, and still holds it; "" = none.
+
+    calls: the frame's own line may take it, too, since it calls what the thread is in.
+    """
+    lock = _lock_of(_TAKEN, asks.source)
+    others = lock.startswith("self.") and frame.function.rpartition(".")[0] != asks.function.rpartition(".")[0]
+    if not lock or others or f"{lock}.wait" in frame.source:  # a Condition releases its lock while it waits
+        return ""
+    released = {_lock_of(_RELEASED, line) for line in frame.within}
+    lines = (frame.source, *frame.within) if calls else frame.within
+    taken = next((line for line in lines if _lock_of(_TAKEN, line) == lock), "")
+    return taken if taken.startswith(("with", "async")) or lock not in released else ""
+
+
 LOADERS_LOCK: Final = (LoaderStep.WRITE, LoaderStep.READ, LoaderStep.IDLE)
 """Steps in which a thread may wait for the lock of one of the loader's own queues."""
 
@@ -312,6 +337,7 @@ LOADERS_LOCK: Final = (LoaderStep.WRITE, LoaderStep.READ, LoaderStep.IDLE)
 def _is_further(thread: ThreadFacts, asks: Frame, shared: bool) -> bool:
     """Whether a thread has got the lock that a frame asks for: it is further on in that function, of the same object.
 
+    Or it is in another function, in a `with` statement of the same lock.
     shared: at the line that asks it has got the lock, too, if it does not wait for a semaphore.
     """
 
@@ -321,7 +347,8 @@ def _is_further(thread: ThreadFacts, asks: Frame, shared: bool) -> bool:
         )
         objects = {address(one.variables.get("self", "")) for one in (frame, asks)} - {""}
         same = (frame.file, frame.function) == (asks.file, asks.function)
-        return same and (frame.line > asks.line or there) and len(objects) < 2
+        around = frame.file == asks.file and taken_in(frame, asks, calls=frame is not thread.stack[0])
+        return len(objects) < 2 and (bool(around) or (same and (frame.line > asks.line or there)))
 
     return any(map(has_it, thread.stack))
 

@@ -39,9 +39,9 @@ def sentence(chain: Chain, found: Judgement, timed: bool) -> tuple[str, str]:
     who, inside = f"{_loop_words(first)} {_named(second)}", waiting_in(second)
     if second is end or chain.cycle:
         return _described(who, place(second), what)
-    if second.pid == end.pid and not inside:
+    if second.pid == end.pid and inside is None:
         return _described(who, place(end), what)
-    waits = f"waits in {inside}" if inside else f"is {second.wait.words}"
+    waits = f"is {second.wait.words}" if inside is None else f"waits in {inside}" if inside else "waits for a lock"
     return _described(who, place(second), f"{waits}; {_named(end)}{_comma(place(end))} {what}")
 
 
@@ -62,11 +62,12 @@ def _named(link: ThreadFacts) -> str:
 
 
 def _described(who: str, place: str, what: str) -> tuple[str, str]:
-    return (f"{who},{place}", f": it {what}") if place else (f"{who}, which {what}", "")
+    return (f"{who}{_comma(place).removesuffix(',')}", f": it {what}") if place else (f"{who}, which {what}", "")
 
 
 def _comma(place: str) -> str:
-    return f",{place}," if place else ""
+    """A place to go on after; one in parentheses needs no commas."""
+    return place if place.startswith(" (") or not place else f",{place},"
 
 
 def _loop_words(first: ThreadFacts) -> str:

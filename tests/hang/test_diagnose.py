@@ -403,7 +403,7 @@ ONE_PROCESS = [
     case("a task of a pool that waits for a task of the same pool", loop(1), IDLE,
          worker(1, *RESULT, call=LOCKED, others=(OUTER,)), thread=202, sample=37, step="sample",
          cause=HangCause.NOBODY, also="which has no free thread",
-         says="its thread pool_0, (outer at data.py:50) for 41.0 s, waits in Future.result"),
+         says="its thread pool_0 (outer at data.py:50) for 41.0 s waits in Future.result"),
 ]  # fmt: skip
 
 
@@ -550,6 +550,14 @@ ASKS_QUEUE = Frame("Queue.get", QUEUES, 102, QUEUE_AT, "with self._rlock:")
 GETS_ITEM = Frame("Queue.get", QUEUES, 103, QUEUE_AT, "res = self._recv_bytes()")
 
 
+def guarded(source: str) -> SeenProcess:
+    """A worker waits for a lock, and another thread of it is at this line, within that lock."""
+    inside = (WAIT, library("Queue.get", "/lib/python3.11/queue.py")) if "get" in source else (WAIT,)
+    holds = user(source, "Data.index", 23, within=("with self.guard:",))
+    indexes = thread(150, (*inside, holds), replace(LOCKED, address=4711), name="indexer")
+    return worker(1, user("with self.guard:"), call=LOCKED, others=(indexes,))
+
+
 def of_semaphore(cause: HangCause, words: str, *inside: Frame) -> Any:
     """A row: what a semaphore stands for is told by the stack."""
     return case(words, sharing(loop(1)), sharing(IDLE), sharing(worker(1, *inside, call=LOCKED)),
@@ -579,6 +587,11 @@ SEMAPHORES = [
          sharing(worker(0, GETS_ITEM, user("q.get()"), call=READS, descriptors=(QUEUE,))),
          sharing(worker(1, ASKS_QUEUE, user("q.get()"), call=LOCKED)),
          cause=HangCause.QUEUE_EMPTY, worker=0, chain="holds the lock, by its stack"),
+    case("a lock is held by the thread that is in a `with` of it in another function", loop(1), IDLE,
+         guarded("jobs.get()"), cause=HangCause.QUEUE_EMPTY, chain="holds the lock, by its stack",
+         says="waits for a lock; its thread indexer (Data.index at data.py:23)"),
+    case("a condition's lock is free while it is waited for", loop(1), IDLE, guarded("self.guard.wait()"),
+         cause=HangCause.LOCK, sure=Sure.POSSIBLE),
     case("permits that a thread gives out now and then are not lost", refills(4.0), sharing(IDLE), BUCKET,
          outcome=MAYBE_HUNG),
     case("permits that a thread gives out too late", refills(990.0), sharing(IDLE), BUCKET, outcome=HUNG),
@@ -1072,6 +1085,8 @@ def by_stack(number: int) -> SeenProcess:
 
 KILLED = process(300, 1, thread(300, None, None, state="Z"), ended=True, exit_code=9)
 STOPPED_RANK = of_job(1, "own", state="T")
+EXITING = process(200, 1, thread(200, (SHUTS,), LOCKED),
+                  thread(250, (WAIT, user("q.get()", "write", rank="1")), LOCKED, name="metrics"))  # fmt: skip
 IN_RANKS = [
     case("a rank that is stopped, and the ranks that wait for it", of_job(0), STOPPED_RANK, of_job(2), pid=200,
          sentence="hung: rank 1 (pid 200), in its own code (train at data.py:13) for 41.0 s, is stopped by a signal "
@@ -1079,6 +1094,8 @@ IN_RANKS = [
     case("a rank's worker, and the ranks that wait for it",
          of_job(0, total=2), replace(OTHER, rank=1, ranks=2), replace(GUILTY, rank=1, ranks=2), pid=GUILTY.pid,
          says=("rank 1 (pid 200) waits for its worker 1 (pid 102), in sample 37", "; rank 0 waits in all_reduce")),
+    case("a rank at Python's exit is known by a thread that has its number", by_stack(0), EXITING, by_stack(2), pid=200,
+         says=("rank 1 (pid 200), at Python's exit", "its thread metrics (write at", "; ranks 0 and 2 wait in ")),
     case("a rank that was not started", of_job(0), of_job(1), outcome=MAYBE_HUNG, cause=HangCause.COLLECTIVE,
          ends="in the collective all_reduce for rank 2, which is not on this machine; rank 1 waits in all_reduce"),
     case("a rank that has ended", looks=later(by_stack(0), by_stack(1), KILLED), outcome=HUNG, cause=HangCause.DIED,

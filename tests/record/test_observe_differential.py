@@ -669,11 +669,12 @@ def test_every_difference_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_the_table_says_of_torchs_loader_holds() -> None:
     """What it says is shown is shown, but for signals to workers that hang, which cost seconds; nothing else is.
 
-    Slabs are of the other transport (see test_slabs.py), and torchdata's loader is resumed (see test_observe.py).
+    Slabs are of the other transport (see test_slabs.py), and torchdata's loader is resumed (see test_observe.py). The
+    garbage collector is shown if it takes a millisecond, which depends on the machine.
     """
     if len(_results) < len(CASES):
         pytest.skip("needs the results of all programs")
-    shown = set().union(*(result.shown for result in _results))
+    shown = set().union(*(result.shown for result in _results)) - {"gc"}
     told = {event.name for event in EVENTS.values() if event.seen or event.derived}
     assert shown == {name for name in told if not name.startswith("slab_")} - {"terminate", "resumed"}
 

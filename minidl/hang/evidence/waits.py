@@ -291,7 +291,8 @@ def _at_file_lock(at: _Waiting) -> KernelWait:
     if file is None:
         return KernelWait(Blocked.FILE_LOCK, f"waiting in {at.call.name}", certain=True)
     holders = tuple(_lock_holders(at, file))
-    words = f"waiting in {at.call.name} on {file.target}"
+    call = "fcntl for a lock" if at.call.name == "fcntl" else at.call.name
+    words = f"waiting in {call} on {file.target}"
     return KernelWait(Blocked.FILE_LOCK, words, file.target, holders, bool(holders))
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from minidl.hang.case import ThreadFacts, spot
-from minidl.hang.chain import Chain, pool_of, waiting_in
+from minidl.hang.chain import Chain, pool_of, taken_in, waiting_in
 from minidl.hang.evidence.syscalls import is_private
 from minidl.hang.evidence.waits import Blocked
 from minidl.hang.finding import EvidenceLine, HangCause, Sure
@@ -239,28 +239,12 @@ def lock_at_the_fork(chain: Chain) -> Judgement | None:
     return Judgement(row.cause, f"{found.what}{comma} {what}", row.sure, facts, also)
 
 
-_TAKEN: Final = re.compile(r"([\w.]+)\.acquire\(|(?:async )?with ([\w.]+)(?:\(\))?\s*(?::|,|\bas\b|$)")
-_RELEASED: Final = re.compile(r"([\w.]+)\.release\(")
-
-
-def _lock_of(pattern: re.Pattern[str], source: str) -> str:
-    """The lock that a line takes or releases, as it is written there; "" = none."""
-    found = pattern.search(source)
-    return next(filter(None, found.groups()), "") if found is not None else ""
-
-
 def _taken_around(end: ThreadFacts) -> str:
     """A line of the stack that has taken the lock already: around the waiting line, before it, or in a caller."""
     asks = end.place.inside[0]
-    lock, owner = _lock_of(_TAKEN, asks.source), asks.function.rpartition(".")[0]
-    for frame in end.place.inside if lock else ():
-        if lock.startswith("self.") and frame.function.rpartition(".")[0] != owner:
-            continue  # another object's
-        released = {_lock_of(_RELEASED, line) for line in frame.within}
-        lines = frame.within if frame is asks else (frame.source, *frame.within)
-        taken = next((line for line in lines if _lock_of(_TAKEN, line) == lock), "")
-        if taken and (taken.startswith(("with", "async")) or lock not in released):
-            return f"its own stack has taken the lock: `{taken}` in {frame}"
+    for frame in end.place.inside:
+        if line := taken_in(frame, asks, calls=frame is not asks):
+            return f"its own stack has taken the lock: `{line}` in {frame}"
     return ""
 
 
