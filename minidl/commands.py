@@ -27,6 +27,7 @@ from minidl.guides import PAGE_OF, more
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from minidl.job.digests import JobRecord
     from minidl.tracefile.reader import Trace
 
 OK, FOUND = 0, 1
@@ -50,16 +51,44 @@ def _prefixed(command: str, *errors: type[Exception]) -> Iterator[None]:
         raise CommandError(f"{command}: {error}") from error
 
 
-def _read(path: Path | None, dataloader: str | None = None) -> Trace:
-    """Read a trace; of one DataLoader alone, if one is named."""
+def _read(path: Path | None, dataloader: str | None = None, rank: int | None = None) -> Trace:
+    """Read a trace; of a job, the trace of a rank; of one DataLoader alone, if one is named."""
     from minidl.tracefile.loaders import only
     from minidl.tracefile.reader import read_trace
 
     if path is None:
         raise CommandError("no trace given: `minidl demo` and `minidl run train.py` record one and print its path")
     with terminal.busy(f"reading {path}"):
-        trace = read_trace(path)
+        trace = read_trace(path) if rank is None else _trace_of_rank([path], rank)
     return only(trace, dataloader)
+
+
+def _trace_of_rank(paths: Sequence[Path], rank: int) -> Trace:
+    from minidl.job.digests import trace_of
+
+    return trace_of(paths, rank)
+
+
+def _read_job(arguments: Namespace) -> JobRecord | None:
+    """Read the job at the paths of a command, if they are one and the command is about all of its ranks."""
+    from minidl.job.digests import read_job
+
+    if arguments.rank is not None:
+        return None
+    job = read_job(arguments.traces, terminal.counting("ranks read"))
+    if job is not None and arguments.dataloader is not None:
+        raise CommandError(f"{job.name} has {len(job.ranks)} ranks: --dataloader needs one of them, by --rank N")
+    return job
+
+
+def _read_one(arguments: Namespace) -> Trace:
+    """Read the trace at the paths of a command, which are no job, or of which one rank is chosen."""
+    from minidl.tracefile.loaders import only
+
+    if arguments.rank is None:
+        return _read(arguments.traces[0] if arguments.traces else None, arguments.dataloader)
+    with terminal.busy(f"reading rank {arguments.rank}"):
+        return only(_trace_of_rank(arguments.traces, arguments.rank), arguments.dataloader)
 
 
 def _beside(trace: Path, suffix: str) -> Path:
@@ -173,12 +202,15 @@ def _flag(name: str, help: str, **options: Any) -> _Argument:
 
 _RUN = "minidl-demo/trace-1"
 _TRACE = _arg("trace", type=Path, metavar="TRACE", help="a trace: its directory or its packed file")
+_TRACE_OR_JOB = _arg("traces", type=Path, nargs="+", metavar="TRACE",
+                     help="a trace; or a job: a directory of its ranks' traces, or these traces")  # fmt: skip
 _TRACE_UNLESS_LIST = _arg("trace", type=Path, nargs="?", metavar="TRACE", help=_TRACE[1]["help"])
 _DATALOADER = _arg(
     "--dataloader",
     metavar="NAME",
     help="only one DataLoader, by its dataset, its sampler or its line of code, e.g. train.py:12",
 )
+_RANK = _arg("--rank", type=_count, metavar="N", help="of a job: only this rank")
 _OUTPUT = _arg("-o", "--output", type=Path, metavar="FILE", help="default: beside the trace, under its name")
 
 
@@ -431,20 +463,32 @@ def _check_doctor() -> int:
 
 # --- Understand -------------------------------------------------------------------------------------------------------
 @command(
-    "understand", "print where time and bytes went, and what limits the loader", f"summary {_RUN}",
-    _TRACE,
+    "understand", "print where time and bytes went, and what limits the loader or the job", f"summary {_RUN}",
+    _TRACE_OR_JOB,
     _DATALOADER,
+    _RANK,
 )  # fmt: skip
 def summary(arguments: Namespace) -> int:
     from minidl.hang.headline import headline
+    from minidl.job.digests import job_of
+    from minidl.job.report import JobReport
     from minidl.speed.summary import summary
 
-    trace = _read(arguments.trace, arguments.dataloader)
+    if (job := _read_job(arguments)) is not None:
+        report = JobReport(job)
+        print(report.text())
+        _say_more(report.finding.outcome.value)
+        return OK
+    trace = _read_one(arguments)
     with terminal.busy("summing up"):
         text = summary(trace).text()
-        outcome = headline(trace).outcome.value
+        outcome = headline(trace).outcome
+        alone = outcome.stopped or arguments.dataloader is not None or arguments.rank is not None
+        ranks = None if alone else job_of(trace)
+    if ranks is not None:
+        print(f"{JobReport(ranks).text()}\n")
     print(text)
-    _say_more(outcome)
+    _say_more(outcome.value)
     return OK
 
 

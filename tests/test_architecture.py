@@ -39,8 +39,10 @@ ORDER = (
     (
         "tracefile",
         "events arrays format words stack_samples facts attachments watched packs folded files ranks process spans "
-        "batches order reader loaders calls open_spans tail profile join",
+        "batches order reader loaders calls open_spans tail profile",
     ),
+    ("job", "members"),
+    ("tracefile", "join"),
     (
         "record",
         "harmless patches bracketing cpu_time pauses recorder stack_dumps stack_samples watchdog forks group functions "
@@ -60,6 +62,7 @@ ORDER = (
     ("speed", "intervals stages device_use ledger cpu_use wall_clock advice hot_spots own_step reasons verdict"),
     ("hang", "life job allowed live recent snapshot consult"),
     ("hang.headline", "run_context held_up bounds hangs ends uneven __init__"),
+    ("job", "step_table digests meetings lateness report"),
     ("speed", "summary critical_path transport_use side diff findings passes audit_rules audit"),
     ("hang", "top"),
     ("hang", "examine"),
@@ -116,7 +119,19 @@ KNOWN_DOUBLE = {
 }
 """Class names that several modules still define. Never add one."""
 
-NOT_LOADED = {"hang", "tracefile", "record", "check", "speed", "views", "playback", "explore", "prove", "companion"}
+NOT_LOADED = {
+    "hang",
+    "tracefile",
+    "job",
+    "record",
+    "check",
+    "speed",
+    "views",
+    "playback",
+    "explore",
+    "prove",
+    "companion",
+}
 """Folders that a program without a trace does not load."""
 
 PURE = {"live_repr", "loader.dispatcher", "loader.driver", "loader.protocol", "resume.position", "wire.messages"}

@@ -26,9 +26,10 @@ from minidl.hang.headline import headline
 from minidl.hang.job import ranks_beside
 from minidl.hang.life import is_here, life
 from minidl.hang.limits import STILL, is_long
+from minidl.job.digests import read_job, trace_of
+from minidl.job.report import JobReport
 from minidl.process_stat import stat_fields, stat_of
 from minidl.tracefile.format import TraceError
-from minidl.tracefile.join import traces_in
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.words import plain
 
@@ -46,11 +47,15 @@ def examine(target: str, *, py_spy: bool = True, seconds: float = APART) -> Find
             return look_at(pid, lambda: None, py_spy=py_spy, seconds=seconds, others=ranks_beside(pid))
         target = str(pid)
     path = live.find_trace(target)
-    paths = traces_in([path])
-    if len(paths) == 1 or not all(one.name.startswith("rank-") for one in paths):  # several runs are no job
+    job = read_job([path])
+    if job is None:
         return of_trace(read_trace(path), py_spy=py_spy, seconds=seconds)
-    found = [of_trace(read_trace(one), py_spy=py_spy, seconds=seconds) for one in paths]
-    return _of_job([one.stem for one in paths], found)
+    report = JobReport(job)
+    ranks = [report.facts[row].rank for row in sorted(report.outliers())]
+    found = [of_trace(trace_of([path], rank), py_spy=py_spy, seconds=seconds) for rank in ranks]
+    if not any(one.outcome.stopped or one.outcome is RunOutcome.MOVES for one in (report.finding, *found)):
+        return report.finding  # each rank for itself says less
+    return _of_job([f"rank {rank}" for rank in ranks], found)
 
 
 def _of_job(names: Sequence[str], found: Sequence[Finding]) -> Finding:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -20,7 +21,7 @@ import numpy as np
 from minidl.playback.state import MOST_WORKERS
 from minidl.speed.cpu_use import CpuUse, cpu_use
 from minidl.tracefile import events as ev
-from minidl.tracefile.arrays import Bools, Ints, Rows
+from minidl.tracefile.arrays import Bools, Floats, Ints, Rows
 from minidl.tracefile.events import BEGINS, CALLS, Call
 from minidl.tracefile.spans import durations, total
 
@@ -312,15 +313,27 @@ class WallClock:
         place = np.searchsorted(rows["time"], self.at, side="right")
         return np.asarray(batch[place] & batch[place + 1])
 
+    @cached_property
+    def shares(self) -> dict[Cause, Floats]:
+        """For each cause the ns of each interval that were waited for it."""
+        width: Floats = self.width.astype(np.float64)
+        out: dict[Cause, Floats] = {cause: np.where(self.state == at, width, 0.0) for at, cause in enumerate(_STATES)}
+        each = width * (self.state == _SUPPLY) / np.maximum(1, self.working)
+        return out | {cause: out[cause] + each * count for cause, count in self.supplying.items()}
+
     def causes(self, when: Bools | None = None) -> dict[Cause, int]:
         """The ns of waiting by cause. when: the intervals that count, by default all."""
         when = np.ones(len(self.at), bool) if when is None else when
-        out = {cause: self.took(when & (self.state == place)) for place, cause in enumerate(_STATES)}
-        supplied = when & (self.state == _SUPPLY)
-        for cause, count in self.supplying.items():
-            out[cause] += int((self.width * count / np.maximum(1, self.working))[supplied].sum())
+        out = {cause: int(ns[when].sum()) for cause, ns in self.shares.items()}
         out[Cause.OVERHEAD] += self.took(when & self.waits) - sum(out.values())  # of rounding
         return out
+
+    def causes_in(self, rows: Rows) -> dict[Cause, Floats]:
+        """The ns of waiting by cause in each of these spans, which do not overlap, by begin."""
+        place = np.searchsorted(rows["begin"], self.at, side="right") - 1
+        inside = (place >= 0) & (self.at < rows["end"][place])
+        sums = {cause: np.bincount(place[inside], ns[inside], len(rows)) for cause, ns in self.shares.items()}
+        return {cause: ns.astype(np.float64) for cause, ns in sums.items()}
 
     def work(self) -> dict[Cause, int]:
         """The total duration of the supplying steps, in ns."""

@@ -11,6 +11,7 @@ Rows = npt.NDArray[np.void]
 """Events, spans or slices: a structured array."""
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Positions = npt.NDArray[np.intp]
 """Of events, in the array that holds them."""

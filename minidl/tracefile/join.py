@@ -1,6 +1,6 @@
 """The traces of several ranks, joined into one.
 
-Interface: `join(paths, output)`; `traces_in(paths)` and `rank_of(trace)` find the ranks' traces. `beside(paths, zeros)`
+Interface: `join(paths, output)`; `rank_of(trace)` says of which rank a trace is. `beside(paths, zeros)`
 joins two runs in the same way, to show them on one axis. A joined trace is a
 trace like any other: the files of all ranks, on rank 0's clock. Iterators, and processes of different machines that
 have one pid, get numbers of their own; the manifest's `ranks` says what was done with which rank.
@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from minidl.job.members import rank_in_name, traces_in
 from minidl.tracefile.arrays import Ints
 from minidl.tracefile.attachments import Attachment, free_name
 from minidl.tracefile.events import columns_where
@@ -30,7 +30,6 @@ from minidl.tracefile.files import Files, read_files
 from minidl.tracefile.format import (
     HEADER_BYTES,
     MAGIC,
-    MANIFEST,
     PACKED_SUFFIX,
     Header,
     TraceError,
@@ -48,8 +47,6 @@ MOST_LOADERS: Final = 0xFFFF
 
 ONE_RUN_NS: Final = 60_000_000_000
 """A rank that has recorded nothing yet when another one has ended already: up to here, one may be slow and one dead."""
-
-_NAMED: Final = re.compile(r"rank[-_]?([0-9]{1,6})(?![0-9])")
 
 
 @dataclass(frozen=True)
@@ -153,8 +150,8 @@ class Member:
 
 def rank_of(trace: Trace) -> int | None:
     """Return the rank that recorded a trace: by its environment, its process group, or its path; None = unknown."""
-    named = _NAMED.search(trace.path.name)
-    return next(told(trace, "rank"), int(named[1]) if named else None)
+    named = rank_in_name(trace.path)
+    return next(told(trace, "rank"), None if named < 0 else named)
 
 
 def told(trace: Trace, name: str) -> Iterator[int]:
@@ -162,17 +159,6 @@ def told(trace: Trace, name: str) -> Iterator[int]:
     for facts in (trace.manifest, *trace.described("clock"), *trace.loaders.values()):
         if type(number := facts.get(name)) is int:
             yield number
-
-
-def traces_in(paths: Iterable[Path]) -> list[Path]:
-    """Return the traces at `paths`; a directory that is no trace stands for the traces in it."""
-    out = []
-    for path in paths:
-        inside = []
-        if path.is_dir() and not (path / MANIFEST).is_file():
-            inside = [p for p in sorted(path.iterdir()) if (p / MANIFEST).is_file() or p.suffix == PACKED_SUFFIX]
-        out += inside or [path]
-    return out
 
 
 def join(paths: Sequence[Path], output: Path) -> tuple[Path, list[str]]:

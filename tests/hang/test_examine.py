@@ -51,7 +51,7 @@ def test_a_directory_of_ranks_is_one_job_and_names_the_rank_that_is_wrong(tmp_pa
         shutil.copy(path, tmp_path / f"{name}.minidl")
     said = examine.examine(str(tmp_path), py_spy=False, seconds=0)
     assert said.title == of_trace(read_trace(killed), py_spy=False, seconds=0).title
-    (other,) = [line.text for line in said.evidence if line.text.startswith("rank-0: ")]
+    (other,) = [line.text for line in said.evidence if line.text.startswith("rank 0: ")]
     assert "supply-bound" in other
     for name in ("rank-0", "rank-1"):
         (tmp_path / f"{name}.minidl").rename(tmp_path / f"{name.replace('rank', 'run')}.minidl")

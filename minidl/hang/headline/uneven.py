@@ -19,10 +19,10 @@ from minidl.tracefile.spans import durations
 _SLOW: Final = 10
 """A step waits for another rank if it takes this many times the rank's median."""
 
-_OF_A_WAIT: Final = re.compile("time|connection|gloo|nccl", re.IGNORECASE)
+OF_A_WAIT: Final = re.compile("time|connection|gloo|nccl", re.IGNORECASE)
 """In errors of a rank that waited for another one in vain."""
 
-_REMEDY: Final = (
+REMEDY: Final = (
     "give all ranks the same number of batches by a DistributedSampler (it pads, or drops with drop_last=True), or run "
     "the loop under torch.distributed.algorithms.join.Join; see minidl audit"
 )
@@ -68,7 +68,7 @@ def _waiting(
     if took[-1] < max(SUDDEN * 1e9, _SLOW * float(np.median(took[:-1]))):
         return None
     texts = (str(one.get("error")) for one in run.trace.described("uncaught") if one["process"] == steps["process"][-1])
-    if any(not _OF_A_WAIT.search(text) for text in texts):
+    if any(not OF_A_WAIT.search(text) for text in texts):
         return None  # it raised an error of its own
     had, first = other
     ends = run.events[np.isin(run.events["loader"], ranks[first]) & (run.events["code"] == ev.EPOCH[1])]
@@ -81,4 +81,4 @@ def _waiting(
     )
     focus = run.focus_of(steps[-1], int(steps[-1]["end"]))
     at = f"the step began at {run.at(int(steps[-1]['begin']))}"
-    return run.finding(RunOutcome.HUNG, what, (at,), _REMEDY, focus, head=f"hung for {spent}")
+    return run.finding(RunOutcome.HUNG, what, (at,), REMEDY, focus, head=f"hung for {spent}")

@@ -1,0 +1,282 @@
+"""The digest of a rank: its table of steps in a small file beside its events, and the reading of a whole job by them.
+
+Interface: `read_job(paths)` -> `JobRecord`, or None if the paths are no job; `job_of(trace)` of a trace with several
+ranks. Where a digest is missing or older than its trace, it is made from the events, of many ranks by several
+processes, and kept where that can be written.
+
+Rules of use: a digest is an .npz file without pickled objects, in a trace's directory or beside a packed file; it names
+the sizes and times of the files that it was made from. Of a rank whose end is not recorded, it is kept when the
+rank's files have been at rest for a while. Whatever is wrong with a digest, the events are read instead.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from minidl.job.members import JobMembers, RankPlace, members_at
+from minidl.job.step_table import STEP, RankFacts, RankTable, ranks_of, tables_of
+from minidl.tracefile.arrays import Rows
+from minidl.tracefile.format import TraceError
+from minidl.tracefile.packs import whole
+from minidl.tracefile.reader import Trace, read_trace
+from minidl.tracefile.words import listed
+
+DIGEST: Final = "steps.npz"
+VERSION: Final = 1
+
+LARGEST: Final = 1 << 28
+"""Bytes that a digest may have unpacked."""
+
+AT_REST: Final = 600.0
+"""Seconds without a change after which the files of a rank without an end are taken as final."""
+
+MANY: Final = 8
+"""Ranks without a digest from which several processes read them."""
+
+MOST_CELLS: Final = 2_000_000
+"""Steps of all ranks together that are judged: of a longer job, runs of RUN steps evenly spread over it."""
+
+RUN: Final = 8
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """A job as it was read. ranks: by rank; problems: what of it could not be read, in words; kept: one step in so many
+    was."""
+
+    name: str
+    ranks: tuple[RankTable, ...]
+    problems: tuple[str, ...] = ()
+    kept: int = 1
+
+    @property
+    def world(self) -> int:
+        """The number of ranks, as they say, or as many as there are."""
+        highest = max((table.facts.rank + 1 for table in self.ranks), default=0)
+        return max([highest, *(table.facts.world for table in self.ranks)])
+
+    @property
+    def missing(self) -> list[int]:
+        """The ranks of which there is no trace."""
+        return sorted(set(range(self.world)) - {table.facts.rank for table in self.ranks})
+
+
+# --- A job ------------------------------------------------------------------------------------------------------------
+def read_job(paths: Sequence[Path], progress: Progress = lambda done, total: None) -> JobRecord | None:
+    """Read the job at `paths`, by its digests. None if they are a single trace, or several runs.
+
+    progress: called with the numbers of ranks read and of all. Raises TraceError if no rank can be read.
+    """
+    members = members_at(paths)
+    return None if members is None else _record(members, progress)
+
+
+def job_of(trace: Trace) -> JobRecord | None:
+    """The job in a trace that has several ranks; None if it has one."""
+    tables = tables_of(trace) if len({process.rank for process in trace.processes} - {-1}) > 1 else []
+    return JobRecord(str(trace.path), _numbered(tables), tuple(trace.problems)) if tables else None
+
+
+def _record(members: JobMembers, progress: Progress) -> JobRecord:
+    ranks: list[RankTable] = []
+    problems = list(members.problems)
+    for done, (place, found) in enumerate(_read_all(members.places), 1):
+        progress(done, len(members.places))
+        if isinstance(found, str):
+            problems.append(found)
+            continue
+        ranks += [_placed(table, place, alone=len(found) == 1) for table in found]
+    if not ranks:
+        raise TraceError(f"{members.name}: none of its {len(members.places)} ranks can be read: {problems[-1]}")
+    tables, kept = _numbered(ranks), _sparse(ranks)
+    if kept > 1:
+        tables = tuple(replace(table, steps=_every(table.steps, kept)) for table in tables)
+    return JobRecord(members.name, tables, tuple(problems), kept)
+
+
+def _numbered(ranks: Sequence[RankTable]) -> tuple[RankTable, ...]:
+    """The ranks in order; one that does not say its number gets the next free one. Of one node, none is named."""
+    several = len({table.facts.node for table in ranks}) > 1
+    known = {table.facts.rank for table in ranks}
+    free = iter(number for number in range(len(ranks) + len(known)) if number not in known)
+    out = [
+        replace(
+            table,
+            facts=replace(
+                table.facts,
+                rank=table.facts.rank if table.facts.rank >= 0 else next(free),
+                node=table.facts.node * several,
+            ),
+        )
+        for table in ranks
+    ]
+    return tuple(sorted(out, key=lambda table: table.facts.rank))
+
+
+def _placed(table: RankTable, place: RankPlace, alone: bool) -> RankTable:
+    """The table with the rank and the node that the trace's place names."""
+    facts = table.facts
+    rank = place.rank if place.rank >= 0 and alone else facts.rank
+    return replace(table, facts=replace(facts, rank=rank, node=place.node or facts.node))
+
+
+def _sparse(ranks: Sequence[RankTable]) -> int:
+    """Of how many steps one has to be kept: a power of two."""
+    total, kept = sum(len(table.steps) for table in ranks), 1
+    while total > kept * MOST_CELLS:
+        kept *= 2
+    return kept
+
+
+def _every(steps: Rows, kept: int) -> Rows:
+    """The steps of one run in `kept`, the same ones of each rank."""
+    run = steps["epoch"].astype(np.int64) * 7919 + steps["number"] // RUN
+    found: Rows = steps[run % kept == 0]
+    return found
+
+
+def trace_of(paths: Sequence[Path], rank: int) -> Trace:
+    """The trace of one rank of the job at `paths`, or of a trace with several. Raises TraceError if it has none."""
+    members = members_at(paths)
+    if members is None:
+        known = ranks_of(read_trace(paths[0]))
+        if rank in known:
+            return known[rank]
+    elif (place := members.of(rank)) is not None:
+        return read_trace(place.path)
+    there = known if members is None else [place.rank for place in members.places]
+    raise TraceError(f"{paths[0]} has no rank {rank}: it has {listed(there)}")
+
+
+# --- Its ranks --------------------------------------------------------------------------------------------------------
+_Found = list[RankTable] | str
+"""A trace's tables, or why it cannot be read."""
+
+
+def _read_all(places: Sequence[RankPlace]) -> Iterator[tuple[RankPlace, _Found]]:
+    """Yield each place with its tables; digests first."""
+    missing = []
+    for place in places:
+        if (tables := load(place.path)) is not None:
+            yield place, tables
+        else:
+            missing.append(place)
+    yield from zip(missing, _in_parallel(missing), strict=True)
+
+
+def _in_parallel(places: Sequence[RankPlace]) -> Iterator[_Found]:
+    paths = [place.path for place in places]
+    if len(paths) < MANY:
+        yield from map(make, paths)
+        return
+    # Threads of this process may hold locks, which a forked one would keep for ever.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(os.cpu_count(), context, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
+        yield from pool.map(make, paths, chunksize=4)
+
+
+def make(path: Path) -> _Found:
+    """Read a rank's events, and keep its digest. The tables, or why there are none."""
+    signature = _signature(path)
+    try:
+        trace = read_trace(path)
+        tables = tables_of(trace)
+    except (TraceError, OSError) as error:
+        return f"rank not read: {error}"
+    at_rest = time.time() - max((changed for *_, changed in signature), default=0.0) >= AT_REST
+    if all(table.facts.over or (at_rest and not table.facts.running) for table in tables):
+        _save(path, signature, tables)
+    return tables
+
+
+# --- The file ---------------------------------------------------------------------------------------------------------
+def place_of(path: Path) -> Path:
+    """Where a trace's digest is kept."""
+    return path / DIGEST if path.is_dir() else path.with_suffix(f".{DIGEST}")
+
+
+_Signature = list[tuple[str, int, float]]
+
+
+def _signature(path: Path) -> _Signature:
+    """Name, size and time of each file of a trace; [] if it cannot be looked at."""
+    try:
+        files = [path] if path.is_file() else sorted(one for one in path.iterdir() if one.name != DIGEST)
+        return [(one.name, one.stat().st_size, one.stat().st_mtime) for one in files if one.name[:1] != "."]
+    except OSError:
+        return []
+
+
+def _save(path: Path, signature: _Signature, tables: Sequence[RankTable]) -> None:
+    about = {"version": VERSION, "files": signature, "ranks": [asdict(table.facts) for table in tables]}
+    arrays: dict[str, Any] = {"about": np.frombuffer(json.dumps(about).encode(), np.uint8)}
+    for number, table in enumerate(tables):
+        arrays |= {f"{number}.{name}": _packed(table.steps[name]) for name in STEP.names or ()}
+    try:
+        with whole(place_of(path)) as draft:
+            np.savez_compressed(draft, **arrays)
+    except OSError:
+        pass  # the directory is read-only, or full
+
+
+def load(path: Path) -> list[RankTable] | None:
+    """The tables in a trace's digest; None if there is none that is as new as the trace."""
+    place = place_of(path)
+    if not place.is_file():
+        return None
+    try:
+        with zipfile.ZipFile(place) as file:
+            if sum(member.file_size for member in file.infolist()) > LARGEST:
+                return None
+        with np.load(place, allow_pickle=False) as arrays:
+            about = json.loads(arrays["about"].tobytes())
+            if about["version"] != VERSION or [tuple(one) for one in about["files"]] != _signature(path):
+                return None
+            return [RankTable(_facts(facts), _steps(arrays, number)) for number, facts in enumerate(about["ranks"])]
+    except (OSError, ValueError, KeyError, TypeError, EOFError, RecursionError, zipfile.BadZipFile):
+        return None
+
+
+def _facts(said: dict[str, Any]) -> RankFacts:
+    values: dict[str, Any] = {name: tuple(of) if isinstance(of, list) else of for name, of in said.items()}
+    facts = RankFacts(**values)
+    plain_rank = RankFacts(0)
+    for one in fields(facts):
+        kind = type(getattr(plain_rank, one.name)) if one.name != "wall" else (int, type(None))
+        if not isinstance(getattr(facts, one.name), kind):
+            raise ValueError(f"{one.name}: {getattr(facts, one.name)!r}")
+    return facts
+
+
+def _steps(arrays: Any, number: int) -> Rows:
+    columns = {name: _unpacked(arrays[f"{number}.{name}"]) for name in STEP.names or ()}
+    out = np.empty(len(columns["begin"]), STEP)
+    for name, column in columns.items():
+        out[name] = column
+    return out
+
+
+def _packed(column: Any) -> Any:
+    """A column as its changes, byte by byte: the high bytes of small numbers are all alike, and need no room."""
+    wide = np.asarray(column, np.int64)
+    changes = np.diff(wide, axis=0, prepend=np.zeros_like(wide[:1])) if len(wide) else wide
+    return np.ascontiguousarray(changes.reshape(len(wide), -1).T)[..., None].view(np.uint8).transpose(0, 2, 1).copy()
+
+
+def _unpacked(planes: Any) -> Any:
+    changes = np.ascontiguousarray(planes.transpose(0, 2, 1)).view(np.int64)[..., 0].T
+    return np.squeeze(np.cumsum(changes, axis=0), axis=1) if changes.shape[1] == 1 else np.cumsum(changes, axis=0)

@@ -1,0 +1,200 @@
+"""The steps of all ranks side by side: which rank came last to each meeting of the ranks, and by how much.
+
+Interface: `Meetings(tables)`; its arrays have a row a rank and a column a step, in microseconds. `straggler(meetings)`
+-> `Straggler`: the rank, or the ranks, that the others wait for; or that it is another one in each step; or None.
+
+Rules of use: no clock is compared. Ranks meet in each step, so each step takes all of them equally long, and the rank
+that waits least in the meeting is the one that the others wait for: it is late by what the median rank waits more. A
+meeting is where ranks wait for each other as far as that was recorded: in collectives; in these and in backward, where
+DistributedDataParallel meets; or anywhere in the loop's own code. Each of the three is a lower bound, so the largest
+one counts. A rank that is slow and for which no rank waits is no straggler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from minidl.job.step_table import CAUSES, RankTable
+from minidl.speed.verdict import KEEPS_UP, MARGIN
+from minidl.tracefile.arrays import Bools, Floats, Ints, Rows
+
+HELD_UP: Final = 0.1
+"""A step waits for a rank if its lateness is this share of what a step usually takes, or more."""
+
+FEWEST: Final = 3
+"""Steps that wait for a straggler at least: one or two may be an accident."""
+
+LEAST: Final = 1000.0
+"""Microseconds that a rank is late at least: less may be the machine's."""
+
+STAYS: Final = 0.5
+"""The share of all lateness from which a rank, or a few, are the straggler; below, it moves."""
+
+RARE: Final = 0.2
+"""A rank is late from a step on if it was late before it at most this part as often as after it."""
+
+NEAR: Final = 0.5
+"""A rank is late in a step if it is late by this share of what the last one is, or more."""
+
+Times = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """The ranks that the others wait for. ranks: rows of the meetings, the worst one first; () = another in each step.
+
+    steps: the columns that wait for them; share: of all lateness, what is theirs. loader: the part of their lateness
+    that their loops waited for batches; the rest are their own steps. since: the column from which on they are late.
+    """
+
+    ranks: tuple[int, ...]
+    steps: Ints
+    share: float
+    loader: float
+    since: int = 0
+
+
+class Meetings:
+    """keys: (epoch, number) of each step; there: whether a rank has it; waits, own: what its loop waited for its batch,
+    and how long its own code took; late: by how much a rank was later than the median rank; cost: the last one's
+    lateness; took: what a step took the median rank; held: the steps that waited for a rank, without the first ones of
+    epochs, which wait for starts.
+    """
+
+    def __init__(self, tables: Sequence[RankTable]) -> None:
+        self.tables = list(tables)
+        every = [_keys(table.steps) for table in self.tables]
+        known, counts = np.unique(np.concatenate([np.empty(0, np.int64), *every]), return_counts=True)
+        known = known[counts >= min(2, len(self.tables))]
+        self.keys: list[tuple[int, int]] = [(int(key >> 32), int(key & 0xFFFFFFFF)) for key in known]
+        self._place = [np.searchsorted(known, keys) for keys in every]
+        self._mine = [np.append(known, -1)[at] == keys for at, keys in zip(self._place, every, strict=True)]
+        self.there: Bools = self.matrix(lambda steps: np.ones(len(steps), bool)) > 0
+        self.waits = self.matrix(lambda steps: steps["waits"].sum(axis=1))
+        self.own = self.matrix(lambda steps: steps["own"])
+        collective, backward = (self.matrix(lambda steps, n=name: steps[n]) for name in ("collective", "backward"))
+        late = np.zeros(self.there.shape, np.float32)
+        for meeting in (self._if_all(collective), self._if_all(collective + backward), self.own):
+            late = np.maximum(late, _middle(meeting, self.there, upper=True) - meeting)
+        self.late: Times = np.where(self.there, late, 0)
+        self.took: Floats = _middle(self.waits + self.own, self.there).astype(np.float64)
+        self.cost: Floats = self.late.max(axis=0, initial=0).astype(np.float64)
+        self.last: Ints = self.late.argmax(axis=0) if len(self.tables) else np.empty(0, np.int64)
+        usual = float(np.median(self.took)) if len(self.took) else 0.0
+        begins = np.array([number == 0 for _, number in self.keys], bool)
+        self.held: Bools = (self.cost >= max(LEAST, HELD_UP * usual)) & ~begins
+
+    def matrix(self, column: Any) -> Times:
+        """A row a rank: a column of its steps, each in its place; 0 where a rank lacks the step."""
+        out = np.zeros((len(self.tables), len(self.keys)), np.float32)
+        for row, table, place, mine in zip(out, self.tables, self._place, self._mine, strict=True):
+            row[place[mine]] = column(table.steps)[mine]
+        return out
+
+    def _if_all(self, meeting: Times) -> Times:
+        """The meeting, in the steps in which each rank recorded it; else 0: it tells nothing."""
+        return meeting * ((meeting > 0) | ~self.there).all(axis=0)
+
+    @cached_property
+    def late_ones(self) -> Bools:
+        """Which ranks were late in the steps that waited for a rank."""
+        found: Bools = (self.late >= NEAR * self.cost) & self.there & self.held
+        return found
+
+    @property
+    def lost(self) -> float:
+        """The share of the job's time that the median rank waits for the last one."""
+        return float(self.cost[self.held].sum() / max(1.0, self.took.sum()))
+
+    @property
+    def share(self) -> float:
+        """The share of the steps that wait for a rank."""
+        return float(np.count_nonzero(self.held) / max(1, len(self.keys)))
+
+    @cached_property
+    def weights(self) -> Floats:
+        """For each rank the share of all lateness in steps in which it was late."""
+        cost = self.cost * self.held
+        weights: Floats = (self.late_ones * cost).sum(axis=1) / max(1.0, cost.sum())
+        return weights
+
+    def by_cause(self, steps: Ints) -> Floats:
+        """A row a rank: what its loop waited for in these steps, by CAUSES."""
+        chosen = np.zeros(len(self.keys) + 1, bool)
+        chosen[steps] = True
+        return np.array(
+            [
+                table.steps["waits"][mine & chosen[place]].sum(axis=0, dtype=np.float64)
+                for table, place, mine in zip(self.tables, self._place, self._mine, strict=True)
+            ]
+        ).reshape(len(self.tables), len(CAUSES))
+
+    def steps_of(self, row: int, steps: Ints) -> Rows:
+        """What a rank did in these steps: array of STEP."""
+        chosen = np.zeros(len(self.keys) + 1, bool)
+        chosen[steps] = True
+        found: Rows = self.tables[row].steps[self._mine[row] & chosen[self._place[row]]]
+        return found
+
+
+def straggler(meetings: Meetings) -> Straggler | None:
+    """The ranks that the others wait for; None if these waits, without the longest, are a small share of the time."""
+    weights, held = meetings.weights, np.flatnonzero(meetings.held)
+    cost = meetings.cost[held]
+    if len(held) < FEWEST or cost.sum() - cost.max() < KEEPS_UP * meetings.took.sum():
+        return None
+    order = np.argsort(-weights, kind="stable")
+    worst = float(weights[order[0]])
+    group = order[weights[order] >= MARGIN * worst]
+    if worst < STAYS or 2 * len(group) > len(weights):
+        ranks: Ints = np.flatnonzero(weights)
+        return Straggler((), held, worst, _of_loader(meetings, ranks, held))
+    theirs = held[meetings.late_ones[group][:, held].any(axis=0)]
+    share = float(meetings.cost[theirs].sum() / meetings.cost[held].sum())
+    return Straggler(
+        tuple(group.tolist()), theirs, share, _of_loader(meetings, group, theirs), _since(meetings, theirs)
+    )
+
+
+def _of_loader(meetings: Meetings, ranks: Ints, steps: Ints) -> float:
+    """The part of these ranks' lateness in these steps that their loops waited for batches, longer than the median."""
+    usual = _middle(meetings.waits[:, steps], meetings.there[:, steps])
+    late = np.where(meetings.late_ones[ranks][:, steps], meetings.late[ranks][:, steps], 0)
+    more = np.clip(meetings.waits[ranks][:, steps] - usual, 0, late)
+    return float(more.sum() / max(1.0, late.sum()))
+
+
+def _since(meetings: Meetings, steps: Ints) -> int:
+    """The step from which on these are most steps, if they are few before it; else 0."""
+    count = len(meetings.keys)
+    theirs = np.zeros(count, bool)
+    theirs[steps] = True
+    at = np.arange(1, count)
+    before = np.cumsum(theirs)[:-1]
+    early, later = before / at, (len(steps) - before) / (count - at)
+    clear = (later - early) * np.sqrt(at * (count - at))  # a change near an end is less certain
+    best = int(np.argmax(clear)) if count > 1 else 0
+    sudden = count > 1 and early[best] <= RARE * later[best] and before[best] <= RARE * len(steps)
+    return best + 1 if sudden else 0
+
+
+def _keys(steps: Rows) -> Ints:
+    """One number a step, in order."""
+    found: Ints = (steps["epoch"].astype(np.int64) << 32) + steps["number"]
+    return found
+
+
+def _middle(values: Times, there: Bools, upper: bool = False) -> Times:
+    """The median of each column over the ranks that have the step, without a mean: of two, the lower or the upper."""
+    if not len(values):
+        return np.zeros(values.shape[1:], np.float32)
+    count = there.sum(axis=0)
+    order = np.sort(np.where(there, values, np.inf), axis=0)
+    at = np.maximum(0, np.where(upper, count // 2, (count - 1) // 2))
+    return np.where(count > 0, order[np.minimum(at, len(values) - 1), np.arange(values.shape[1])], 0).astype(np.float32)

@@ -1,0 +1,296 @@
+"""What became of a job: its headline, and its summary on one screen, whatever the number of its ranks.
+
+Interface: `JobReport(record)`: `finding`, one for the job as for a trace, and `text()`. The finding is the first of
+these that happened: a rank went wrong by itself; a rank never started; a rank had fewer batches than one that waits;
+the ranks wait for a straggler; else what bounds the ranks' loaders.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from minidl.hang.finding import Finding, HangCause, HangDegree, RunOutcome, Sure, from_trace
+from minidl.hang.headline.uneven import REMEDY
+from minidl.job.digests import JobRecord
+from minidl.job.lateness import reason_of
+from minidl.job.meetings import Meetings, Straggler, straggler
+from minidl.job.step_table import CAUSES, RankFacts
+from minidl.speed.verdict import ROOM, judge
+from minidl.speed.wall_clock import FEW_BATCHES, Bound, Waiting
+from minidl.tracefile.words import counted, duration, listed, percent, plain
+
+SHOWN: Final = 10
+"""The ranks that have a row of their own in a summary."""
+
+NAMED: Final = 3
+"""Ranks that a sentence names; of more, it says how many they are."""
+
+LATE_START: Final = 10.0
+"""Seconds by which a rank begins later than the median rank from which that is said."""
+
+_BATCHES_IN_TURN: Final = (
+    "let batches cost the same on all ranks (mix cheap and expensive samples in each), or hide the difference by a "
+    "larger prefetch_factor or more workers"
+)
+_OWN_IN_TURN: Final = (
+    "let steps cost the same on all ranks: batches of equal size or length, CPUs that no other program uses"
+)
+
+_STOPPED: Final = tuple(one.value for one in RunOutcome if one.stopped)
+
+
+class JobReport:
+    """A job, judged. meetings: its ranks' steps side by side; straggler: None = there is none."""
+
+    def __init__(self, record: JobRecord) -> None:
+        self.record, self.tables = record, record.ranks
+        self.facts = [table.facts for table in record.ranks]
+        self.meetings = Meetings(self.tables)
+        self.straggler: Straggler | None = straggler(self.meetings) if len(self.meetings.keys) >= FEW_BATCHES else None
+
+    @functools.cached_property
+    def finding(self) -> Finding:
+        """The headline of the job."""
+        stopped = [one for one in self.facts if one.outcome in _STOPPED]
+        found = self._stopped(stopped) if stopped else None
+        return found or self._never_started([]) or self._waits_for_straggler() or self._bounds()
+
+    # --- A rank went wrong
+    def _stopped(self, stopped: Sequence[RankFacts]) -> Finding | None:
+        """The finding of ranks that did not end well: the one that went wrong by itself, and those that wait for it."""
+        waiting = [one for one in stopped if one.waits_for_others]
+        if (found := self._never_started(stopped) or self._uneven(stopped)) is not None:
+            return found
+        first = min(stopped, key=_blame)
+        others = [one for one in stopped if one is not first]
+        sound = [one for one in self.facts if one not in stopped]
+        cut = first.outcome == RunOutcome.CUT.value
+        head, _, what = first.what.partition(": ")
+        outcome = RunOutcome(first.outcome)
+        if cut and others and not waiting and _at_one_place(stopped) and not sound:
+            what = f"all {len(stopped)} recordings end after {first.taken[1]} batches, before the run's end"
+            return self._found(outcome, what, first.next_step)
+        if cut and not first.running and (waiting or others or sound):
+            outcome, head = RunOutcome.DIED, "died"
+            what = f"nothing is recorded after its batch {first.taken[1]}: it was killed, or its machine is gone"
+        after = f"; {counted(len(waiting), 'other rank')} waited for it" if waiting and first not in waiting else ""
+        found = self._found(outcome, f"{what}{after}", first.next_step, head=f"{head}, {first.name}")
+        return replace(found, evidence=(*found.evidence, *from_trace(*_others(others))))
+
+    def _never_started(self, stopped: Sequence[RankFacts]) -> Finding | None:
+        """The finding of ranks without a trace for which the others wait."""
+        missing = self.record.missing
+        taken = max((one.taken[1] for one in self.facts), default=0)
+        stuck = taken <= 1 or (stopped and all(one.waits_for_others for one in stopped))
+        if not missing or not stuck:
+            return None
+        who = f"rank{'s' * (len(missing) > 1)} {listed(missing)} of {self.record.world}"
+        batches = counted(taken, "batch", "batches")
+        what = f"{who} left no trace: never started, or recorded elsewhere; the other ranks took {batches}"
+        return self._found(RunOutcome.HUNG, what, "look at the launcher's log of these ranks, and at their nodes")
+
+    def _uneven(self, stopped: Sequence[RankFacts]) -> Finding | None:
+        """The finding of ranks that wait for one that had fewer batches in the epoch."""
+        for one in stopped:
+            ended = [other for other in self.facts if other.epoch == one.epoch and other.ended_epoch]
+            fewer = [other for other in ended if other.taken[0] < one.taken[0]]
+            if one.ended_epoch or not fewer:
+                continue
+            least = min(fewer, key=lambda other: other.taken[0])
+            what = (
+                f"{one.name} waited in its step after batch {one.taken[0]} of epoch {one.epoch}; {least.name} had only "
+                f"{least.taken[0]}: the ranks have different numbers of batches"
+            )
+            return self._found(RunOutcome.HUNG, what, REMEDY)
+        return None
+
+    # --- They all moved
+    def _waits_for_straggler(self) -> Finding | None:
+        found, meetings = self.straggler, self.meetings
+        if found is None:
+            return None
+        share = percent(len(found.steps) / len(meetings.keys))
+        steps = f"{counted(len(found.steps), 'step')} of {len(meetings.keys)}"
+        if not found.ranks:
+            of = "their own steps" if found.loader < 0.5 else "their batches"
+            what = f"{share} of the job's steps wait for one rank, another one each time, and mostly for {of}"
+            often = (f"{steps} wait, for {percent(meetings.lost)} of the job's time", self._most_often())
+            step = _OWN_IN_TURN if found.loader < 0.5 else _BATCHES_IN_TURN
+            return self._found(RunOutcome.SLOW, what, step, often)
+        why = reason_of(meetings, found)
+        epoch, number = meetings.keys[found.since]
+        since = f", since batch {number} of epoch {epoch}" if found.since > len(meetings.keys) // 10 else ""
+        evidence = (f"{steps} wait for it, for {percent(meetings.lost)} of the job's time{since}", *why.evidence)
+        what = f"{share} of the job's steps wait for {self.who(found.ranks)}{since}: {why.words}"
+        return self._found(
+            RunOutcome.SLOW,
+            what,
+            why.next_step.replace("--rank N", f"--rank {self.facts[found.ranks[0]].rank}"),
+            evidence,
+        )
+
+    def who(self, rows: Sequence[int]) -> str:
+        """Some ranks by name: "rank 37 (node4)", "node4 (ranks 32, 33, ...)", "ranks 3 and 9"."""
+        chosen = [self.facts[row] for row in rows]
+        numbers = sorted(one.rank for one in chosen)
+        if len(chosen) == 1:
+            return chosen[0].name
+        node = chosen[0].node
+        if node and {one.rank for one in self.facts if one.node == node} >= set(numbers):
+            return f"{node} (ranks {listed(numbers, NAMED)})"
+        return f"{len(numbers)} ranks ({listed(numbers, NAMED)})"
+
+    def _most_often(self) -> str:
+        weights = self.meetings.weights
+        rows = np.argsort(-weights, kind="stable")[:NAMED].tolist()
+        return "most often last: " + ", ".join(f"{self.facts[row].name} ({percent(weights[row])})" for row in rows)
+
+    def _bounds(self) -> Finding:
+        """What bounds the ranks' loaders, if they do not wait for each other."""
+        causes = dict.fromkeys(CAUSES, 0)
+        for table in self.tables:
+            sums = table.steps["waits"].sum(axis=0, dtype=np.int64)
+            causes = {cause: causes[cause] + int(us) * 1000 for cause, us in zip(CAUSES, sums, strict=True)}
+        own = 1000 * sum(int(table.steps["own"].sum(dtype=np.int64)) for table in self.tables)
+        batches = sum(len(table.steps) for table in self.tables)
+        found = Waiting(causes, own, batches, max(one.workers for one in self.facts), alike=1)
+        none = f"{'no straggler' if len(self.tables) > 1 else 'one rank alone'}; all ranks: "
+        verdict = judge(found, room=ROOM - len(none))
+        fine = verdict.kind in (Bound.NOT_INPUT, Bound.TOO_FEW)
+        step = "" if fine else "minidl summary --rank 0 says more"
+        outcome = RunOutcome.FINE if fine else RunOutcome.SLOW
+        if any(one.running for one in self.facts):
+            outcome = RunOutcome.RUNNING
+        return self._found(outcome, f"{none}{verdict.sentence}", step)
+
+    def _found(
+        self, outcome: RunOutcome, what: str, step: str, evidence: Sequence[str] = (), head: str = ""
+    ) -> Finding:
+        cause = HangCause.SLOW if outcome is RunOutcome.SLOW else HangCause.NONE
+        return Finding(
+            outcome, what, cause, head, evidence=from_trace(*evidence, *self.lacks), sure=Sure.LIKELY, next_step=step
+        )
+
+    # --- In words
+    @functools.cached_property
+    def lacks(self) -> tuple[str, ...]:
+        """What of the job is missing, differs between ranks, or could not be read."""
+        return tuple(map(plain, self._lacks()))
+
+    def _lacks(self) -> Iterator[str]:
+        yield from self.record.problems[: 2 * NAMED]
+        if len(self.record.problems) > 2 * NAMED:
+            yield f"{len(self.record.problems) - 2 * NAMED} more ranks could not be read"
+        if missing := self.record.missing:
+            yield f"no trace of {counted(len(missing), 'rank')} of {self.record.world}: {listed(missing)}"
+        if hurt := [one for one in self.facts if one.problems]:
+            yield f"{_ranks(hurt)}: {hurt[0].problems[0]}" + (", or alike" if len(hurt) > 1 else "")
+        for name, what in (("command", "commands"), ("loader", "DataLoaders"), ("world", "numbers of ranks")):
+            values = Counter(getattr(one, name) for one in self.facts if getattr(one, name))
+            if len(values) > 1:
+                usual = values.most_common(1)[0][0]
+                odd = [one for one in self.facts if getattr(one, name) not in ("", 0, usual)]
+                yield f"the ranks have different {what}: {_ranks(odd)}: {getattr(odd[0], name)}; the others: {usual}"
+        yield from self._uneven_ends()
+        yield from self._late_starts()
+        if self.record.kept > 1:
+            yield f"of the steps, one in {self.record.kept} was judged, evenly spread"
+
+    def _uneven_ends(self) -> Iterator[str]:
+        counts = Counter(one.taken[1] for one in self.facts)
+        if len(counts) > 1:
+            usual = counts.most_common(1)[0][0]
+            odd = sorted((one for one in self.facts if one.taken[1] != usual), key=lambda one: one.taken[1])
+            took = listed([one.taken[1] for one in odd], NAMED)
+            yield f"uneven: {_ranks(odd)} took {took} batches, the others {usual}"
+
+    def _late_starts(self) -> Iterator[str]:
+        begun = [one for one in self.facts if one.wall is not None and one.begin]
+        at = np.array([one.begin + (one.wall or 0) for one in begun], np.float64) / 1e9
+        if len(begun) > 1:
+            late = at - np.sort(at)[(len(at) - 1) // 2]
+            for row in np.flatnonzero(late >= LATE_START)[:NAMED].tolist():
+                yield f"{begun[row].name} began {duration(late[row] * 1e9)} after the others, by the time of day"
+
+    def text(self) -> str:
+        """The summary: the job first, then the ranks that matter."""
+        finding, meetings = self.finding, self.meetings
+        usual = float(np.median(meetings.took)) * 1000 if len(meetings.took) else 0.0
+        nodes = len({one.node for one in self.facts})
+        on = f" on {nodes} nodes" if nodes > 1 else ""
+        events = counted(sum(one.events for one in self.facts), "event")
+        lines = [
+            *finding.lines(),
+            f"{self.record.name}: {counted(len(self.tables), 'rank')}{on}, {counted(len(meetings.keys), 'step')} of "
+            f"{duration(usual)}, {events}",
+            *[f"  {one}" for one in dict.fromkeys(one.command for one in self.facts[:1]) if one],
+            f"  {percent(meetings.share)} of the steps wait for a rank, {percent(meetings.lost)} of the job's time",
+            *self._rows(),
+        ]
+        return "\n".join(map(plain, lines))
+
+    def outliers(self) -> list[int]:
+        """The rows of the ranks that matter: those that went wrong, then those that the others wait for."""
+        weights = self.meetings.weights
+        order = sorted(
+            range(len(self.facts)),
+            key=lambda row: (_blame(self.facts[row])[:2] if self._wrong(row) else (True, 99), -weights[row], row),
+        )
+        return order[:SHOWN]
+
+    def _wrong(self, row: int) -> bool:
+        return self.facts[row].outcome in _STOPPED
+
+    def _rows(self) -> Iterator[str]:
+        width = max([4, *(len(one.node) for one in self.facts)]) if any(one.node for one in self.facts) else 0
+        node = f"  {'node':<{width}}" if width else ""
+        yield f"  {'rank':>6}{node}{'batches':>9}{'late in':>9}{'by, p50':>10}{'waits':>7}{'own':>10}  {'what'}"
+        shown = self.outliers()
+        for row in shown:
+            facts, mine = self.facts[row], self.tables[row].steps
+            held = self.meetings.late_ones[row]
+            late = duration(1000 * float(np.median(self.meetings.late[row][held]))) if held.any() else "-"
+            waits, own = mine["waits"].sum(dtype=np.float64), mine["own"].sum(dtype=np.float64)
+            share = percent(waits / max(1.0, waits + own)) if len(mine) else "-"
+            name = f"  {facts.node:<{width}}" if width else ""
+            each = duration(1000 * own / max(1, len(mine)))
+            yield (
+                f"  {facts.rank:>6}{name}{facts.taken[1]:>9}{np.count_nonzero(held):>9}{late:>10}{share:>7}{each:>10}  "
+                f"{_said(facts)}"
+            )
+        if len(self.facts) > len(shown):
+            rest = [row for row in range(len(self.facts)) if row not in shown]
+            most = max(int(np.count_nonzero(self.meetings.late_ones[row])) for row in rest)
+            yield f"  the other {len(rest)} ranks were late in at most {counted(most, 'step')} each; --rank N shows one"
+
+
+def _blame(facts: RankFacts) -> tuple[bool, int, int, int]:
+    """What tells the rank that went wrong by itself: it waits for no other, is surest, came least far, ended first."""
+    order = [*HangDegree]
+    degree = order.index(Finding(RunOutcome(facts.outcome), "").degree)
+    return facts.waits_for_others, degree, facts.taken[1], facts.end + (facts.wall or 0)
+
+
+def _at_one_place(stopped: Sequence[RankFacts]) -> bool:
+    taken = [one.taken[1] for one in stopped]
+    return max(taken) - min(taken) <= 1
+
+
+def _others(others: Sequence[RankFacts]) -> list[str]:
+    return [f"{one.name}: {one.what}" for one in sorted(others, key=_blame)[:NAMED]]
+
+
+def _ranks(some: Sequence[RankFacts]) -> str:
+    return f"rank{'s' * (len(some) > 1)} {listed([one.rank for one in some], NAMED)}"
+
+
+def _said(facts: RankFacts) -> str:
+    """A rank's own headline, cut to what a row has room for."""
+    room = 60
+    return facts.what if len(facts.what) <= room else facts.what[: room - 4].rpartition(" ")[0] + " ..."

@@ -1,0 +1,282 @@
+"""The table of a rank's steps: what its loop waited for, how long its own code ran, which worker made its batch.
+
+Interface: `tables_of(trace)` -> a `RankTable` for each rank of a trace; `ranks_of(trace)` is the trace of each of them
+alone. Times of the table are in microseconds, its moments in ns of the rank's CLOCK_MONOTONIC.
+
+Rules of use: the steps are those of the DataLoader that the loop spent most time with. A step whose own code did not
+end is left out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from minidl.hang.finding import Finding, HangCause, RunOutcome
+from minidl.hang.headline import headline
+from minidl.hang.headline.uneven import OF_A_WAIT
+from minidl.hang.life import is_here, life
+from minidl.speed.own_step import parts_of
+from minidl.speed.wall_clock import Cause, WallClock
+from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Ints, Rows
+from minidl.tracefile.batches import epochs, keys
+from minidl.tracefile.events import Outcome
+from minidl.tracefile.join import rank_of, told
+from minidl.tracefile.loaders import dataloaders, first_epochs
+from minidl.tracefile.ranks import last_start
+from minidl.tracefile.reader import Trace
+from minidl.tracefile.spans import durations, total
+from minidl.tracefile.words import plain
+
+CAUSES: Final = tuple(Cause)
+
+STEP = np.dtype(
+    [
+        ("epoch", "<u4"),  # of its DataLoader, from 0
+        ("number", "<u4"),  # of the batch in its epoch, from 0
+        ("begin", "<i8"),  # ns: the loop asks for the batch
+        ("waits", "<u4", (len(CAUSES),)),  # what the loop waited for in next, by cause
+        ("own", "<u4"),  # the loop's own code, with the two below
+        ("collective", "<u4"),  # its calls of torch.distributed
+        ("backward", "<u4"),  # in which DistributedDataParallel meets the other ranks; 0 = not recorded in this step
+        ("worker", "<i2"),  # that made the batch; -1 = none
+        ("fetch", "<u4"),  # that worker's time for the batch
+        ("cpu", "<u4"),  # CPU time of that; 0 = not measured
+        ("samples", "<u4"),  # of the batch
+        ("bytes", "<i8"),  # of the batch as it was sent; 0 = unknown
+        ("slowest", "<i8"),  # index of its slowest sample; -1 = unknown
+        ("slowest_took", "<u4"),
+    ]
+)
+"""One step of a rank: a batch, and what the loop did with it. Durations in microseconds."""
+
+MOST_PROBLEMS: Final = 3
+"""What a rank's trace lacks is kept in so many sentences."""
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """What is known of a rank beside its steps; plain values alone, as JSON has them.
+
+    loader: name of the DataLoader whose steps these are. taken: batches that its loop got, in its last epoch and in
+    all. begin, end: first and last event, ns of its clock; wall: what its clock lacks of the time of day, ns, None =
+    unknown. over: its end is recorded; running: its process is there. outcome, what, next_step: of its own headline;
+    waits_for_others: that is a wait for other ranks. parts: ns of each part of its steps.
+    """
+
+    rank: int
+    world: int = 0
+    node: str = ""
+    command: str = ""
+    loader: str = ""
+    workers: int = 0
+    taken: tuple[int, int] = (0, 0)
+    epoch: int = -1
+    ended_epoch: bool = False
+    begin: int = 0
+    end: int = 0
+    wall: int | None = None
+    events: int = 0
+    over: bool = False
+    running: bool = False
+    outcome: str = RunOutcome.UNKNOWN.value
+    what: str = ""
+    next_step: str = ""
+    waits_for_others: bool = False
+    parts: Mapping[str, int] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The rank for messages: "rank 37 (node4)"."""
+        return f"rank {self.rank}" + (f" ({self.node})" if self.node else "")
+
+
+@dataclass(frozen=True)
+class RankTable:
+    """A rank: what is known of it, and its steps (array of STEP)."""
+
+    facts: RankFacts
+    steps: Rows
+
+
+# --- The ranks of a trace ---------------------------------------------------------------------------------------------
+def ranks_of(trace: Trace) -> dict[int, Trace]:
+    """The trace of each rank in a trace; of the last start, if the ranks were started anew. -1 = it does not say."""
+    ranks = {process.rank for process in trace.processes} - {-1}
+    if len(ranks) < 2:
+        alone = rank_of(trace)
+        return {-1 if alone is None else alone: trace}
+    restarts, _ = last_start(trace.lines)
+    of_process = np.array([process.rank for process in trace.processes])[trace.events["process"]]
+    stale = [n for n, params in trace.loaders.items() if params.get("restart", 0) != restarts]
+    fresh = ~np.isin(trace.events["loader"], stale)
+    out = {}
+    for rank in sorted(ranks):
+        out[rank] = one = trace.cut((of_process == rank) & fresh)
+        one.loaders = {n: of for n, of in trace.loaders.items() if of.get("rank") == rank and n not in stale}
+    return out
+
+
+def tables_of(trace: Trace) -> list[RankTable]:
+    """The table of each rank in a trace."""
+    parts = ranks_of(trace)
+    return [_table(one, rank, several=len(parts) > 1) for rank, one in parts.items()]
+
+
+def _table(trace: Trace, rank: int, several: bool) -> RankTable:
+    spans = trace.spans()
+    name, numbers = _main_loader(trace, spans)
+    steps = [_steps(trace, number, spans) for number in numbers]
+    table = np.concatenate(steps) if steps else np.empty(0, STEP)
+    table = table[np.argsort(table["begin"], kind="stable")]
+    mine = spans[np.isin(spans["loader"], numbers) & (spans["code"] == ev.CONSUMER[0]) & (spans["end"] >= 0)]
+    return RankTable(_facts(trace, rank, several, name, numbers, parts_of(spans, mine)), table)
+
+
+def _main_loader(trace: Trace, spans: Rows) -> tuple[str, list[int]]:
+    """The name and the iterators of the DataLoader that the loop spent most time with."""
+    loop = spans[np.isin(spans["code"], [ev.NEXT[0], ev.CONSUMER[0]]) & (spans["end"] >= 0)]
+    spent = {n: total(loop[loop["loader"] == n]) for n in np.unique(trace.events["loader"]).tolist() if n}
+    named = {one.name: [n for n in one.iterators if n in spent] for one in dataloaders(trace)}
+    known = {number for numbers in named.values() for number in numbers}
+    named |= {f"iterator {number}": [number] for number in spent if number not in known}
+    if not spent:
+        return "", []
+    name = max(named, key=lambda one: sum(spent[number] for number in named[one]))
+    return name, named[name]
+
+
+# --- Its steps --------------------------------------------------------------------------------------------------------
+def _steps(trace: Trace, number: int, spans: Rows) -> Rows:
+    """The steps of an iterator. spans: the trace's."""
+    mine = spans[spans["loader"] == number]
+    nexts = mine[(mine["code"] == ev.NEXT[0]) & (mine["end"] >= 0) & (mine["ey"] == Outcome.DATA)]
+    nexts = nexts[nexts["begin"] >= trace.whole_from(number)]
+    loop = mine[(mine["code"] == ev.CONSUMER[0]) & (mine["task"] >= 0)]
+    place = np.searchsorted(loop["begin"], nexts["end"])
+    ends = np.append(loop["end"], -1)[place]
+    nexts, place = nexts[ends >= 0], place[ends >= 0]
+    if not len(nexts):
+        return np.empty(0, STEP)
+    loop = loop[place]
+    out = np.zeros(len(nexts), STEP)
+    out["begin"] = nexts["begin"]
+    epoch = np.maximum(0, epochs(trace.events, nexts["loader"], nexts["end"]))
+    out["epoch"], out["number"] = epoch + first_epochs(trace).get(number, 0), np.maximum(0, nexts["ex"] - 1)
+    out["own"] = _us(durations(loop))
+    for name, code in (("collective", ev.COLLECTIVE[0]), ("backward", ev.BACKWARD[0])):
+        out[name] = _us(_inside(spans[spans["code"] == code], loop))
+    waited = WallClock(trace, number, spans).causes_in(nexts)
+    out["waits"] = np.stack([_us(waited[cause]) for cause in CAUSES], axis=1)
+    _add_batches(trace, mine, keys(nexts["loader"], epoch, nexts["task"]), out)
+    return out
+
+
+def _us(ns: Any) -> Any:
+    return np.clip(np.rint(np.asarray(ns) / 1000), 0, np.iinfo(np.uint32).max)
+
+
+def _inside(rows: Rows, loop: Rows) -> Ints:
+    """The ns of `rows` within each of the loop's steps, in its thread."""
+    place = np.searchsorted(loop["begin"], rows["begin"], side="right") - 1
+    around = loop[place]
+    inside = (place >= 0) & (rows["end"] >= 0) & (rows["end"] <= around["end"])
+    inside &= (rows["process"] == around["process"]) & (rows["tid"] == around["tid"])
+    return np.bincount(place[inside], durations(rows[inside]), len(loop)).astype(np.int64)
+
+
+def _add_batches(trace: Trace, mine: Rows, batch: Ints, out: Rows) -> None:
+    """Fill in who made each batch, and how. mine: the iterator's spans; batch: the key of each step's batch."""
+    out["worker"] = out["slowest"] = -1
+
+    def found(code: int) -> tuple[Rows, Ints, Ints]:
+        """The closed spans of a kind, by key; which steps have one, and the last one of each of these."""
+        rows = mine[(mine["code"] == code) & (mine["end"] >= 0) & (mine["task"] >= 0)]
+        of = keys(rows["loader"], epochs(trace.events, rows["loader"], rows["end"]), rows["task"])
+        order = np.lexsort((durations(rows), of))
+        rows, of = rows[order], of[order]
+        at = np.searchsorted(of, batch, side="right") - 1
+        has = np.flatnonzero((at >= 0) & (np.append(of, -1)[at] == batch))
+        return rows, has, at[has]
+
+    rows, has, at = found(ev.FETCH[0])
+    for name, values in (("worker", rows["worker"]), ("samples", rows["bx"])):
+        out[name][has] = values[at]
+    out["fetch"][has], out["cpu"][has] = _us(durations(rows[at])), _us(rows["cpu"][at])
+    rows, has, at = found(ev.RESULT_REBUILD[0])
+    out["bytes"][has] = rows["bx"][at] + rows["ey"][at]
+    rows, has, at = found(ev.SAMPLE[0])
+    out["slowest"][has], out["slowest_took"][has] = rows["by"][at], _us(durations(rows[at]))
+
+
+# --- What is known of it ----------------------------------------------------------------------------------------------
+def _facts(
+    trace: Trace, rank: int, several: bool, name: str, numbers: Sequence[int], parts: Mapping[str, int]
+) -> RankFacts:
+    events, manifest = trace.events, trace.manifest
+    ends = {line["process"] for kind in ("trace_end", "program_end") for line in trace.described(kind)}
+    homes = {process for process in np.unique(events["process"]).tolist() if trace.processes[process].role != "worker"}
+    over = bool(homes & ends)
+    running = not over and _is_running(trace)
+    if running:
+        trace.seen = time.monotonic_ns()
+    said = headline(trace)
+    mine = events[np.isin(events["loader"], numbers)]
+    begun = mine[mine["code"] == ev.EPOCH[0]]
+    yields = mine[(mine["code"] == ev.YIELD) & (mine["x"] == Outcome.DATA)]
+    last = begun["time"].max(initial=0)
+    first = first_epochs(trace)
+    epoch = max((int(row["x"]) + first.get(int(row["loader"]), 0) for row in begun), default=-1)
+    over_epoch = mine[(mine["code"] == ev.EPOCH[1]) & (mine["time"] >= last)]
+    clock = manifest.get("clock")
+    wall = clock.get("realtime_minus_monotonic_ns") if isinstance(clock, dict) else None
+    host = plain(str(manifest.get("host") or ""))
+    problems = [plain(text) for text in ([] if several else trace.problems)]
+    return RankFacts(
+        rank=rank,
+        world=max(told(trace, "world_size"), default=0),
+        node=host,
+        command=plain(" ".join(map(str, manifest.get("command") or []))),
+        loader=name,
+        workers=max((int(row["y"]) for row in begun), default=0),
+        taken=(int(np.count_nonzero(yields["time"] >= last)), len(yields)),
+        epoch=epoch,
+        ended_epoch=bool(np.any(over_epoch["z"] == ev.Ending.EXHAUSTED)),
+        begin=int(events["time"][0]) if len(events) else 0,
+        end=int(events["time"][-1]) if len(events) else 0,
+        wall=wall if type(wall) is int else None,
+        events=len(events),
+        over=over,
+        running=running,
+        outcome=said.outcome.value,
+        what=said.title.partition(": ")[2] if said.outcome in (RunOutcome.SLOW, RunOutcome.FINE) else said.title,
+        next_step=said.helps,
+        waits_for_others=_waits_for_others(trace, said, homes),
+        parts=dict(parts),
+        problems=tuple(problems[:MOST_PROBLEMS] + [f"{len(problems)} in all"] * (len(problems) > MOST_PROBLEMS)),
+    )
+
+
+def _waits_for_others(trace: Trace, said: Finding, homes: set[int]) -> bool:
+    """Whether a rank that went wrong, or was cut, was waiting for other ranks."""
+    if said.cause is HangCause.COLLECTIVE:
+        return True
+    raised = [str(one.get("error")) for one in trace.described("uncaught") if one["process"] in homes]
+    if said.outcome is RunOutcome.ERROR:
+        return any(map(OF_A_WAIT.search, raised))
+    spans = trace.spans()
+    meets = np.isin(spans["code"], [ev.COLLECTIVE[0], ev.BACKWARD[0]]) & np.isin(spans["process"], list(homes))
+    return bool(np.any(meets & (spans["end"] < 0)))
+
+
+def _is_running(trace: Trace) -> bool:
+    pid, begun = trace.manifest.get("pid"), trace.manifest.get("monotonic_ns")
+    if not (is_here(trace.manifest) and isinstance(pid, int) and isinstance(begun, int)):
+        return False
+    return life(pid, begun).there

@@ -1,0 +1,211 @@
+"""The headline of a job: on made jobs with one planted problem each, and on recorded ones of real gloo ranks."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import planted_jobs
+import pytest
+from made_jobs import FETCH, STEP_TAKES, MadeJob
+
+from minidl import cli
+from minidl.hang.finding import RunOutcome
+from minidl.job.digests import read_job
+from minidl.job.report import JobReport
+from minidl.tracefile.reader import read_trace
+
+SLOW = 60_000  # µs of a fetch: its step hides 20,000 of it
+WAITED = {"outcome": "cut", "what": "cut: it waits", "waits_for_others": True, "over": False, "ended_epoch": False}
+GONE = {"outcome": "cut", "what": "cut: ...", "over": False, "ended_epoch": False, "taken": (12, 12), "end": 5}
+
+
+def node(rank: int) -> str:
+    return f"node{rank // 4}"
+
+
+def in_turn(rank: int, step: int) -> int:
+    return SLOW if random.Random(step).randrange(8) == rank else FETCH
+
+
+MADE = {
+    "none": (MadeJob(), "fine: no straggler; all ranks: not input-bound"),
+    "all alike": (MadeJob(fetch=lambda rank, step: SLOW), "slow: no straggler; all ranks: supply-bound"),
+    "slow shard": (
+        MadeJob(fetch=lambda rank, step: SLOW if rank == 3 and step % 2 else FETCH),
+        "slow: 50% of the job's steps wait for rank 3: its worker 1 takes 15 times as long for a batch",
+    ),
+    "slow storage": (
+        MadeJob(fetch=lambda rank, step: SLOW if rank == 3 else FETCH, nodes=node),
+        "slow: 98% of the job's steps wait for rank 3 (node0): its workers take 15 times as long for a batch",
+    ),
+    "since the middle": (
+        MadeJob(fetch=lambda rank, step: SLOW if rank == 3 and step >= 30 else FETCH),
+        "slow: 50% of the job's steps wait for rank 3, since batch 30 of epoch 0: its workers take 15 times",
+    ),
+    "slow node": (
+        MadeJob(12, fetch=lambda rank, step: SLOW + rank if 4 <= rank < 8 else FETCH, nodes=node),
+        "slow: 98% of the job's steps wait for node1 (ranks 4, 5, 6, ...): their workers take 15 times as long",
+    ),
+    "moving": (
+        MadeJob(fetch=in_turn),
+        "slow: 98% of the job's steps wait for one rank, another one each time, and mostly for their batches",
+    ),
+    "two in turn": (
+        MadeJob(2, fetch=lambda rank, step: SLOW if step // 3 % 2 == rank else FETCH),
+        "slow: 98% of the job's steps wait for one rank, another one each time",
+    ),
+    "computes": (
+        MadeJob(step=lambda rank, step: STEP_TAKES * (1 + 2 * (rank == 5))),
+        "slow: 98% of the job's steps wait for rank 5: its own step takes 40.0 ms longer (forward, 3 times as long)",
+    ),
+    "checkpoints": (
+        MadeJob(step=lambda rank, step: STEP_TAKES * (1 + 9 * (rank == 0 and step % 10 == 9))),
+        "slow: 10% of the job's steps wait for rank 0: its own step takes 180 ms longer",
+    ),
+    "an accident": (MadeJob(step=lambda rank, step: STEP_TAKES * (1 + 90 * (rank == 0 and step == 9))), "fine: no"),
+    "twice the data": (
+        MadeJob(
+            fetch=lambda rank, step: SLOW * (1 + (rank == 2)), samples=lambda rank: 32 * (1 + (rank == 2)),
+            step=lambda rank, step: STEP_TAKES * (1 + (rank == 2)),
+        ),
+        "slow: 98% of the job's steps wait for rank 2: it loads 2 times the data of other ranks (64 samples a batch",
+    ),
+    "fewer workers": (
+        MadeJob(fetch=lambda rank, step: FETCH if rank else SLOW, facts={0: {"workers": 1}}),
+        "slow: 98% of the job's steps wait for rank 0: its workers take 15 times as long",
+    ),
+    "meets in backward": (
+        MadeJob(step=lambda rank, step: STEP_TAKES * (1 + 2 * (rank == 5)), seen="backward"),
+        "slow: 98% of the job's steps wait for rank 5: its own step takes 40.0 ms longer",
+    ),
+    "meets unseen": (
+        MadeJob(fetch=lambda rank, step: SLOW if rank == 3 else FETCH, seen=""),
+        "slow: 98% of the job's steps wait for rank 3: its workers take 15 times as long",
+    ),
+    "computes, unseen": (MadeJob(step=lambda rank, step: STEP_TAKES * (1 + 2 * (rank == 5)), seen=""), "fine: no str"),
+    "dies": (
+        MadeJob(4, facts=dict.fromkeys((0, 1, 2), WAITED) | {3: GONE}),
+        "died, rank 3: nothing is recorded after its batch 12: it was killed, or its machine is gone; 3 other ranks",
+    ),
+    "hangs": (
+        MadeJob(4, facts=dict.fromkeys((0, 1, 2), WAITED) | {3: GONE | {"outcome": "hung", "what": "hung for 9 s: x"}}),
+        "hung for 9 s, rank 3: x; 3 other ranks waited for it",
+    ),
+    "never joins": (
+        MadeJob(4, steps=0, missing=(3,), facts=dict.fromkeys((0, 1, 2), WAITED)),
+        "hung: rank 3 of 4 left no trace: never started, or recorded elsewhere; the other ranks took 0 batches",
+    ),
+    "not given": (MadeJob(4, missing=(3,)), "fine: no straggler"),
+    "uneven": (
+        MadeJob(4, facts={0: {"taken": (59, 59)}, 1: WAITED, 2: WAITED, 3: WAITED}),
+        "hung: rank 1 waited in its step after batch 60 of epoch 0; rank 0 had only 59",
+    ),
+    "killed as a whole": (
+        MadeJob(4, facts=dict.fromkeys(range(4), GONE)), "cut: all 4 recordings end after 12 batches"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_the_headline_of_a_made_job_names_what_was_planted(kind: str) -> None:
+    job, begins = MADE[kind]
+    report = JobReport(job.record())
+    assert report.finding.sentence.startswith(begins), report.finding.sentence
+    assert len(report.finding.title) <= 160
+    assert len(report.text().splitlines()) < 30
+
+
+def test_a_thousand_ranks_fit_a_screen_and_the_straggler_comes_first() -> None:
+    report = JobReport(MadeJob(1024, 50, fetch=lambda rank, step: SLOW if rank == 37 else FETCH).record())
+    lines = report.text().splitlines()
+    assert "wait for rank 37: " in lines[0]
+    assert len(lines) < 24
+    rows = [line.split()[0] for line in lines if line[:10].strip().isdecimal()]
+    assert rows[0] == "37"
+    assert lines[-1] == "  the other 1014 ranks were late in at most 0 steps each; --rank N shows one"
+
+
+def test_what_differs_between_ranks_is_said() -> None:
+    facts = {0: {"command": "other.py"}, 2: {"problems": ("x is truncated",)}, 3: {"begin": 31 * 10**9}}
+    said = JobReport(MadeJob(4, facts=facts, missing=(1,)).record()).lacks
+    assert said == (
+        "no trace of 1 rank of 4: 1",
+        "rank 2: x is truncated",
+        "the ranks have different commands: rank 0: other.py; the others: train.py",
+        "rank 3 began 31.0 s after the others, by the time of day",
+    )
+
+
+# --- Recorded ---------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("planted")
+    planted_jobs.record(place)
+    return place
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("none", "no straggler"),
+        ("shard", "of the job's steps wait for rank 1"),
+        ("compute", "of the job's steps wait for rank 1: its own step takes"),
+        ("dies", "died, rank 1: "),
+    ],
+)
+def test_the_headline_of_a_recorded_job_names_what_was_planted(planted: Path, kind: str, says: str) -> None:
+    job = read_job([planted / kind])
+    assert job is not None
+    finding = JobReport(job).finding
+    assert says in finding.sentence, JobReport(job).text()
+    assert ("its worker 1 takes" in finding.what) == (kind == "shard")
+
+
+@pytest.mark.live
+def test_commands_take_a_job_and_a_rank_of_it(
+    planted: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    job = str(planted / "shard")
+    assert cli.main(["summary", job]) == cli.OK
+    assert "wait for rank 1" in capsys.readouterr().out.partition("\n")[0]
+    assert cli.main(["summary", job, "--rank", "1"]) == cli.OK
+    alone = capsys.readouterr().out
+    assert cli.main(["summary", f"{job}/rank-1"]) == cli.OK
+    assert capsys.readouterr().out == alone
+    assert cli.main(["summary", job, "--rank", "9"]) == cli.USAGE
+    assert "it has 0, 1, 2" in capsys.readouterr().err
+    assert cli.main(["doctor", "--no-py-spy", str(planted / "dies")]) == cli.FOUND
+    assert "it was killed" in (said := capsys.readouterr().out) or "died" in said
+    assert cli.main(["summary", *(f"{job}/rank-{rank}" for rank in (0, 1))]) == cli.OK
+    assert "wait for rank 1" in capsys.readouterr().out.partition("\n")[0]
+
+
+@pytest.mark.live
+def test_a_joined_trace_is_judged_as_its_ranks_are(planted: Path, tmp_path: Path) -> None:
+    from minidl.job.digests import job_of
+    from minidl.merge import merge
+
+    joined = job_of(read_trace(merge([planted / "shard"], tmp_path / "joined")))
+    apart = read_job([planted / "shard"])
+    assert joined is not None
+    assert apart is not None
+    assert JobReport(joined).finding.sentence == JobReport(apart).finding.sentence
+
+
+@pytest.mark.live
+def test_what_cannot_be_read_is_said_and_the_rest_is_read(planted: Path, tmp_path: Path) -> None:
+    shutil.copytree(planted / "shard", tmp_path / "job")
+    (events,) = [one for one in (tmp_path / "job" / "rank-0").glob("*.events") if one.stat().st_size > 40_000][:1]
+    with events.open("r+b") as file:
+        file.truncate(events.stat().st_size // 2)
+    shutil.rmtree(tmp_path / "job" / "rank-2")
+    (tmp_path / "job" / "rank-2").mkdir()
+    job = read_job([tmp_path / "job"])
+    assert job is not None
+    report = JobReport(job)
+    assert any("rank-2 is an empty directory" in text for text in report.lacks)
+    assert any("truncated" in text for text in report.lacks)
+    assert report.finding.outcome is not RunOutcome.UNKNOWN
