@@ -79,7 +79,8 @@ def _next(link: ThreadFacts) -> tuple[ThreadFacts | None, bool]:
 
 # --- The loop and its workers -----------------------------------------------------------------------------------------
 def _asks_for_a_batch(link: ThreadFacts) -> bool:
-    return link.step in (LoaderStep.NEXT, LoaderStep.READ) and not link.in_worker
+    asks = link.step in (LoaderStep.NEXT, LoaderStep.READ) and not link.in_worker
+    return asks and (link.place.interrupted or link.place.users is None)  # the user's code waits for what it likes
 
 
 def _polls_for_results(link: ThreadFacts) -> bool:

@@ -135,7 +135,7 @@ _STEPS: Final = tuple(
         (_MINE + r"shutdown\.py$", "", "", LoaderStep.SHUTDOWN),
         (_HOME, "_shutdown_workers$|__del__$", "", LoaderStep.SHUTDOWN),
         (_HOME, "", r"\.start\(\)|_start\(", LoaderStep.START),
-        (_HOME, "", r"next\(self\._sampler_iter|iter\(", LoaderStep.SAMPLER),
+        (_HOME, "", r"(next|islice)\(self\._sampler_iter|iter\(", LoaderStep.SAMPLER),
         (_DATA + r"sampler\.py$|" + _MINE + r"sampler\.py$", "", "", LoaderStep.SAMPLER),
         (_HOME, "_get_data$|_try_get_data$|_next_data$|_reset$", "",
          LoaderStep.NEXT),

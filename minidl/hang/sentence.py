@@ -93,9 +93,14 @@ def _sample_of(link: ThreadFacts) -> int:
 
 def _place(link: ThreadFacts) -> str:
     """The place of a link, to stand after its name: " in sample 137 (D.get at data.py:6)"."""
-    words, at = _step_words(link), spot(link.place)
-    polls = link.step in _POLLS and not link.place.interrupted
-    return (f" {words}" if words else "") + (f" ({at})" if at and not polls else "")
+    words, at = _step_words(link), _at(link)
+    return (f" {words}" if words else "") + (f" ({at})" if at else "")
+
+
+def _at(link: ThreadFacts) -> str:
+    """The frame of a link; "" if it only polls."""
+    polls = link.step in _POLLS and not link.place.interrupted and link.place.users is None
+    return "" if polls else spot(link.place)
 
 
 def _step_words(link: ThreadFacts) -> str:
@@ -130,8 +135,7 @@ def link_words(chain: Chain, position: int) -> str:
         return f"{name}: this closes the cycle"
     step = link.step.value if link.place.seen else "no Python stack"
     sample = f" (sample {link.place.sample})" if link.place.sample >= 0 else ""
-    polls = link.step in _POLLS and not link.place.interrupted
-    at = f", {spot(link.place)}" if spot(link.place) and not polls else ""
+    at = f", {_at(link)}" if _at(link) else ""
     return f"{name}: {step}{sample}{at}; {link.wait.words}{_asleep_for(link)}"
 
 
