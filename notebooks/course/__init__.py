@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import os
 import tempfile
 import textwrap
 import time
@@ -42,8 +43,8 @@ _number = itertools.count(1)
 
 
 def place(name: str) -> Path:
-    """A new path for a recording: a cell that records may be run again."""
-    return Path(_folder.name) / str(next(_number)) / name
+    """A new path for a recording: a cell that records may be run again, and a check counts in a process of its own."""
+    return Path(_folder.name) / f"{os.getpid()}-{next(_number)}" / name
 
 
 def recorded(path: Path | str) -> minidl.Trace:

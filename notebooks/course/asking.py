@@ -8,12 +8,15 @@ saved page holds it, too. Nothing is remembered: a cell may run twice, and in an
 
 from __future__ import annotations
 
-import difflib
 import functools
 import html
+import math
+import numbers
 import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from string import ascii_lowercase
 from types import EllipsisType
 from typing import Any, ClassVar
 
@@ -25,9 +28,14 @@ NUMBERS = dict(zip(
     range(17), strict=True,
 )) | {"none": 0, "nothing": 0, "never": 0, "zero": 0, "once": 1, "twice": 2}  # fmt: skip
 
+COUNTED = re.compile(
+    "(batch|process)(es)?|(byte|call|descriptor|draw|epoch|file|sample|segment|sentinel|slab|step|task|tensor|time|worker)s?"
+    "|copy|copies|index|indices|ms"
+)
+"""What may stand behind a number. Any other word could turn its meaning: "not 4", "more than 4", "4 or 5"."""
 
 UNITS = {"b": 1, "byte": 1, "bytes": 1, "kb": 1e3, "kib": 2**10, "mb": 1e6, "mib": 2**20}
-UNKNOWN = {"", "?", "i don t know", "don t know", "idk", "no idea"}
+UNKNOWN = {"i don t know", "don t know", "idk", "no idea"}
 """Answers of a reader who has none, as `_plain` gives them."""
 
 
@@ -38,25 +46,36 @@ class Unreadable(Exception):
 # --- Forms of answers -------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Count:
-    """A number. It may be given as a number or in words, and with what it counts: 4, "four", "4 tasks"."""
+    """A number that is not negative. It may be given as a number or in words, and with what it counts: 4, "four tasks"."""
 
     value: int
-    example = 'a whole number, such as 3 or "three"'
+    example = 'a whole number, such as 3 or "three", and nothing else than what it counts'
 
     def read(self, given: object) -> int:
         if isinstance(given, str):
-            words = re.findall(r"\d[\d,_]*(?:\.\d+)?|[a-z]+", given.casefold())
-            digits = [float(re.sub("[,_]", "", word)) for word in words if word[0].isdigit()]
-            named = [NUMBERS[word] for word in words if word in NUMBERS]
-            found = {*digits, *named}
-            once = len(digits) < 2 and len(named) < 2  # "2 * 2" is not 2
-            given = found.pop() if len(found) == 1 and once else None
-        if isinstance(given, bool) or not hasattr(given, "__int__") or int(given) != given:
+            given = self._in_words(given.casefold().strip(" .!"))
+        number = _number(given)
+        if number is None or number < 0 or number != int(number):
             raise Unreadable(self.example)
-        return int(given)
+        return int(number)
+
+    def _in_words(self, said: str) -> object:
+        number, _, counted = said.partition(" ")
+        if COUNTED.fullmatch(number):  # "batch 1"
+            number, counted = counted, ""
+        if counted and not COUNTED.fullmatch(counted):
+            return None
+        digits = re.fullmatch(r"\d[\d,_]*(?:\.\d+)?", number)
+        return float(re.sub("[,_]", "", number)) if digits else NUMBERS.get(number)
 
     def __str__(self) -> str:
         return f"{self.value:,}"
+
+
+def _number(given: object) -> float | None:
+    """What is given, if it is one finite number; True, an array and a tensor are none."""
+    is_number = isinstance(given, numbers.Real) and not isinstance(given, bool)
+    return float(given) if is_number and math.isfinite(given) else None  # type: ignore[arg-type]
 
 
 class Worker(Count):
@@ -64,11 +83,10 @@ class Worker(Count):
 
     example = 'a worker, such as 0 or "worker 0"'
 
-    def read(self, given: object) -> int:
-        if isinstance(given, str):
-            named = re.fullmatch(r"\s*(?:the )?(?:worker|w)?[\s#]*(\w+)\W*", given.casefold())
-            given = named[1] if named and named[1] not in ("no", "none", "nothing", "never", "once", "twice") else ""
-        return super().read(given)
+    def _in_words(self, said: str) -> object:
+        named = re.fullmatch(r"(?:the )?(?:worker|w)?[\s#]*(\w+)", said)
+        no_worker = named is None or named[1] in ("no", "none", "nothing", "never", "once", "twice")
+        return None if no_worker else super()._in_words(named[1])  # type: ignore[index]
 
     def __str__(self) -> str:
         return f"worker {self.value}"
@@ -76,24 +94,50 @@ class Worker(Count):
 
 @dataclass(frozen=True)
 class Choice:
-    """One of a few answers. options: answer -> other words for it; True and False stand for "yes" and "no"."""
+    """One of a few answers, given by its letter or in its words; True and False stand for "yes" and "no".
+
+    options: answer -> what it misses, if it is wrong; then other words for it. A sentence about an answer is not taken for
+    it: "not the host" is none of them.
+    """
 
     value: str
     options: Mapping[str, Sequence[object]]
 
+    def __post_init__(self) -> None:
+        if lacking := self.options.keys() - self.slips.keys() - {self.value}:
+            raise ValueError(f"say what these answers miss, if they are wrong: {', '.join(sorted(lacking))}")
+
+    @property
+    def slips(self) -> Mapping[str, object]:
+        """A wrong answer -> what it misses."""
+        return {name: others[0] for name, others in self.options.items() if name != self.value and others and others[0]}
+
+    @property
+    def listed(self) -> list[str]:
+        """The answers with their letters; none for yes and no."""
+        plain = list(self.options) == ["yes", "no"]
+        return (
+            [] if plain else [f"{letter}) {name}" for letter, name in zip(ascii_lowercase, self.options, strict=False)]
+        )
+
     def read(self, given: object) -> str:
-        known = {_plain(word): name for name, others in self.options.items() for word in (name, *others)}
-        said = _plain({True: "yes", False: "no"}.get(given, given) if isinstance(given, bool) else given)
-        if said in known:
-            return known[said]
-        named = {name for word, name in known.items() if re.search(rf"\b{re.escape(word)}\b", said)}
-        close = difflib.get_close_matches(said, known, n=1, cutoff=0.75)
-        if len(named) == 1 or close:
-            return named.pop() if len(named) == 1 else known[close[0]]
-        raise Unreadable("one of " + ", ".join(map(repr, self.options)))
+        said = given if not isinstance(given, bool) else "yes" if given else "no"
+        known = {_plain(word): name for name, others in self.options.items() for word in (name, *others[1:])}
+        known |= {letter: name for letter, name in zip(ascii_lowercase, self.options, strict=False) if self.listed}
+        if isinstance(said, str):
+            letter = re.fullmatch(r"\W*([a-z])\W*", said.casefold())
+            said = letter[1] if letter else _plain(said)
+        if not isinstance(said, str | int) or str(said) not in known:
+            raise Unreadable("one of " + (", ".join(self.listed) or ", ".join(map(repr, self.options))))
+        return known[str(said)]
 
     def __str__(self) -> str:
         return self.value
+
+
+def yes_no(right: bool, slip: str) -> Choice:
+    """The answers "yes" and "no". slip: what the wrong one misses."""
+    return Choice("yes" if right else "no", {"yes": (slip,), "no": (slip,)})
 
 
 def _plain(given: object) -> str:
@@ -114,21 +158,12 @@ class Share:
 
     LARGE: ClassVar = 0.85
     SMALL: ClassVar = 0.05
-    WORDS: ClassVar = {
-        "hardly any": (
-            "almost none",
-            "almost nothing",
-            "none",
-            "nothing",
-            "zero",
-            "very little",
-            "few",
-            "a few",
-            "little",
-        ),
-        "about half": ("about half", "half", "half of them", "some", "third", "about third", "37 %", "1/3"),
-        "nearly all": ("all", "all of them", "everything", "almost all", "most", "every byte"),
-    }
+    WORDS: ClassVar = (
+        ("", "almost none", "almost nothing", "none", "nothing", "zero", "very little", "few", "a few", "little"),
+        ("", "about half", "half", "half of them", "some", "third", "about third", "1/3"),
+        ("", "all", "all of them", "everything", "almost all", "most", "every byte"),
+    )
+    """Other words for the three sizes."""
 
     @property
     def value(self) -> str:
@@ -140,18 +175,32 @@ class Share:
 
     def read(self, given: object) -> str:
         if isinstance(given, str):
-            number = re.fullmatch(r"\s*(?:about|~)?\s*([\d.,]+)\s*(%|per ?cent|\w*)\s*", given)
+            number = re.fullmatch(r"(?:about|~)?\s*(\d[\d,]*(?:\.\d+)?)\s*(%|per ?cent|\w*)", given.casefold().strip())
             if number is None:
-                return Choice("", dict(zip(self.sizes, self.WORDS.values(), strict=True))).read(given)
+                return self._in_words(given)
             given, unit = float(number[1].replace(",", "")), number[2]
-            if unit in ("%", "percent", "per cent"):
-                return self._size(given / 100)
-            if unit.casefold() in UNITS:
-                return self._size(given * UNITS[unit.casefold()] / self.total)
-        if isinstance(given, bool) or not hasattr(given, "__float__"):
-            raise Unreadable("a share: " + ", ".join(map(repr, self.sizes)) + ', a fraction, or "10 %"')
-        number = float(given)  # type: ignore[arg-type]
-        return self._size(number if number <= 1 else number / self.total)
+            of_one = {"%": 0.01, "percent": 0.01, "per cent": 0.01} | {u: b / self.total for u, b in UNITS.items()}
+            if unit and unit not in of_one:
+                raise Unreadable(self._example)
+            if unit:
+                share = given * of_one[unit]
+                given = share if share <= 1 else 1 if share < 1.05 else -1
+        share = _number(given)
+        if share is None or not 0 <= share <= max(1, self.total):
+            raise Unreadable(self._example)
+        return self._size(share if share <= 1 else share / self.total)
+
+    @property
+    def _example(self) -> str:
+        return "a share: " + ", ".join(map(repr, self.sizes)) + ', a fraction, or "10 %"'
+
+    def _in_words(self, said: str) -> str:
+        known = {
+            _plain(word): size for size, words in zip(self.sizes, self.WORDS, strict=True) for word in (size, *words)
+        }
+        if _plain(said) not in known:
+            raise Unreadable(self._example)
+        return known[_plain(said)]
 
     def _size(self, share: float) -> str:
         return self.sizes[(share > self.SMALL) + (share > self.LARGE)]
@@ -168,7 +217,8 @@ class Listed:
 
     def read(self, given: object) -> tuple[int, ...]:
         if isinstance(given, str):
-            given = [int(digits) for digits in re.findall(r"\d+", given)] or None
+            words = [word for word in re.split(r"[\s,;]+|\bthen\b|\band\b", given.casefold().strip(" .[]()")) if word]
+            given = [int(word) if word.isdecimal() else None for word in words if not COUNTED.fullmatch(word)] or None
         try:
             return tuple(Count(0).read(one) for one in given)  # type: ignore[attr-defined]
         except (TypeError, Unreadable):
@@ -213,15 +263,16 @@ class Prediction:
     def _judge(self) -> tuple[bool | None, str]:
         if self.given is ... or self.given is None:
             return None, "Write your answer in the place of `...` and run this cell again."
-        if isinstance(self.given, str) and _plain(self.given) in UNKNOWN:
+        if isinstance(self.given, str) and (not re.search(r"\w", self.given) or _plain(self.given) in UNKNOWN):
             return None, "Guess: a wrong guess costs nothing, and gets a hint."
         try:
             said = self.asked.answer.read(self.given)
         except Unreadable as wanted:
-            return None, f"{self.given!r} cannot be read here: give {wanted}."
+            return None, f"{textwrap.shorten(repr(self.given), 60)} cannot be read here: give {wanted}."
         if said == self.asked.answer.value:
             return True, f"Right: {self.asked.answer}."
-        return False, f"Not {self.given}. {self.asked.slips.get(said, self.asked.hint)}"
+        slips = {**getattr(self.asked.answer, "slips", {}), **self.asked.slips}
+        return False, f"Not {said if isinstance(said, str) else self.given}. {slips.get(said, self.asked.hint)}"
 
     @property
     def right(self) -> bool | None:
@@ -241,7 +292,11 @@ class Prediction:
 
     def __repr__(self) -> str:
         reason = f" {self.asked.why}" if self.right else ""
-        return f"{self.asked.text}\n{self.verdict}{reason}".replace("`", "")
+        return "\n".join([self.asked.text, *self._listed, f"{self.verdict}{reason}"]).replace("`", "")
+
+    @property
+    def _listed(self) -> list[str]:
+        return self.asked.answer.listed if isinstance(self.asked.answer, Choice) else []
 
     def _repr_html_(self) -> str:
         answer = "" if self.right else f"{self.asked.answer}. "
@@ -250,7 +305,10 @@ class Prediction:
             "" if self.right is False and self.asked.hint in self.verdict else folded("hint", marked(self.asked.hint))
         )
         rest = reason if self.right else hint + folded("answer and reason", reason)
-        return boxed(self.right, f"<p><b>Predict.</b> {marked(self.asked.text)}</p><p>{marked(self.verdict)}</p>{rest}")
+        listed = f"<p>{'<br>'.join(map(marked, self._listed))}</p>" if self._listed else ""
+        return boxed(
+            self.right, f"<p><b>Predict.</b> {marked(self.asked.text)}</p>{listed}<p>{marked(self.verdict)}</p>{rest}"
+        )
 
     def _moment(self) -> str:
         if self.trace is None or self.asked.at is None:

@@ -8,13 +8,11 @@ from collections.abc import Callable, Mapping
 
 import minidl
 from course import recording
-from course.asking import Asked, Choice, Count, Worker, question, rows
-from course.checking import Wrong, exercise
+from course.asking import Asked, Choice, Count, Worker, question, rows, yes_no
+from course.checking import Wrong, exercise, number
 from minidl.speed.verdict import verdict
 from minidl.speed.wall_clock import Bound, Cause, Waiting, waiting
 from minidl.tracefile.events import CONSUMER, NEXT
-
-YES_NO = {"yes": (), "no": ()}
 
 
 def opened(name: str) -> minidl.Trace:
@@ -70,10 +68,10 @@ def who_waits(trace: minidl.Trace) -> Asked:
     (row, *_) = rows(trace, "ready_get", "B") or rows(trace, "result_get", "B")
     return Asked(
         f"{found.batches} batches. All the loop's own work took {found.consumer // 1_000_000} ms; all fetches together took {found.cpu.wall // 1_000_000} ms, by {workers(trace)} "
-        f"worker{'s' * (workers(trace) > 1)}. Who waits for whom: the loop for the workers, or the workers for the loop?",
-        Choice("the workers" if keeps_up else "the loop", {
-            "the loop": ("loop", "consumer", "the device", "gpu", "the loop for the workers"),
-            "the workers": ("workers", "the workers for the loop", "worker"),
+        f"worker{'s' * (workers(trace) > 1)}. Who waits for whom?",
+        Choice("the workers for the loop" if keeps_up else "the loop for the workers", {
+            "the loop for the workers": ("Workers fetch at the same time: divide the time of all fetches by their number.", "loop", "the loop", "consumer", "device", "gpu"),
+            "the workers for the loop": ("A worker can only wait if its queue is full. Do these fetch as fast as the loop takes?", "workers", "the workers"),
         }),
         "Divide the fetches' time by the number of workers. Which of the two sides is done later?",
         f"The loop waited {share:.0%} of its time (without starting and ending workers). "
@@ -92,13 +90,32 @@ def doing(trace: minidl.Trace) -> Asked:
     used = waited(trace).cpu
     computing, starved = used.cpu / used.wall, used.no_cpu / used.wall
     options = {
-        "computing": ("compute", "calculating", "decoding"),
-        "ready but without a CPU": ("waiting for a cpu", "without cpu", "cpu"),
-        "waiting for something else": ("waiting", "disk", "network", "waiting for a disk", "io", "i/o", "lock"),
+        "computing": (
+            "Compare the CPU time of the fetches (`cpu`) with how long they took.",
+            "compute",
+            "calculating",
+            "decoding",
+        ),
+        "ready but without a CPU": (
+            "The kernel counts that (`cpu_wait`). With one worker on two cores, there is nothing to compete with.",
+            "waiting for a cpu",
+            "without cpu",
+        ),
+        "waiting for something else: a disk, a network, a lock": (
+            "Compare the CPU time of the fetches (`cpu`) with how long they took.",
+            "waiting",
+            "waiting for something else",
+            "disk",
+            "a disk",
+            "network",
+            "io",
+            "i/o",
+            "lock",
+        ),
     }
     shares = dict(zip(options, (computing, starved, 1 - computing - starved), strict=True))
     return Asked(
-        "The same run. What does the worker do for most of the time of its fetches: is it computing, ready but without a CPU, or waiting for something else (a disk, a network, a lock)?",
+        "The same run. What does the worker do for most of the time of its fetches: computing, or not?",
         Choice(max(shares, key=shares.__getitem__), options),
         "The worker counts the CPU time of each fetch (`cpu`), and the kernel counts how long it was ready and had none (`cpu_wait`). What is left?",
         ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
@@ -145,12 +162,28 @@ def greatest(trace: minidl.Trace) -> Asked:
     found = waited(trace)
     name = max(found.causes, key=lambda cause: found.causes[cause])
     options = {
-        Cause.SAMPLES.value: ("sample", "fetching", "decoding"),
-        Cause.REBUILD.value: ("rebuild", "rebuilding"),
-        Cause.START_UP.value: ("start", "starting", "start-up", "starting workers", "ending workers"),
+        Cause.SAMPLES.value: (
+            "That is what it waits for in a long run. How many batches does this one have?",
+            "sample",
+            "fetching",
+            "decoding",
+        ),
+        Cause.REBUILD.value: (
+            "A message names memory that is there already: rebuilding it takes a fraction of a millisecond.",
+            "rebuild",
+            "rebuilding",
+        ),
+        Cause.START_UP.value: (
+            "The run is long enough for its start to be small.",
+            "start",
+            "starting",
+            "start-up",
+            "starting workers",
+            "ending workers",
+        ),
     }
     return Asked(
-        f"{workers(trace)} workers send bytes, and the device makes floats of them; 20 batches. What did the loop wait for longest: samples, rebuilding messages, or starting and ending workers?",
+        f"{workers(trace)} workers send bytes, and the device makes floats of them; 20 batches. What did the loop wait for longest?",
         Choice(name.value, options),
         "How long does a worker take to start, how many of them are there, and how long is the whole run?",
         f"That was {found.share(name):.0%} of the waiting. It is paid once an epoch, or once a run with `persistent_workers=True`. So the summary says it, but judges the rest by itself. "
@@ -179,13 +212,22 @@ def helps(in_order: minidl.Trace, out_of_order: minidl.Trace) -> Asked:
     before, after = steady(waited(in_order)), steady(waited(out_of_order))
     return Asked(
         f"More workers would not help: they would wait for the same batch. Does `in_order=False` bring the waiting ({before:.0%}) below a tenth: yes or no?",
-        Choice("yes" if after < 0.1 else "no", YES_NO),
+        yes_no(after < 0.1, "While worker 0 is busy, do the others have tasks, and does the loop take their batches?"),
         "Is there other work for the loop during these 0.6 s?",
         f"{after:.0%}: whoever is ready is yielded. The price is the order, which then depends on the machine's timing (05, section 4).",
     )
 
 
 # --- Exercises --------------------------------------------------------------------------------------------------------
+MADE: tuple[tuple[dict[Cause, int], int, Bound], ...] = (
+    ({Cause.SAMPLES: 50}, 950, Bound.NOT_INPUT), ({Cause.START_UP: 1000, Cause.SAMPLES: 50}, 950, Bound.NOT_INPUT),
+    ({Cause.SAMPLES: 105}, 1000, Bound.NOT_INPUT), ({Cause.SAMPLES: 120}, 1000, Bound.SUPPLY),  # 105 / 1105 is below a tenth
+    ({Cause.SAMPLES: 100, Cause.COLLATE: 100, Cause.HEAD_OF_LINE: 150}, 100, Bound.SUPPLY),
+    ({Cause.SAMPLES: 100, Cause.IPC: 100, Cause.HEAD_OF_LINE: 150}, 100, Bound.SUPPLY),
+    ({Cause.SAMPLES: 100, Cause.HEAD_OF_LINE: 150, Cause.START_UP: 900}, 100, Bound.HEAD_OF_LINE),
+)  # fmt: skip
+"""Milliseconds of waiting by cause, the loop's own, and the verdict."""
+
 RUNS = ("workers-0", "workers-1", "workers-2", "starved-gpu", "head-of-line-in-order", "head-of-line-out-of-order")
 
 
@@ -197,7 +239,7 @@ def share_of_waiting(function: Callable[[minidl.Trace], float]) -> str:
         spans = trace.spans()
         took = {code: int((mine["end"] - mine["begin"]).sum()) for code in (NEXT[0], CONSUMER[0]) for mine in [spans[spans["code"] == code]]}  # fmt: skip
         wanted = took[NEXT[0]] / (took[NEXT[0]] + took[CONSUMER[0]])
-        said = float(function(trace))
+        said = number(function(trace), f"In {name!r}", "The steps `next` and `consumer`: one share, between 0 and 1.")
         if abs(said - wanted) > 0.005:
             raise Wrong(
                 f"In {name!r}, the loop waited {wanted:.1%} of its time; your function says {said:.1%}.",
@@ -210,17 +252,23 @@ def share_of_waiting(function: Callable[[minidl.Trace], float]) -> str:
 @exercise
 def rule(function: Callable[[Mapping[str, int], int], str]) -> str:
     """A verdict."""
+    cases = []
     for name in RUNS[1:]:
         trace = opened(name)
         found = waited(trace)
-        wanted = verdict(trace, next(iter(trace.loaders))).kind.value
-        causes = {cause.value: found.causes[cause] for cause in Cause}
-        said = function(causes, found.consumer)
+        cases.append((name, found.causes, found.consumer, verdict(trace, next(iter(trace.loaders))).kind))
+    cases += [
+        ("a made run", {cause: ms * 1_000_000 for cause, ms in made.items()}, ms * 1_000_000, kind)
+        for made, ms, kind in MADE
+    ]
+    for name, of_causes, consumer, kind in cases:
+        wanted, causes = kind.value, {cause.value: of_causes.get(cause, 0) for cause in Cause}
+        said = function(dict(causes), consumer)
         if said != wanted:
             raise Wrong(
                 f"{name!r} is {wanted}; your rule says {said!r}.",
                 "The steps `worker_start` and `shutdown` are paid once, so leave 'starting and ending workers' out. Is the rest a tenth of the loop's time? Then `head of line` against all that makes "
                 "batches: samples, collation, pickling and sending.",
-                evidence="\n".join(f"{cause:<40} {ns / 1e6:8.1f} ms" for cause, ns in {**causes, "the loop's own": found.consumer}.items()),
+                evidence="\n".join(f"{cause:<40} {ns / 1e6:8.1f} ms" for cause, ns in {**causes, "the loop's own": consumer}.items()),
             )  # fmt: skip
-    return "The same verdicts as `minidl summary`, on five runs. The package's rule knows a few more kinds: the sampler, rebuilding and pinning, too few batches to say."
+    return "The same verdicts as `minidl summary`, on five runs and on made ones. The package's rule knows a few more kinds: the sampler, rebuilding and pinning, too few batches to say."

@@ -1,8 +1,10 @@
 """Build it yourself: checks of what the reader has written, each of which says which step of the protocol went wrong.
 
 A check is a function that takes the reader's object, decorated with `@exercise`. It returns what was right, in words, or
-raises `Wrong`. A stub raises NotImplementedError: it is "not written yet". `explored` runs a dispatcher or a driver of
-the reader through all interleavings of a small loader, and shows the shortest run that goes wrong.
+raises `Wrong`. A stub raises NotImplementedError: it is "not written yet". Each check runs in a process of its own, for a
+bounded time: a loop without end, `sys.exit()` or a crash in the reader's code leaves the notebook as it is. `explored` runs
+a dispatcher or a driver of the reader through all interleavings of a small loader, and shows the shortest run that goes
+wrong.
 """
 
 from __future__ import annotations
@@ -11,18 +13,27 @@ import base64
 import functools
 import html
 import io
-import operator
+import multiprocessing
+import numbers
+import os
+import signal
 import sysconfig
 import tempfile
 import textwrap
+import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import minidl
 from course.asking import boxed, folded, marked
+from course.data import PATIENCE
 from minidl.check import examine
 from minidl.explore.configurations import Configuration
 from minidl.explore.decisions import Driving
@@ -84,25 +95,68 @@ class Outcome:
 
 
 def exercise(check: Callable[..., str]) -> Callable[..., Outcome]:
-    """Make a function that checks the reader's object and never raises for what it does."""
+    """Make a function that checks the reader's object, and comes back whatever that does."""
 
     @functools.wraps(check)
     def judge(*given: Any, **more: Any) -> Outcome:
-        try:
-            return Outcome(True, f"Right. {check(*given, **more)}")
-        except NotImplementedError as error:
-            return Outcome(
-                None, f"Not written yet{f': {error}' if error.args else ''}. Write it, and run this cell again."
-            )
-        except Wrong as wrong:
-            return Outcome(False, str(wrong), wrong.step, wrong.evidence, wrong.trace, wrong.drawn)
-        except Exception as error:
-            last = _own(traceback.extract_tb(error.__traceback__))
-            words = f"Your code has raised {type(error).__name__}: {error}"
-            return Outcome(False, words, f"In `{last.name}`, line {last.lineno}: `{last.line}`")
+        return apart(functools.partial(judged, check, *given, **more))
 
     judge.is_exercise = True  # type: ignore[attr-defined]
     return judge
+
+
+def judged(check: Callable[..., str], *given: Any, **more: Any) -> Outcome:
+    """What the check says, in this process. Raises only what is no Exception, such as SystemExit."""
+    try:
+        return Outcome(True, f"Right. {check(*given, **more)}")
+    except NotImplementedError as error:
+        return Outcome(None, f"Not written yet{f': {error}' if error.args else ''}. Write it, and run this cell again.")
+    except Wrong as wrong:
+        return Outcome(False, str(wrong), wrong.step, wrong.evidence, wrong.trace, wrong.drawn)
+    except Exception as error:
+        last = _own(traceback.extract_tb(error.__traceback__))
+        words = f"Your code has raised {type(error).__name__}: {error}"
+        return Outcome(False, words, f"In `{last.name}`, line {last.lineno}: `{last.line}`")
+
+
+def apart(job: Callable[[], Outcome], seconds: float = PATIENCE) -> Outcome:
+    """What the job says in a forked process, which is killed after so many seconds, with all that it has started."""
+    reader, writer = multiprocessing.Pipe(duplex=False)
+    child = multiprocessing.get_context("fork").Process(target=_alone, args=(job, writer))
+    child.start()
+    writer.close()
+    until = time.monotonic() + seconds
+    try:
+        while not (came := reader.poll(0.05)) and child.is_alive() and time.monotonic() < until:
+            pass
+        return reader.recv() if came or reader.poll(0) else _nothing_came(child, seconds)
+    except EOFError:
+        return _nothing_came(child, seconds)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid or 0, signal.SIGKILL)
+        child.kill()  # if it was not yet the leader of its group
+        child.join()
+        reader.close()
+
+
+def _alone(job: Callable[[], Outcome], answer: Connection) -> None:
+    os.setpgrp()  # so that a kill reaches workers, too
+    torch.set_num_threads(1)  # the threads of torch's pool were not forked
+    answer.send(job())
+
+
+def _nothing_came(child: Any, seconds: float) -> Outcome:
+    child.join(0.1)
+    if child.is_alive():
+        said = f"Your code has not come to its end within {seconds:g} s. It was stopped."
+        return Outcome(
+            False, said, "Is there a loop, or a generator, that never ends? Or a wait for something that never comes?"
+        )
+    return Outcome(
+        False, f"Your code has ended its process (exit code {child.exitcode}): the check did not come to its end.",
+        "`sys.exit()` and `os._exit()` end a process, and so does a crash in C code. In a worker, they would end the worker.",
+    )  # fmt: skip
 
 
 def _own(frames: traceback.StackSummary) -> traceback.FrameSummary:
@@ -115,9 +169,20 @@ def _own(frames: traceback.StackSummary) -> traceback.FrameSummary:
 
 def whole(said: object, about: str, step: str) -> int:
     """What the reader's function has returned, as a number. Raises Wrong if it is no whole number."""
-    if not hasattr(said, "__index__"):
+    given = number(said, about, step)
+    if given != int(given):
         raise Wrong(f"{about}, your function returns {said!r}, not a whole number.", step)
-    return operator.index(said)
+    return int(given)
+
+
+def number(said: object, about: str, step: str) -> float:
+    """What the reader's function has returned. Raises Wrong if it is not one finite number: for an array, nan, inf."""
+    item = getattr(said, "item", None) if getattr(said, "shape", None) == () else None  # an array of one number
+    given = item() if item else said
+    if not isinstance(given, numbers.Real) or not -1e300 < given < 1e300:
+        shown = textwrap.shorten(repr(said), 80, placeholder=" ...")
+        raise Wrong(f"{about}, your function returns {shown} ({type(said).__name__}), not one finite number.", step)
+    return given  # type: ignore[return-value]
 
 
 def drawn(trace: minidl.Trace, batches: Iterable[int] = (), **options: Any) -> bytes:

@@ -16,7 +16,7 @@ import torch
 import minidl
 from course import place, recorded
 from course.asking import Asked, Choice, Count, question, rows
-from course.checking import Wrong, exercise
+from course.checking import Wrong, exercise, whole
 from course.data import PATIENCE, STEP, Uneven, numbers
 from minidl.resume.position import Course, Position
 
@@ -145,9 +145,11 @@ def count_alone(state: Mapping[str, Any]) -> Asked:
     return Asked(
         f"This state says that {state['batches']} batches were yielded, out of order. Suppose a resumed loader had only this number, and "
         f"skipped the first {state['batches']} batches of the sampler. What would happen to samples?",
-        Choice("both", {
-            "nothing": ("none", "no", "neither"), "some are lost": ("lost", "lose"), "some are repeated": ("repeated", "twice"),
-            "both": ("some are lost and some repeated", "lost and repeated"),
+        Choice("some are lost and some repeated", {
+            "nothing": ("So it is in order, where the number says which batches. Which ones were yielded here?", "none", "neither"),
+            "some are lost": ("As many were skipped as were yielded. If one of the skipped was not yielded, what was yielded in its place?", "lost"),
+            "some are repeated": ("As many were skipped as were yielded. If one that was yielded is not skipped, what was skipped in its place?", "repeated", "twice"),
+            "some are lost and some repeated": ("", "both", "lost and repeated"),
         }),
         f"Which batches were yielded? See `ahead`. Which would be skipped: the first {state['batches']}.",
         f"Skipped would be draws 0 to {state['batches'] - 1}; yielded were {state['ahead']}. What was skipped and not yielded is lost; "
@@ -171,7 +173,11 @@ def naive_loss(function: Callable[[int, int, int, int], int]) -> str:
             loader.state_dict()
         trace = recorded(directory)
         _, given, had = given_and_yielded(trace)
-        said = function(workers, prefetch, yielded, 48)
+        said = whole(
+            function(workers, prefetch, yielded, 48),
+            f"For {workers} workers",
+            "The steps `sampler_next` and `yield`: one number of samples.",
+        )
         if said != given - had:
             raise Wrong(
                 f"{workers} workers, `prefetch_factor={prefetch}`, {yielded} of 12 batches yielded: {given - had} samples are lost; your "
@@ -190,8 +196,21 @@ def place_of(function: Callable[[int, int], tuple[list[int], int]]) -> str:
         known = Course([Position() for _ in range(workers)], indexed=False)
         for task in range(3 * workers + 1):
             wanted = ([position.yielded for position in known.places], known.turn)
-            said = function(task, workers)
-            if tuple(said) != wanted:
+            step = (
+                "The step `yield`: return a sequence with a number for each worker, and the worker whose turn is next."
+            )
+            try:
+                places, turn = function(task, workers)
+                said = (
+                    [whole(one, f"For {task} batches", step) for one in places],
+                    whole(turn, f"For {task} batches", step),
+                )
+            except (TypeError, ValueError) as error:
+                raise Wrong(
+                    f"After {task} batches of {workers} workers, your answer is no pair of a sequence and a number.",
+                    step,
+                ) from error
+            if said != wanted:
                 raise Wrong(
                     f"After {task} batches of {workers} workers, the loader says {wanted}; your function says {said}.",
                     "The step `yield`: in turn, task n is worker n % workers's.",

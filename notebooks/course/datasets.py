@@ -90,13 +90,15 @@ def becomes(samples: Sequence[float]) -> Asked:
     """Python's float has 64 bits."""
     kind = str(minidl.default_collate(list(samples)).dtype).removeprefix("torch.")
     return Asked(
-        "Each sample is a Python `float`. Of which type is the tensor that `default_collate` makes of them: float16, float32 or float64?",
-        Choice(kind, {"float16": ("half", "16"), "float32": ("single", "float", "32"), "float64": ("double", "64")}),
+        "Each sample is a Python `float`. Of which type is the tensor that `default_collate` makes of them?",
+        Choice(kind, {
+            "float16": ("Mixed precision is the model's choice, inside its step. A loader does not round.", "half", "16"),
+            "float32": ("That is the type of `torch.tensor(0.5)`, torch's default. A number in a batch keeps what Python has.", "single", "32"),
+            "float64": ("", "double", "64"),
+        }),
         "How many bits has a Python `float`?",
         "Nothing is rounded that you did not ask to round. Weights are float32, so such a batch costs twice the bytes, and often an error in the "
         "first layer. Let the dataset give `torch.float32`.",
-        None,
-        {"float32": "That is the type of `torch.tensor(0.5)`, torch's default. A number in a batch keeps what Python has."},
     )  # fmt: skip
 
 
@@ -156,8 +158,12 @@ def ends(trace: minidl.Trace) -> Asked:
     batches = len(rows(trace, "collate", "B"))
     sent = len(rows(trace, "task_assigned"))
     return Asked(
-        f"The same run. The loader cannot know where a stream ends. It got {batches} batches. How many tasks has it sent out: {batches}, or more?",
-        Choice("more" if sent > batches else str(batches), {str(batches): ("as many", "the same", "equal"), "more": ("more tasks", sent)}),
+        f"The same run. The loader cannot know where a stream ends. It got {batches} batches. How many tasks has it sent out?",
+        Choice("more" if sent > batches else str(batches), {
+            "fewer": ("A batch is the answer to a task: there is none without.", "less"),
+            str(batches): ("Then the loader would have known, before it sent the last task, that nothing follows.", "as many", "the same"),
+            "more": ("Each task was answered by a batch.", "more tasks", sent),
+        }),
         "How does a loader learn that a worker's share is at its end?",
         f"{sent}. A worker whose iterator has ended answers its next task with `_IterableDatasetStopIteration`. Then the loader sends it nothing more "
         f"(`worker_exhausted`), until all {len(gone)} have ended.",
@@ -258,12 +264,12 @@ def stream(kind: Callable[[int], Any]) -> str:
                 "The step `make_fetcher`: `iter(dataset)` runs in the loop's process if there are no workers, and there `get_worker_info()` is None.",
             ) from error
         times = Counter(given)
-        lost = sorted(set(range(10)) - set(times))
+        lost, foreign = sorted(set(range(10)) - set(times)), sorted(set(times) - set(range(10)))
         often = max(times.values(), default=0)
-        if lost or often > 1:
+        if lost or foreign or often > 1:
             raise Wrong(
                 f"The numbers below 10, {workers} workers: "
-                + (f"{lost} are lost." if lost else f"numbers come {often} times."),
+                + (f"{lost} are lost." if lost else f"numbers come {often} times." if often > 1 else f"{foreign} do not belong to them."),
                 "The step `sample`: each worker takes from its own copy of the stream. Worker `id` of `num_workers` gives its share, and the shares together are the whole, also "
                 "where it does not divide.",
                 evidence=f"what came: {given}",

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import minidl
 from course import recording
-from course.asking import Asked, Choice, Count, Share, question, rows
-from course.checking import Wrong, exercise
+from course.asking import Asked, Choice, Count, Share, question, rows, yes_no
+from course.checking import Wrong, exercise, whole
 from minidl.speed.device_use import device_use
 from minidl.tracefile.events import COPY, DEVICE_COMPUTE
 
 TASK = 5
 """A task in the middle of the runs."""
-
-YES_NO = {"yes": (), "no": ()}
 
 
 @question
@@ -25,35 +24,44 @@ def pinner(trace: minidl.Trace, task: int = TASK) -> Asked:
     """Who pins."""
     (row,) = rows(trace, "pin", "B", task=task)
     return Asked(
-        "Pinning copies a batch into page-locked memory, which takes time. Which thread does it: the worker's, the loop's own (in `next`), or another one?",
-        Choice("another one", {
-            "the worker's": ("worker", "workers"),
-            "the loop's own": ("loop", "main", "loader", "next", "the loop"),
-            "another one": ("pin thread", "pin memory thread", "pin-memory thread", "other", "another"),
+        "Pinning copies a batch into page-locked memory, which takes time. Which thread does it?",
+        Choice("another thread of the loop's process", {
+            "the worker's": ("The device is told of locked memory by the process that uses it. A worker does not use it.", "worker", "workers"),
+            "the loop's own, in `next`": ("It is in the right process. But then each copy would hold up the training.", "loop", "main", "loader", "next", "the loop's own"),
+            "another thread of the loop's process": ("", "pin thread", "pin memory thread", "pin-memory thread", "other", "another"),
+            "nobody: the device locks what it reads": ("The device cannot lock a page. The system has to, before the copy.", "nobody", "none", "device"),
         }),
-        "A worker cannot: page-locked memory belongs to one process. Must your loop wait for it, though?",
-        "The pin-memory thread, in your loop's process: it reads the result queue, pins, and puts the batch into the ready queue. Your loop trains meanwhile.",
+        "Memory is locked for a device by the process that uses the device. Must your loop wait for it, though?",
+        "The pin-memory thread, in your loop's process: it reads the result queue, copies the batch into locked memory, and puts it into the ready queue. Your loop trains meanwhile. "
+        "(Locked memory need not be written by the process that locked it: with `transport=\"arena\"`, 11, workers write straight into slabs that the loop's process has locked.)",
         row,
     )  # fmt: skip
 
 
 @question
 def returns_early(trace: minidl.Trace, task: int = TASK) -> Asked:
-    """From pageable memory, the host waits for the copy."""
+    """From pageable memory, the host is busy until its memory has been read."""
     (called,), (copied,) = rows(trace, "h2d", "E", task=task), rows(trace, "copy", "E", task=task)
     pageable = int(trace.to_pandas().pageable[rows(trace, "h2d", "B", task=task)[0]]) > 0
-    early = trace.events["time"][called] < trace.events["time"][copied]
+    after = trace.events["time"][called] >= trace.events["time"][copied]
+    rule = (
+        "the simulator's rule is simpler: its call waits until the copy has ended"
+        if trace.described("simulated accelerator")
+        else "here"
+    )
     why = (
-        "The device can only read memory that stays where it is. Ordinary memory may be swapped out, so the driver copies it piece by piece through a pinned "
-        "buffer of its own, and the host's thread is busy until the last piece is in there: `h2d` ends after `copy`."
+        "The device can only read memory that stays where it is. Ordinary memory may be swapped out, so CUDA first copies it into a pinned buffer of its own, and its call returns "
+        f"once all data is *staged* there; the copy to the device may end later. {rule[0].upper()}{rule[1:]}: `h2d` ends {'after' if after else 'before'} `copy`.".replace(
+            "*", ""
+        )
         if pageable
         else "The memory stays where it is, so the device reads it by itself. The call only puts the copy into a stream: `h2d` ends before `copy`."
     )
     return Asked(
-        f"The batch lies in {'ordinary (pageable)' if pageable else 'pinned'} memory, and is copied with `non_blocking=True`. Does the call return before the copy is "
-        "done: yes or no?",
-        Choice("yes" if early else "no", YES_NO),
-        "Compare the end of `h2d` (the call, on the host) with the end of `copy` (on the device).",
+        f"The batch lies in {'ordinary (pageable)' if pageable else 'pinned'} memory, and is copied with `non_blocking=True`. May the call return while none of the batch has been "
+        "read yet: yes or no?",
+        yes_no(not pageable, "`non_blocking` is a wish. Who copies the data out of ordinary memory, and when?" if pageable else "Who reads the memory: a thread of the host, or the device?"),
+        "Compare the end of `h2d` (the call, on the host) with the begin and the end of `copy` (on the device).",
         why,
         called,
     )  # fmt: skip
@@ -79,12 +87,13 @@ def who_waits(trace: minidl.Trace, task: int = TASK) -> Asked:
     """An event orders two streams."""
     (row,) = rows(trace, "device_wait", "B", task=task)
     return Asked(
-        "Copy and computation are in two streams, which know nothing of each other. Who waits until the copy is done, before the computation reads the batch: the host, "
-        "the computing stream, or nobody?",
+        "Copy and computation are in two streams, which know nothing of each other. Who waits until the copy is done, before the computation reads the "
+        "batch?",
         Choice("the computing stream", {
-            "the host": ("host", "cpu", "the loop", "main thread"),
-            "the computing stream": ("stream", "computing stream", "the device", "device", "gpu", "compute stream"),
-            "nobody": ("none", "no one"),
+            "the host": ("Then the host could not prepare the next step meanwhile: nothing would be hidden.", "cpu", "loop", "main thread"),
+            "the computing stream": ("", "stream", "device", "gpu", "compute stream"),
+            "the copying stream": ("It has to run first: it has nothing to wait for.", "copy stream", "side stream"),
+            "nobody": ("Then the computation might read a batch that is half there, and no error would say so.", "none", "no one"),
         }),
         "In which lane is `device_wait`: the consumer's, or the device's?",
         "An event is recorded behind the copy, and the computing stream is told to wait for it. The host goes on at once. Without it, the computation might "
@@ -95,15 +104,19 @@ def who_waits(trace: minidl.Trace, task: int = TASK) -> Asked:
 
 @question
 def hidden(trace: minidl.Trace) -> Asked:
-    """How much of the copying costs nothing."""
+    """How much of the copying no stream has waited for."""
     (loader,) = trace.loaders
     used = device_use(trace, loader)
     assert used is not None
     return Asked(
-        "How much of the time of all copies and transforms was hidden, so that the computing stream did not stand still for it: nearly all, about half, or hardly any?",
+        "How much of the time of all copies and transforms was hidden, that is: the computing stream did not wait for it? Nearly all, about half, or hardly any?",
         Share(used.hidden_share, 1),
         "A step takes ten times as long as a copy, and the copy is one batch ahead.",
-        f"{used.hidden_share:.0%}. {used.text()}.",
+        f"{used.hidden_share:.0%}. {used.text()}. Hidden does not say that the device computed meanwhile: it may have had nothing to do for another reason.",
+        slips={
+            "hardly any": "So it is without a loader for the device: each copy is asked for when it is needed.",
+            "about half": "The first copy cannot be hidden. What about the other ones?",
+        },
     )
 
 
@@ -130,7 +143,8 @@ def _opened(name: str) -> minidl.Trace:
 
 @exercise
 def overlap(function: Callable[[minidl.Trace], int]) -> str:
-    """Nanoseconds of copies during which the device computed."""
+    """Nanoseconds of copies during which the device computed: not what `device_use` calls hidden."""
+    told = []
     for name in ("healthy-8-pinned", "healthy-8-pageable"):
         trace = _opened(name)
         spans = trace.spans()
@@ -140,30 +154,50 @@ def overlap(function: Callable[[minidl.Trace], int]) -> str:
             for copy in copies
             for step in steps
         )
-        said = function(trace)
-        if int(said) != wanted:
-            whole = int((copies["end"] - copies["begin"]).sum())
-            about = " That is the time of all copies, hidden or not." if int(said) == whole else ""
+        said = whole(
+            function(trace), f"In {name!r}", "The steps `copy` and `device_compute`: whole nanoseconds, in one sum."
+        )
+        if said != wanted:
+            of_all = int((copies["end"] - copies["begin"]).sum())
+            about = " That is the time of all copies, whatever ran beside them." if said == of_all else ""
             raise Wrong(
-                f"In {name!r}, the device computed during {wanted:,} ns of its copies; your function says {int(said):,}.{about}",
+                f"In {name!r}, the device computed during {wanted:,} ns of its copies; your function says {said:,}.{about}",
                 "The steps `copy` and `device_compute`, both by the device's clock. Two spans overlap from the later begin to the earlier end, if that comes after.",
                 trace, since=0.18, until=0.26,
             )  # fmt: skip
-    return "A copy is hidden as far as it overlaps with computation. In the pageable run less of it is, though the copies take longer."
+        used = device_use(trace, next(iter(trace.loaders)))
+        told.append(
+            f"{name!r}: {wanted / int((copies['end'] - copies['begin']).sum()):.1%} of the copies' time ran beside computation; {used.hidden_share if used else 0:.0%} was hidden"
+        )
+    return (
+        f"{'. '.join(told)}. The two figures differ: the stream did not wait for a copy, and yet had no step to do meanwhile. From pageable memory, the host was busy with "
+        "the copy, and could not start the step that it might have run beside."
+    )
 
 
 @exercise
 def ahead(function: Callable[[Iterable[Any], Callable[[Any], Any]], Iterator[Any]]) -> str:
     """A loop that is one copy ahead."""
-    for count in (3, 1, 0):
+    for count in (3, 1, 0, 7):
         told: list[str] = []
+        taken: list[int] = []
 
         def copy(batch: int, told: list[str] = told) -> str:
             told.append(f"copy of batch {batch} begins")
             return f"batch {batch} on the device"
 
-        for batch in function(iter(range(count)), copy):
+        def loader(count: int = count, taken: list[int] = taken) -> Iterator[int]:
+            for batch in range(count):
+                taken.append(batch)
+                yield batch
+
+        for number, batch in enumerate(itertools.islice(function(loader(), copy), count + 1)):  # it may never end
             told.append(f"{batch} is handed over")
+            if len(taken) > number + 2:
+                raise Wrong(
+                    f"{count} batches: when {batch} was handed over, {len(taken)} had been taken from the loader.",
+                    "The step `yield`: a batch that is taken lies in memory. To be one copy ahead takes one batch more.", evidence="\n".join(told),
+                )  # fmt: skip
         begins = [f"copy of batch {n} begins" for n in range(count)]
         handed = [f"batch {n} on the device is handed over" for n in range(count)]
         wanted = [*begins[:1]]

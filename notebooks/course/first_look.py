@@ -39,11 +39,11 @@ def decoder(trace: minidl.Trace) -> Asked:
     """Who calls `dataset[i]`."""
     (first, *_) = rows(trace, "sample", "B")
     return Asked(
-        "Which process opens a sample's file and decodes it: the loop's own process, a worker, or both in turn?",
+        "Which process opens a sample's file and decodes it?",
         Choice("a worker", {
-            "the loop's": ("loop", "loader", "main", "main process", "parent", "own process"),
-            "a worker": ("worker", "workers", "the workers", "child"),
-            "both": ("both in turn",),
+            "the loop's own": ("So it is with `num_workers=0`. Then no sample is fetched while your loop trains.", "loop", "loader", "main", "main process", "parent"),
+            "a worker": ("", "worker", "workers", "child"),
+            "both in turn": ("The loop's process does not help out: while it waits in `next`, it only reads results.", "both"),
         }),
         "Which role has the process that writes the events `sample`? `events[events.name == \"sample\"].role.unique()` says it.",
         "With workers, only workers call `dataset[i]`: `_worker_loop` calls the fetcher's `fetch`, which asks for each index.",
@@ -73,12 +73,11 @@ def pickler(trace: minidl.Trace, task: int = TASK) -> Asked:
     """What `put` does, and what it leaves to the feeder."""
     (row,) = rows(trace, "result_pickle", "B", task=task)
     return Asked(
-        f"The worker has collated batch {task} and calls `put` on the result queue. Which thread then pickles the batch: "
-        "the worker's main thread, the worker's feeder thread, or the loader's main thread?",
-        Choice("the feeder thread", {
-            "the worker's main thread": ("worker", "worker main", "the worker's"),
-            "the feeder thread": ("feeder", "the worker's feeder thread", "worker's feeder", "feeder of the worker"),
-            "the loader": ("loader's main thread", "the loader's", "loop", "the main process"),
+        f"The worker has collated batch {task} and calls `put` on the result queue. Which thread then pickles the batch?",
+        Choice("the worker's feeder thread", {
+            "the worker's main thread": ("So `put` looks in the code. But then the worker could not fetch while a large batch is pickled.", "worker", "worker main"),
+            "the worker's feeder thread": ("", "feeder", "the feeder thread", "worker's feeder", "feeder of the worker"),
+            "the loader's main thread": ("The loader only reads bytes. Objects do not cross a pipe: they are bytes before it.", "loader", "loop", "main process"),
         }),
         "`put` returns at once, and the worker takes its next task. Compare the `tid` of `result_put` and of `result_pickle`.",
         "`put` only appends the batch to a buffer in the worker's memory. The feeder thread takes it from there, pickles it and "
@@ -101,6 +100,8 @@ def piped(trace: minidl.Trace, task: int = TASK) -> Asked:
         "The events have a field `bytes`. Compare those of task 4: `one[[\"step\", \"bytes\"]].dropna()`.",
         f"{written:,} bytes were written. The message says where the tensors are; the tensors lie in shared memory, and stay there.",
         row,
+        {"nearly all": "So it is for a list of numbers, which is pickled whole. A tensor has a reducer of its own.",
+         "about half": "Two copies of a batch would be needed for that: one in the pipe, and one elsewhere."},
     )  # fmt: skip
 
 
@@ -110,13 +111,16 @@ def copied(trace: minidl.Trace, task: int = TASK) -> Asked:
     events = trace.to_pandas()
     (row,) = rows(trace, "shm_copy", "B", task=task)
     return Asked(
-        "A batch is a pair: a tensor of images, and a tensor of labels. `default_collate` stacks tensors straight into shared "
-        "memory; the labels are Python numbers, of which it makes a tensor in the worker's own memory. Which of the two does the "
-        "feeder thread have to copy: the images, the labels, both, or neither?",
+        "A batch is a pair: a tensor of images, and a tensor of labels. A sample's image is a tensor, its label a Python number. What does the "
+        "feeder thread have to copy into shared memory?",
         Choice("the labels", {
-            "the images": ("images", "image"), "the labels": ("labels", "label"), "both": (), "neither": ("none", "nothing"),
+            "the images": ("`default_collate` knows that it runs in a worker. It stacks tensors straight into shared memory.", "images", "image"),
+            "the labels": ("", "labels", "label"),
+            "both": ("Then each byte of an image would be written twice in the worker. Section 6 shows the line that saves this.", "images and labels"),
+            "neither": ("The shortcut stacks tensors. What does `torch.tensor` make of twelve Python numbers, and where?", "none", "nothing"),
         }),
         "What is in shared memory already need not be copied into it. Which of the two is not?",
+        "`default_collate` stacks tensors straight into shared memory. Of numbers it makes a tensor in the worker's own memory. "
         f"`result_pickle` copies every tensor that is not yet in shared memory: here {int(events.bytes[row])} bytes, "
         "twelve labels of eight bytes.",
         row,
@@ -149,18 +153,14 @@ def wasteful(collate_fn: Callable[[list[tuple[torch.Tensor, int]]], Any]) -> str
         _same_batch(batch, number, trace)
     events = trace.to_pandas()
     done = events[(events.phase == "B") & (events.name == "shm_copy")].groupby("task").bytes.sum()
+    least = min(int(done.get(task, 0)) for task in range(len(batches)))
     whole = 4 * 1000 * 4 + 4 * 8
-    allocated = int(events[events.name == "shm_alloc"].bytes.fillna(0).sum())
-    if allocated:
+    if least < whole:
+        shortcut = " The shortcut is still taken." if (events.name == "shm_alloc").any() else ""
         raise Wrong(
-            f"collate allocated {allocated:,} bytes in shared memory by itself: the shortcut is still taken.",
-            "The step `shm_alloc`: in a worker, `default_collate` makes its output in shared memory. Stack the tensors by other means.",
-            trace, batches=[2],
-        )  # fmt: skip
-    if int(done.min()) < whole:
-        raise Wrong(
-            f"The feeder copied {int(done.min()):,} bytes of a batch of {whole:,}.",
-            "The step `shm_copy`, inside `result_pickle`: what is not in shared memory is copied into it, tensor by tensor.",
+            f"The feeder copied {least:,} bytes of a batch of {whole:,}.{shortcut}",
+            "The step `shm_copy`, inside `result_pickle`: what is not in shared memory is copied into it, tensor by tensor. In a worker, "
+            "`default_collate` makes its output in shared memory (`shm_alloc`).",
             trace, batches=[2],
         )  # fmt: skip
     return (

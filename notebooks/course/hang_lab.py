@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +20,66 @@ from minidl.hang.headline import headline
 NAMES = ("one", "two", "three", "four", "five", "six")
 
 KINDS = {
-    "fifo": "a file that nobody feeds",
-    "stopped": "a signal",
+    "fifo": "a FIFO that nobody feeds",
+    "stopped": "a signal has stopped it",
     "lost-result": "a result that was lost",
-    "cycle": "a circle",
+    "cycle": "a circle of two that wait for each other",
     "thread-missing-after-fork": "a thread that is not there",
-    "barrier": "a barrier",
+    "barrier": "a barrier that not all reach",
 }
 
-WORDS = {
-    "a file that nobody feeds": ("file", "fifo", "pipe", "read", "open"),
-    "a signal": ("signal", "stopped", "sigstop", "stop"),
-    "a result that was lost": ("lost", "lost result", "a lost result", "result"),
-    "a circle": ("circle", "cycle", "deadlock", "each other"),
-    "a thread that is not there": ("thread", "missing thread", "fork"),
-    "a barrier": ("barrier",),
+WORDS: dict[str, tuple[str, ...]] = {
+    KINDS["fifo"]: (
+        "A thread that opens or reads a FIFO is in `openat` or `read`, and the table names the file.",
+        "fifo",
+        "a file that nobody feeds",
+    ),
+    "a file lock of another program": (
+        "Then a thread would be in `flock` or `fcntl`, and no process of this table would hold the lock.",
+        "file lock",
+    ),
+    KINDS["stopped"]: (
+        "A stopped thread has the state T. A thread that sleeps, S, is not stopped.",
+        "signal",
+        "stopped",
+        "sigstop",
+    ),
+    "a worker that has died": (
+        "A dead worker has no threads, or is a zombie (Z). Are both workers there?",
+        "dead worker",
+        "a killed worker",
+    ),
+    KINDS["lost-result"]: (
+        "Then no thread would be at work: all workers would wait for a task, and their feeders for a batch.",
+        "lost",
+        "lost result",
+    ),
+    KINDS["cycle"]: (
+        "Two workers would hold one lock each, and want the other one's. Look at the locks on files.",
+        "circle",
+        "cycle",
+        "deadlock",
+    ),
+    "a full pipe": (
+        "Then a feeder thread would be in `write`, and the loop would not be waiting for a result.",
+        "full queue",
+    ),
+    KINDS["thread-missing-after-fork"]: (
+        "Then a worker would wait for work of a pool whose threads it does not have. Compare its threads with those of main.",
+        "thread",
+        "missing thread",
+    ),
+    KINDS["barrier"]: (
+        "Then a worker would be in `Barrier.wait`, and the other one would have no task that brings it there.",
+        "barrier",
+    ),
+    "a slow disk": (
+        "A thread that waits for a disk has the state D, and its position in the file moves.",
+        "disk",
+        "slow storage",
+    ),
 }
+"""Ten answers: what an answer misses, if it is wrong, and other words for it."""
 
 
 def mystery(name: str) -> minidl.Trace:
@@ -111,7 +155,7 @@ def what(trace: minidl.Trace) -> Asked:
     """The kind of cause."""
     found = verdict(trace)
     return Asked(
-        f"What keeps it from going on: {', '.join(KINDS.values())}?",
+        "What keeps it from going on?",
         Choice(KINDS[found.cause.value], WORDS),
         "Look at the state (S sleeps, T is stopped), the system call, and the innermost frames of each thread that is not idle.",
         f"The doctor says: {found.sentence}.",
@@ -131,15 +175,28 @@ def sample(trace: minidl.Trace) -> Asked:
 
 
 # --- Exercises --------------------------------------------------------------------------------------------------------
-def _expect(rule: Callable[..., object], arguments: Callable[[str], tuple[Any, ...]], right: str, words: str) -> None:
-    """Try a rule on all six runs; it must fit one of them alone."""
-    for name in NAMES:
-        said, given = bool(rule(*arguments(name))), arguments(name)
-        if said != (name == right):
-            shown = ", ".join(str(value) for value in given)
-            raise Wrong(
-                f"On mystery {name} your rule says {said}: it was given {shown}.", words, mystery(name),
-            )  # fmt: skip
+def _expect(
+    rule: Callable[..., object], arguments: Callable[[str], tuple[Any, ...]], right: str, made: Mapping[tuple[Any, ...], bool], words: str
+) -> None:  # fmt: skip
+    """Try a rule on all six runs, of which it must fit one alone, and on made cases: arguments -> whether it fits."""
+    cases = [(f"mystery {name}", arguments(name), name == right, mystery(name)) for name in NAMES]
+    cases += [("a made case", given, wanted, None) for given, wanted in made.items()]
+    for about, given, wanted, trace in cases:
+        said = bool(rule(*(list(one) if isinstance(one, tuple) else one for one in given)))
+        if said != wanted:
+            shown = ", ".join(str(list(one) if isinstance(one, tuple) else one) for one in given)
+            raise Wrong(f"On {about} your rule says {said}: it was given {shown}.", words, trace)
+
+
+STATES = {("T", "T"): True, ("T", "S"): False, ("S", "T"): False} | {(state, state): False for state in "RSDZXtI"}
+"""States of a thread at two looks -> whether it was stopped by a signal at both."""
+
+STEPS: dict[tuple[Any, ...], bool] = {
+    ("NEXT", ("IDLE", "IDLE", "IDLE")): True, ("NEXT", ("IDLE",)): True, ("NEXT", ("IDLE", "SAMPLE")): False,
+    ("NEXT", ("COLLATE", "IDLE")): False, ("NEXT", ("IDLE", "PUT")): False, ("CONSUMER", ("IDLE", "IDLE")): False,
+    ("SHUTDOWN", ("IDLE", "IDLE")): False,
+}  # fmt: skip
+"""The loop's step, and the workers' -> whether the loop waits for a batch that nobody has."""
 
 
 @exercise
@@ -154,25 +211,27 @@ def stopped(rule: Callable[[str, str], object]) -> str:
         return process.main.state
 
     _expect(
-        rule, states, "two", "A thread that sleeps (S) waits for something; one that is stopped (T) waits for SIGCONT."
-    )
-    return "It names the stopped worker, and none of the five that sleep."
+        rule, states, "two", STATES,
+        "A thread that sleeps (S) waits for something; one that is stopped (T) waits for SIGCONT. D waits for a disk, Z has ended, and t waits for a debugger.",
+    )  # fmt: skip
+    return "It names the stopped worker, and none of the five that sleep; nor one that was stopped at one look only."
 
 
 @exercise
 def lost(rule: Callable[[str, list[str]], object]) -> str:
     """rule(step of the loop, steps of the workers)."""
 
-    def steps(name: str) -> tuple[str, list[str]]:
+    def steps(name: str) -> tuple[str, tuple[str, ...]]:
         case = RunFacts([evidence(mystery(name))])
         loop = case.loops[0]
         workers = [case.at(pid).step for pid in case.workers]
-        return loop.place.step.name, [step.name for step in workers]
+        return loop.place.step.name, tuple(step.name for step in workers)
 
     _expect(
         rule,
         steps,
         "three",
-        "The loop waits (NEXT), and whoever could send a batch waits for a task (IDLE): nobody has it.",
+        STEPS,
+        "The loop waits (NEXT), and whoever could send a batch waits for a task (IDLE): nobody has it. A loop that trains (CONSUMER) waits for no batch.",
     )
     return "It finds the lost result: all wait, and none of them has anything to do."

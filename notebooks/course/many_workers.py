@@ -11,7 +11,7 @@ from typing import Any
 
 import minidl
 from course import recording
-from course.asking import Asked, Choice, Count, Worker, question, rows
+from course.asking import Asked, Count, Worker, question, rows, yes_no
 from course.checking import Wrong, exercise, explored, fails, whole
 from minidl.explore.configurations import Configuration
 from minidl.loader.dispatcher import Deliver, Dispatcher
@@ -163,7 +163,7 @@ def last_batch(trace: minidl.Trace) -> Asked:
     early = order.index(0) * 2 < len(order)
     return Asked(
         "Can the epoch end before task 0 is finished, with `in_order=False`: yes or no?",
-        Choice("no", {"yes": (), "no": ()}),
+        yes_no(False, "Batches may overtake task 0. May the epoch leave it out?"),
         "Task 0 takes 0.6 s either way. How many batches does the loop receive in an epoch? Which samples are in them?",
         f"The loop had {order.index(0)} of {len(order)} batches before task 0, and then waited for it "
         f"{'in the middle' if early else 'with nothing else left'}. The wait has moved, and is shorter by what the loop "
@@ -235,6 +235,11 @@ def room(function: Callable[[Sequence[bool], Sequence[int], int, int], int | Non
                 continue
             status, held, turn = list(dispatcher.workers_status), list(dispatcher.workers_num_tasks), dispatcher._turn
             said = function(tuple(status), tuple(held), turn, dispatcher.capacity)
+            said = (
+                None
+                if said is None
+                else whole(said, "For one task", "The step `_next_worker`: a worker's number, or None.")
+            )
             given = dispatcher.assign(None)
             right = None if given is None else given.worker_id
             if said != right:

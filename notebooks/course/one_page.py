@@ -189,12 +189,12 @@ def between(effects: Sequence[Any]) -> Asked:
     """The driver replaces a task before it yields the batch."""
     named = [getattr(effect, "name", type(effect).__name__) for effect in effects]
     return Asked(
-        "The driver has received the result of task 0, and it is its turn. What does it do before it hands the batch out: nothing, send "
-        "the next task, or check the workers?",
+        "The driver has received the result of task 0, and it is its turn. What does it do before it hands the batch out?",
         Choice("send the next task" if named[-2:] == ["Assignment", "Deliver"] else "nothing", {
-            "nothing": ("hand it out",),
-            "send the next task": ("next task", "send a task", "put a task", "sends a task", "DRAW", "Assignment", "draw an index"),
-            "check the workers": ("check", "liveness", "liveness check"),
+            "nothing": ("Then the worker would have one task less while your loop has the batch, and might run out of them."),
+            "send the next task": ("Is there an effect of this kind in the list?", "next task", "the next task", "send a task", "put a task", "DRAW", "Assignment"),
+            "check the workers": ("It does that when nothing has come for a while. Here, a result has come.", "check", "liveness check"),
+            "wait for the loop": ("The loop waits for the driver: it is in `next`.", "wait"),
         }),
         "It is what `_process_data` does, as torch's.",
         f"{' → '.join(named)}: the worker gets its next task first, so that it has work while your loop has the batch. It is what "

@@ -12,7 +12,7 @@ import numpy as np
 import minidl
 from course import recording
 from course.asking import Asked, Choice, Count, question, rows
-from course.checking import Wrong, exercise
+from course.checking import Wrong, exercise, number, whole
 from minidl.tracefile.events import COMPUTE
 from minidl.tracefile.join import Clock
 
@@ -108,8 +108,12 @@ def together(trace: minidl.Trace) -> Asked:
     """The gradient's exchange."""
     begins, ends = spread(trace, "begin"), spread(trace, "end")
     return Asked(
-        f"{len(trace.loaders)} ranks train one model, and exchange gradients in each step. In which are the ranks closer together: in the beginning of a step, or in its end?",
-        Choice("the end" if ends < begins else "the beginning", {"the beginning": ("begin", "beginnings", "start"), "the end": ("ends", "finish")}),
+        f"{len(trace.loaders)} ranks train one model, and exchange gradients in each step. In which are the ranks closer together?",
+        Choice("the end of a step" if ends < begins else "the beginning of a step", {
+            "the beginning of a step": ("A rank begins as soon as it has its batch, and asks no other rank.", "begin", "beginning", "the beginning", "start"),
+            "the end of a step": ("What would make ranks begin together, and end apart?", "end", "the end", "finish"),
+            "neither": ("Compare the two figures: one of them is bounded by an exchange between all ranks.", "both"),
+        }),
         "A rank begins when it has its batch. What does it need to be done?",
         f"In the middle of all steps, the beginnings are {begins:.1f} ms apart, the ends {ends:.1f} ms. A step needs the gradients of all ranks: who began early waits inside its step. So a slow loader "
         "of *one* rank makes steps long in *all others*, where no loader is to blame.".replace("*", ""),
@@ -142,7 +146,8 @@ def clock_offset(function: Callable[[Sequence[tuple[int, int, int]]], tuple[int,
         before, answer, after = min(trips, key=lambda trip: trip[2] - trip[0])
         half = (after - before) // 2
         wanted = answer - (before + half), half
-        offset, error = function(trips)
+        pair = "The step `align_clocks`: an offset and its error, two numbers of nanoseconds."
+        offset, error = (number(one, f"Of {len(trips)} round trips", pair) for one in function(trips))
         table = "\n".join(f"before {a:>6}  answer {b:>6}  after {c:>6}  took {c - a}" for a, b, c in trips)
         if round(offset) != wanted[0]:
             raise Wrong(
@@ -167,7 +172,7 @@ def last_to_begin(function: Callable[[minidl.Trace], Sequence[int]]) -> str:
             trace = recording(name)
         begins = steps(trace, "begin")
         wanted = begins.argmax(axis=0).tolist()
-        given = [int(rank) for rank in function(trace)]
+        given = [whole(rank, f"In {name!r}", "The step `compute`: one rank for each step.") for rank in function(trace)]
         if len(given) != len(wanted):
             raise Wrong(
                 f"{name!r} has {len(wanted)} steps; you name {len(given)} ranks.",

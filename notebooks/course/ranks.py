@@ -6,10 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
 import minidl
-from course.asking import Asked, Choice, Count, Listed, question, rows
+from course.asking import Asked, Choice, Count, Listed, question, rows, yes_no
 from course.checking import Wrong, exercise
-
-YES_NO = {"yes": (), "no": ()}
 
 
 def shares(size: int, ranks: int, **options: object) -> list[list[int]]:
@@ -59,7 +57,10 @@ def forgotten(first: Sequence[int], second: Sequence[int]) -> Asked:
     """set_epoch."""
     return Asked(
         "A shuffling `DistributedSampler`, two epochs, and nobody called `set_epoch`. Is the order of the second epoch the same as that of the first: yes or no?",
-        Choice("yes" if list(first) == list(second) else "no", YES_NO),
+        yes_no(
+            list(first) == list(second),
+            "A `DistributedSampler` counts no epochs. From which two numbers does it make its seed?",
+        ),
         "A `RandomSampler` draws a seed from the global generator. What would happen to ranks that did so?",
         "All ranks need the same order, so it comes from `seed + epoch` alone, and the sampler does not count epochs: you call `set_epoch`.",
     )
@@ -71,9 +72,12 @@ def other_seeds(of_ranks: Sequence[Sequence[int]], size: int) -> Asked:
     times = Counter(index for share in of_ranks for index in share)
     lost, twice = size - len(times), sum(count > 1 for count in times.values())
     return Asked(
-        "Two ranks shuffle with different seeds. What happens to the samples of an epoch: nothing, some are lost, some come twice, or both?",
-        Choice("both" if lost and twice else "nothing", {
-            "nothing": ("none", "no"), "some are lost": ("lost",), "some come twice": ("twice", "repeated"), "both": ("lost and twice", "both of them"),
+        "Two ranks shuffle with different seeds. What happens to the samples of an epoch?",
+        Choice("some are lost, and some come twice" if lost and twice else "nothing", {
+            "nothing": ("Each rank's own share is in order. But do the shares still fit together?", "none"),
+            "some are lost": ("The ranks still make as many draws as before. What was drawn in the place of the lost ones?", "lost"),
+            "some come twice": ("The ranks still make as many draws as before. What is left out for a sample that comes twice?", "twice", "repeated"),
+            "some are lost, and some come twice": ("Do the ranks' shares of this epoch have a sample in common?", "both", "lost and twice", "both of them"),
         }),
         "Each rank takes every second one of *its* order.".replace("*", ""),
         f"{lost} of {size} samples are seen by no rank, {twice} by both. No error tells you; the loss goes down anyhow.",

@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 import minidl
-from course.asking import Asked, Choice, Count, Share, question, rows
+from course.asking import Asked, Count, Share, question, rows, yes_no
 from course.checking import Wrong, exercise
-
-YES_NO = {"yes": (), "no": ()}
 
 
 @question
@@ -24,6 +22,8 @@ def never_drawn(draws: Sequence[int], size: int) -> Asked:
         Share(missed, size, "about a third"),
         "The probability that one draw misses a sample is 1 - 1/n. What is it for n draws?",
         f"{missed} of {size}: (1 - 1/n)^n is close to 1/e, 37 %. Others came twice or more. Without replacement, each comes once.",
+        slips={"hardly any": "As many draws as samples need not hit each once: where one comes twice, another is left out.",
+               "nearly all": "Each draw hits some sample, and most draws hit one that was not drawn yet."},
     )  # fmt: skip
 
 
@@ -32,7 +32,7 @@ def same_epochs(first: Sequence[int], second: Sequence[int]) -> Asked:
     """A new order in each epoch."""
     return Asked(
         "`torch.manual_seed(0)` was called once, before the first of two epochs. Is the order of the second epoch the same as that of the first: yes or no?",
-        Choice("yes" if first == second else "no", YES_NO),
+        yes_no(first == second, "Draws move the global generator on. What is its state when the second epoch begins?"),
         "Where does the sampler's generator get its seed, and what has become of the state it came from?",
         "In each epoch the sampler draws one number from torch's global generator, and seeds a generator of its own with it. The draw moves the global state "
         "on, so the next epoch has another seed. Call `manual_seed(0)` again, and the first order comes again.",
@@ -44,7 +44,7 @@ def same_with_workers(alone: Sequence[object], together: Sequence[object]) -> As
     """The sampler is in the loop's process."""
     return Asked(
         "The same seed, once without workers and once with three. Do the batches come with the same samples, in the same order: yes or no?",
-        Choice("yes" if alone == together else "no", YES_NO),
+        yes_no(alone == together, "Workers answer at different times. But who draws the order, and who restores it?"),
         "In which process does the sampler run?",
         "The sampler runs in the loop's process, whatever the number of workers; workers get indices, and the loader yields in order.",
     )
@@ -126,6 +126,11 @@ def shuffled(kind: Callable[[Sequence[int], torch.Generator], Iterable[int]]) ->
     return "Each index once, another order in each epoch, the same again from the same seed; `minidl.DataLoader` takes it as `sampler=`."
 
 
+def _padding(lengths: Sequence[int], order: Sequence[int]) -> int:
+    """The padding of samples of these lengths, in batches of four."""
+    return sum(max(order[n : n + 4]) * len(order[n : n + 4]) for n in range(0, len(lengths), 4)) - sum(lengths)
+
+
 @exercise
 def buckets(function: Callable[[Sequence[int], int], Iterable[Sequence[int]]]) -> str:
     """Batches of samples of similar length."""
@@ -147,14 +152,10 @@ def buckets(function: Callable[[Sequence[int], int], Iterable[Sequence[int]]]) -
                 evidence=str(batches),
             )
         padding = sum(max(lengths[i] for i in batch) * len(batch) - sum(lengths[i] for i in batch) for batch in batches)
-        order = sorted(range(size), key=lengths.__getitem__)
-        least = sum(
-            max(lengths[i] for i in batch) * len(batch) - sum(lengths[i] for i in batch)
-            for batch in (order[n : n + 4] for n in range(0, size, 4))
-        )
-        if padding > least:
+        enough = max(_padding(lengths, order) for order in (sorted(lengths), sorted(lengths, reverse=True)))
+        if padding > enough:
             raise Wrong(
-                f"Your batches need {padding} numbers of padding; sorted by length, {least} suffice.",
+                f"Your batches need {padding} numbers of padding; sorted by length, {enough} suffice.",
                 "The step `collate`: a batch is as wide as its longest sample. So samples of similar length belong together.", evidence=str(batches),
             )  # fmt: skip
     return "Each sample once, and as little padding as possible. (In a training, shuffle the batches, too.) Pass it as `batch_sampler=`."

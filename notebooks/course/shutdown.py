@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,8 @@ from course.checking import Wrong, as_trace, exercise, explored, fails
 from minidl.explore.guards import GUARDS, OURS, PINNED, PLAIN, STREAMS
 from minidl.explore.model import Model
 from minidl.explore.search import Bad, shortest
-from minidl.loader.driver import Driver
+from minidl.loader.dispatcher import Dispatcher
+from minidl.loader.driver import Driver, JoinPin, Simple
 from minidl.loader.protocol import LoaderEvent, LoaderLifecycle
 from minidl.tracefile.words import counted
 
@@ -44,12 +46,13 @@ def first_told(trace: minidl.Trace) -> Asked:
     """The pin thread first."""
     first, *_ = rows(trace, "done_event_set")
     return Asked(
-        "The epoch is over. Who is told to end first: the workers, or the pin-memory thread? (The pin thread reads what the workers send.)",
+        "The epoch is over. Who is told to end first? (The pin thread reads what the workers send.)",
         Choice("the pin thread", {
-            "the pin thread": ("pin", "pin-memory thread", "pin memory thread", "the reader"),
-            "the workers": ("workers", "worker"),
+            "the pin thread": ("Then the workers would write into a queue that is read by a thread which is told nothing.", "pin", "pin-memory thread", "pin memory thread"),
+            "the workers": ("If a worker ends in the middle of a message, who is left with half of it?", "workers", "worker"),
+            "all at once": ("There are two done events. One would do, if all could be told at once.", "both", "both at once"),
         }),
-        "If a worker ends in the middle of a message, who is left with half of it?",
+        "The pin thread reads the queue into which the workers write. In which state may a worker leave it?",
         "The pin thread reads the result queue, and a worker that ends may leave half a message there. So its reader goes first: "
         "`_stop_pin`, while the queue is still whole.",
         first,
@@ -115,12 +118,11 @@ def unguarded(name: str) -> Asked:
     guard = GUARDS[name]
     last = steps_of(trace)[-1]
     return Asked(
-        f"Take the guard `{name}` away. It {guard.purpose}. What is the worst that the explorer finds: the loader hangs, it ends late (after a timeout), "
-        "or workers are left behind?",
-        Choice({"hang": "the loader hangs", "stall": "it ends late", "orphan": "workers are left behind"}[bad.kind], {
-            "the loader hangs": ("hang", "hangs", "deadlock"),
-            "it ends late": ("late", "stall", "timeout", "it stalls", "after a timeout"),
-            "workers are left behind": ("orphan", "orphans", "left behind", "leak"),
+        f"Take the guard `{name}` away. It {guard.purpose}. What is the worst that the explorer finds?",
+        Choice({"hang": "the loader hangs", "stall": "it ends late, after a timeout", "orphan": "workers are left behind"}[bad.kind], {
+            "the loader hangs": ("A hang is a wait without a bound. Is there a timeout on this one, or is the loader gone anyway?", "hang", "hangs", "deadlock"),
+            "it ends late, after a timeout": ("Late is what a bounded wait costs. Which bound would end this one?", "late", "stall", "timeout", "it stalls"),
+            "workers are left behind": ("Who is still there to end the workers? If there is somebody, they do not stay.", "orphan", "orphans", "left behind"),
         }),
         "Who waits for whom, and with a bound or without one?",
         f"{bad.what[0].upper()}{bad.what[1:]}. It takes {counted(len(steps_of(trace)), 'step')}; the last is: {last[1]} {last[2]}.",
@@ -128,23 +130,37 @@ def unguarded(name: str) -> Asked:
 
 
 # --- Exercises --------------------------------------------------------------------------------------------------------
-def _driver(method: str, function: Callable[[Any], tuple[Any, ...]]) -> type[Driver]:
-    """A driver with the reader's method, tried once, so that a stub is told from a mistake."""
-    kind = type("MyDriver", (Driver,), {method: function})
-    from minidl.loader.dispatcher import Dispatcher
+def _driver(method: str, function: Callable[[Any], Any]) -> type[Driver]:
+    """A driver with the reader's method, which may return any sequence of steps; tried once for a stub."""
 
-    tried = kind(Dispatcher(2, 2), LoaderLifecycle())
-    tried.lifecycle.handle(LoaderEvent.START)
-    for _ in range(2):
-        tried.worker_started()
-    tried.pin_started()
-    plan = getattr(tried, method)()
-    if not isinstance(plan, tuple):
-        raise Wrong(
-            f"`{method}` returns {type(plan).__name__}: return a tuple of steps.",
-            "The driver performs the steps of the tuple, from left to right.",
-        )
+    def plan(driver: Any) -> tuple[Any, ...]:
+        steps = function(driver)
+        if not hasattr(steps, "__iter__"):
+            raise Wrong(
+                f"`{method}` returns {type(steps).__name__}: return a tuple or a list of steps.",
+                "The driver performs the steps of the tuple, from left to right.",
+            )
+        return tuple(steps)
+
+    kind = type("MyDriver", (Driver,), {method: plan})
+    _planned(kind, method, pin=True)
     return kind
+
+
+def _planned(kind: type[Driver], method: str, *, pin: bool) -> tuple[Any, ...]:
+    """The steps of a method, of a driver with two workers, with or without a pin thread."""
+    driver = kind(Dispatcher(2, 2), LoaderLifecycle())
+    driver.lifecycle.handle(LoaderEvent.START)
+    for _ in range(2):
+        driver.worker_started()
+    if pin:
+        driver.pin_started()
+    steps: tuple[Any, ...] = getattr(driver, method)()
+    return steps
+
+
+def _shown(steps: tuple[Any, ...]) -> str:
+    return "\n".join(str(getattr(one, "name", one)) for one in steps)
 
 
 @exercise
@@ -165,10 +181,33 @@ def tell_workers(function: Callable[[Any], tuple[Any, ...]]) -> str:
 def stop_pin(function: Callable[[Any], tuple[Any, ...]]) -> str:
     """The reader's `_stop_pin`."""
     kind = _driver("_stop_pin", function)
+    step = (
+        "The step `_stop_pin`: set the done event (`SET_PIN_DONE`), wake the thread, which waits at the result queue (`WAKE_PIN`), wait until it has ended "
+        "(`JoinPin`), and only then close the queue (`CLOSE_RESULT_QUEUE`)."
+    )
     found = explored(PINNED, driver=kind)
     if found is not None:
-        raise fails(
-            *found, "The step `_stop_pin`: set the done event (`SET_PIN_DONE`), wake the thread, which waits at the result queue (`WAKE_PIN`), wait until it has ended "
-            "(`JoinPin`), and only then close the queue (`CLOSE_RESULT_QUEUE`).",
-        )  # fmt: skip
+        raise fails(*found, step)
+    if steps := _planned(kind, "_stop_pin", pin=False):
+        raise Wrong(
+            f"A loader without a pin thread: there is nothing to do, and your plan has {counted(len(steps), 'step')}.",
+            step,
+            evidence=_shown(steps),
+        )
+    steps = _planned(kind, "_stop_pin", pin=True)
+    joins = [at for at, one in enumerate(steps) if isinstance(one, JoinPin)]
+    closes = [at for at, one in enumerate(steps) if one is Simple.CLOSE_RESULT_QUEUE]
+    # A plan that never closes hangs at exit, one that never joins leaves the thread behind: the explorer has found those.
+    if min(closes) < max(joins):
+        raise Wrong(
+            "Your plan closes the result queue before the pin thread has ended: the thread may be reading from it.",
+            step,
+            evidence=_shown(steps),
+        )
+    if not all(0 < steps[at].timeout < math.inf for at in joins):
+        raise Wrong(
+            "Your join has no bound, or no time: the thread may be in a `pin_memory()` of the user's.",
+            step,
+            evidence=_shown(steps),
+        )
     return "In every interleaving, the pin thread sees its done event, and has ended before the workers are told."

@@ -9,7 +9,7 @@ import torch
 
 import minidl
 from course import place, recorded
-from course.asking import Asked, Choice, Count, Share, question, rows
+from course.asking import Asked, Choice, Count, Share, question, rows, yes_no
 from course.checking import Wrong, exercise
 from minidl.speed.ledger import ledger
 
@@ -83,6 +83,8 @@ def message_size(tensor: torch.Tensor, payload: bytes) -> Asked:
         "Look for the tensor's numbers in the message. What does a process need to know to find them?",
         f"{len(payload)} bytes: the name of a function that rebuilds the tensor, its type, shape and strides, and the handle of the shared memory in which its "
         "storage lies.",
+        slips={"nearly all": "That is what `pickle.dumps` does without torch's reducers. Here, a reducer has put the numbers elsewhere.",
+               "about half": "A message has the numbers, or it has not. They are not compressed."},
     )  # fmt: skip
 
 
@@ -91,7 +93,7 @@ def moved(tensor: torch.Tensor) -> Asked:
     """Pickling changes the tensor's memory."""
     return Asked(
         "Before, `tensor.is_shared()` was False. Is this tensor, the sender's own, in shared memory after it was pickled: yes or no?",
-        Choice("yes" if tensor.is_shared() else "no", {"yes": (), "no": ()}),
+        yes_no(tensor.is_shared(), "If the sender kept its own memory, a change of the tensor would not be seen by the receiver: there would be two copies."),
         "Somebody has to copy the numbers into shared memory. Does the sender need two copies afterwards?",
         "`reduce_storage` moves the storage: it makes a segment, copies the bytes once, and lets the sender's tensor use the segment from "
         "now on. That is the one copy that a tensor in private memory costs.",
@@ -103,12 +105,11 @@ def copier(trace: minidl.Trace) -> Asked:
     """The feeder copies, while the worker fetches."""
     (row, *_) = rows(trace, "shm_copy", "B")
     return Asked(
-        "Here a collate_fn of our own has stacked in private memory. Which thread copies the batch into shared memory: the worker's main thread (in "
-        "`put`), the worker's feeder thread, or the loader's main thread?",
-        Choice("the feeder thread", {
-            "the worker's main thread": ("worker", "main", "put", "the worker"),
-            "the feeder thread": ("feeder", "the worker's feeder thread"),
-            "the loader": ("loader's main thread", "the loader's main thread", "loop"),
+        "Here a collate_fn of our own has stacked in private memory. Which thread copies the batch into shared memory?",
+        Choice("the worker's feeder thread", {
+            "the worker's main thread, in `put`": ("`put` appends the batch to a buffer, and returns. What is copied later, is copied by another thread.", "worker", "main", "put", "the worker's main thread"),
+            "the worker's feeder thread": ("", "feeder", "the feeder thread"),
+            "the loader's main thread": ("The loader cannot read the worker's private memory: the copy must be made before.", "loader", "loop"),
         }),
         "The copy is a part of pickling. Which thread pickles? See 00, section 4.",
         "`shm_copy` lies inside `result_pickle`. The worker's main thread already fetches its next task, so the copy is hidden, until "

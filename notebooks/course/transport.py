@@ -236,9 +236,11 @@ def writer(trace: minidl.Trace) -> Asked:
     (fetch, *_) = rows(trace, "fetch", "B")
     main = events.tid[row] == events.tid[fetch]
     return Asked(
-        'With `transport="arena"`: which thread of the worker writes the message, the main thread or a feeder thread?',
-        Choice("the main thread" if main else "a feeder thread", {
-            "the main thread": ("main", "worker's main thread"), "a feeder thread": ("feeder", "the feeder thread"),
+        'With `transport="arena"`: which thread writes the message?',
+        Choice("the worker's main thread" if main else "a feeder thread", {
+            "the worker's main thread": ("Then a `put` of the faithful transport would wait for a slow reader.", "main", "the main thread"),
+            "a feeder thread": ("In the picture of this run, the worker has no lane of a feeder.", "feeder", "the feeder thread"),
+            "the loader's main thread": ("The loader reads. What it reads, somebody in another process has written.", "loader", "loop"),
         }),
         "The message is short: it names a slab. Can writing it take long?",
         "The one that fetches. A feeder thread is for a `put` that must not wait for a slow reader. This message has a few hundred bytes, "
@@ -284,11 +286,12 @@ def made(step: Measured) -> Asked:
     """What recycling saves."""
     few = step.made < 0.5
     return Asked(
-        "Add: a slab is used again. The loop lets go of each batch before it takes the next one. Does the worker make a few files in an epoch of "
-        f"{step.batches} batches, or one "
-        "for each batch?",
+        "Add: a slab is used again. The loop lets go of each batch before it takes the next one. How many files does the worker make in an epoch of "
+        f"{step.batches} batches?",
         Choice("a few" if few else "one for each batch", {
-            "a few": ("few", "some", "hardly any", "3", "4", "5", "6"), "one for each batch": ("one for each", "one each", str(step.batches)),
+            "none": ("Before the first batch is let go of, there is nothing that could be used again.", "no", "0"),
+            "a few": ("A slab is free only when its batch is gone. Is none of them gone here?", "few", "some", "hardly any", "3", "4", "5", "6"),
+            "one for each batch": ("So it was, before this idea. The loop lets go of a batch: what becomes of its slab?", "one for each", "one each", step.batches),
         }),
         "How many batches can be outstanding, and how many does the loop hold?",
         f"{step.made * step.batches:.0f} here. At most `prefetch_factor` batches are outstanding, and the loop holds one or two: a worker needs about so many slabs. "
@@ -306,13 +309,14 @@ def saver(*steps: Measured) -> Asked:
         "When a process touches a page of new memory for the first time, the kernel stops it, finds a page, clears it, and maps it: a page fault. A page has 4,096 bytes. "
         f"A batch here costs {first:.0f} page faults at the beginning, and {last:.0f} with all ideas. Which idea saves most of them?",
         Choice(most, {
-            "inline leaves": ("inline",), "one slab a batch": ("one slab", "one segment a batch"), "recycling": ("recycled", "recycled slabs", "slabs that are used again"),
-            "no feeder thread": ("no feeder", "feeder"),
+            "inline leaves": ("It saves two files, of 160 bytes together: one page each.", "inline"),
+            "one slab a batch": ("One file of 300 pages has as many pages as two of 225 and 75.", "one slab", "one segment a batch"),
+            "recycling": ("Memory that was touched before costs no fault.", "recycled", "recycled slabs", "slabs that are used again"),
+            "no feeder thread": ("A thread costs switches, and a stack of its own, once. It does not touch the images' pages.", "no feeder", "feeder"),
         }),
         "Images are 75 % of a batch's bytes. Which idea gives them memory that was touched before?",
         f"{saved['recycling']:.0f} of {first - last:.0f}. The slab's pages have been found, cleared and mapped for an earlier batch. Putting the "
         "leaves together saves files, not pages.",
-        slips={"one slab a batch": "One file of 300 pages has as many pages as two of 225 and 75."},
     )  # fmt: skip
 
 
@@ -322,9 +326,11 @@ def held(trace: minidl.Trace, batches: int, kept: str) -> Asked:
     fresh = new_slabs(trace)
     each = fresh >= batches
     return Asked(
-        f"The loop goes through {batches} batches, and keeps {kept} of each in a list. Does the worker make a few slabs, or one for each batch?",
+        f"The loop goes through {batches} batches, and keeps {kept} of each in a list. How many slabs does the worker make?",
         Choice("one for each batch" if each else "a few", {
-            "a few": ("few", "some"), "one for each batch": ("one for each", "one each", "20", "all"),
+            "none": ("The first batches need memory, whatever is kept.", "no", "0"),
+            "a few": ("A slab may be written again only if nothing of its batch is left. What is left here?", "few", "some"),
+            "one for each batch": ("What is kept has memory of its own. What else could keep the slab?", "one for each", "one each", batches, "all"),
         }),
         "What does a view keep alive: its own numbers, or its storage? (06, section 4.)" if each else "Does a copy have anything to do with the slab?",
         f"{fresh} here. A row is a view: it has the storage of the batch's images, and that keeps the slab. No slab is free, so each "
@@ -395,6 +401,12 @@ def take(function: Callable[[Sequence[tuple[int, bool, int]], int], int | None])
         ]
         size = dice.choice([1, 2, 4]) << 16
         given = function(tuple(slabs), size)
+        if given is not None:
+            given = whole(
+                given,
+                f"A batch of {size} bytes",
+                "The step `slab_take`: a slab's place in the list, or None for a new one.",
+            )
         free = [n for n, (state, visible, has) in enumerate(slabs) if state == FREE and not visible and has >= size]
         told = "\n".join(
             f"slab {n}: {STATES[state]}, {has} bytes{', visible in the worker' if visible else ''}"
@@ -409,11 +421,7 @@ def take(function: Callable[[Sequence[tuple[int, bool, int]], int], int | None])
             )
         if given is None or given in free:
             continue
-        if (
-            not 0
-            <= whole(given, about, "The step `slab_take`: a slab's place in the list, or None for a new one.")
-            < len(slabs)
-        ):
+        if not 0 <= given < len(slabs):
             raise Wrong(about, "The step `slab_take`: there is no such slab.", evidence=told)
         state, visible, _ = slabs[given]
         step = {
@@ -426,7 +434,10 @@ def take(function: Callable[[Sequence[tuple[int, bool, int]], int], int | None])
             else "The batch has no room in it.",
         )
         raise Wrong(about, f"The step `slab_take`: {step}", evidence=told)
-    return "In 300 random states it never takes a slab that somebody may see, and always one that is free. The package's `Arena._take` does the same."
+    return (
+        "In 300 random states it never takes a slab that somebody may see, and always one that is free. `Arena._take` asks this, too, and more: it begins with what was sent last, wants "
+        "room for all of an expected batch, and drops slabs that are too small, or far too large."
+    )
 
 
 @exercise

@@ -2,22 +2,51 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+import json
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import made_trace
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("pandas", reason="the notebooks need pandas: pip install -e '.[notebooks]'")
 
+from solutions import device as solutions
+from torch._utils import ExceptionWrapper
+
 import minidl
-from course.asking import Asked, Choice, Count, Form, Listed, Prediction, Share, Unreadable, Worker, question, rows
-from course.checking import Wrong, exercise
+from course import device, hang_lab, recording
+from course.asking import (
+    Asked,
+    Choice,
+    Count,
+    Form,
+    Listed,
+    Prediction,
+    Share,
+    Unreadable,
+    Worker,
+    question,
+    rows,
+    yes_no,
+)
+from course.checking import Wrong, apart, exercise, judged, number, whole
+from minidl import mini
+from minidl.companion.drift import find
 from minidl.tracefile import events as ev
 
-YES = Choice("no", {"yes": (), "no": ()})
-LANES = Choice("the feeder thread", {"the feeder thread": ("feeder",), "the loader": ("loop",)})
+YES = yes_no(False, "Slip.")
+LANES = Choice("the feeder thread", {"the feeder thread": ("", "feeder"), "the loader": ("It only reads.", "loop")})
 
 
 @pytest.mark.parametrize(("form", "given", "value"), [
@@ -25,8 +54,9 @@ LANES = Choice("the feeder thread", {"the feeder thread": ("feeder",), "the load
     (Count(0), "none", 0), (Count(0), "no tasks", 0), (Count(1024), "1,024 bytes", 1024), (Count(4), np.int64(4), 4),
     (Worker(0), "worker 0", 0), (Worker(0), "w0", 0), (Worker(1), 1, 1), (Worker(1), "Worker one", 1),
     (LANES, "The feeder", "the feeder thread"), (LANES, "feeder thread", "the feeder thread"),
-    (LANES, "the worker's feeder thread", "the feeder thread"), (LANES, "fedeer thread", "the feeder thread"),
-    (YES, False, "no"), (YES, "Yes.", "yes"), (YES, "no, it does not", "no"),
+    (LANES, "a", "the feeder thread"), (LANES, "(B)", "the loader"), (LANES, "b) ", "the loader"),
+    (YES, False, "no"), (YES, "Yes.", "yes"), (Count(4), "4 batches.", 4), (Count(4), "batch 4", 4),
+    (Worker(1), "the worker 1", 1),
     (Share(1, 1000), "hardly any", "hardly any"), (Share(1, 1000), 0, "hardly any"),
     (Share(1, 1000), "0.1 %", "hardly any"),
     (Share(1, 1000), 1, "nearly all"), (Share(1, 1000), 2, "hardly any"), (Share(1, 1000), "1000 bytes", "nearly all"),
@@ -42,8 +72,17 @@ def test_an_answer_is_read_in_any_sensible_form(form: Form, given: object, value
 
 @pytest.mark.parametrize(("form", "given"), [
     (Count(4), "many"), (Count(4), "2 or 3"), (Count(4), 2.5), (Count(4), True), (Count(4), [4]), (Count(4), "2 * 2"),
-    (Worker(0), "the slow one"), (Worker(0), "none"), (LANES, "somebody"), (LANES, 3), (YES, "perhaps"),
-    (Share(1, 2), "ten"), (Share(1, 2), True), (Listed((1,)), "none"), (Listed((1,)), 3.5),
+    (Count(4), "not 4"), (Count(4), "more than 4"), (Count(4), "at least 4"), (Count(4), "-4"), (Count(4), -4),
+    (Count(4), "minus four"), (Count(4), math.nan), (Count(4), math.inf), (Count(4), "nan"),
+    (Count(4), np.array([4, 4])), (Count(4), torch.tensor(4)), (Worker(0), "the slow one"), (Worker(0), "none"),
+    (Worker(1), "another worker"),
+    (Worker(0), "not worker 0"), (LANES, "somebody"), (LANES, 3), (LANES, math.nan), (LANES, np.array([1, 2])),
+    (LANES, "not the feeder thread"), (LANES, "neither the feeder"), (LANES, "feeder or loader"),
+    (LANES, "fedeer thread"), (YES, "perhaps"), (YES, "not yes"), (YES, "no, it does"), (YES, "b"),
+    (Share(1, 2), "ten"), (Share(1, 2), True), (Share(1, 2), math.nan), (Share(1, 2), math.inf), (Share(1, 2), -1),
+    (Share(1, 2), "not all"), (Share(1, 2), "150 %"), (Share(1, 2), "1.2.3"), (Share(1, 2), "2 apples"),
+    (Share(1, 2), np.array([1, 2])), (Listed((1,)), "none"), (Listed((1,)), 3.5), (Listed((1,)), "not 1"),
+    (Listed((1,)), [math.nan]), (Listed((1,)), np.zeros((2, 2))), (Listed((1,)), "-1"),
 ])  # fmt: skip
 def test_what_makes_no_sense_is_not_wrong(form: Form, given: object) -> None:
     with pytest.raises(Unreadable):
@@ -80,6 +119,16 @@ def test_a_right_answer_gets_the_reason_at_once() -> None:
     assert "<details" not in said._repr_html_()
 
 
+def test_a_choice_is_listed_with_its_letters_and_each_wrong_one_has_its_hint() -> None:
+    said = Prediction(Asked("Who?", LANES, "Hint.", "Why."), "b", None)
+    assert repr(said) == "Who?\na) the feeder thread\nb) the loader\nNot the loader. It only reads."
+    assert "b) the loader" in said._repr_html_().split("<details")[0]
+    assert Prediction(Asked("Who?", LANES, "Hint.", "Why."), "a", None).right
+    with pytest.raises(ValueError, match="say what these answers miss, if they are wrong: the loader"):
+        Choice("the feeder thread", {"the feeder thread": (), "the loader": ("",)})
+    assert "a) " not in repr(Prediction(Asked("Is it?", YES, "Hint.", "Why."), ..., None))
+
+
 def test_the_reason_points_at_the_moment_in_the_replay(tmp_path: Path) -> None:
     trace = made_trace.made(tmp_path / "trace", **made_trace.HEALTHY)
 
@@ -108,6 +157,43 @@ def test_a_question_about_two_traces_says_whose_moment_it_is(tmp_path: Path) -> 
     assert (ev.EVENTS[int(event["code"])].name, int(event["task"])) == ("yield", 3)
 
 
+@pytest.mark.parametrize("said", [math.nan, -math.inf, [4], np.array([4, 4]), torch.zeros(2), "4", None, 10**400])
+def test_what_is_no_number_is_told_so_and_no_error_of_the_check(said: object) -> None:
+    for read in (whole, number):
+        with pytest.raises(Wrong, match=r"^Here, your function returns .*, not one finite number"):
+            read(said, "Here", "The step.")
+
+
+def test_a_whole_number_may_come_in_any_type() -> None:
+    assert [whole(one, "", "") for one in (4, 4.0, np.int64(4), np.array(4), torch.tensor(4))] == [4] * 5
+    with pytest.raises(Wrong, match="not a whole number"):
+        whole(4.5, "Here", "")
+
+
+def checked(function: Callable[[], Any]) -> str:
+    function()
+    return "It came back."
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(("function", "said"), [
+    (functools.partial(list, itertools.repeat(1, 3)), "Right. It came back."),
+    (functools.partial(max, itertools.count()), "not come to its end within 1 s"),
+    (functools.partial(time.sleep, 60), "not come to its end within 1 s"),
+    (functools.partial(sys.exit, 3), "ended its process (exit code 3)"),
+    (functools.partial(os._exit, 4), "ended its process (exit code 4)"),
+    (lambda: os.kill(os.getpid(), signal.SIGKILL), "ended its process (exit code -9)"),
+], ids=["ends", "counts for ever", "sleeps", "sys.exit", "os._exit", "killed"])  # fmt: skip
+def test_code_that_never_ends_or_ends_its_process_leaves_the_notebook_alone(
+    function: Callable[[], Any], said: str
+) -> None:
+    begun = time.monotonic()
+    outcome = apart(functools.partial(judged, checked, function), seconds=1 if "1 s" in said else 60)
+    assert said in repr(outcome)
+    assert time.monotonic() - begun < 30
+
+
+@pytest.mark.live
 def test_a_check_never_raises_for_what_the_reader_has_written(tmp_path: Path) -> None:
     trace = made_trace.made(tmp_path / "trace", **made_trace.HEALTHY)
 
@@ -134,3 +220,46 @@ def test_a_check_never_raises_for_what_the_reader_has_written(tmp_path: Path) ->
     assert wrong.picture.startswith(b"\x89PNG")
     assert "<step>" not in wrong._repr_html_()
     assert "data:image/png;base64," in wrong._repr_html_()
+
+
+# --- What the notebooks say of torch, of CUDA and of the package ------------------------------------------------------
+FOLDER = Path(__file__).parents[2] / "notebooks"
+
+
+@pytest.mark.parametrize(("name", "says", "claim"), [
+    ("04_one_page", "`SystemExit`\nis none", "_utils.worker:_worker_loop has except Exception"),
+    ("04_one_page", "signal SIGCHLD", "_utils.signal_handling:_set_SIGCHLD_handler has _error_if_any_worker_fails()"),
+    ("08_shutdown", "kernel sends SIGCHLD", "_utils.signal_handling:_set_SIGCHLD_handler has threading._MainThread"),
+    ("08_shutdown", "asks *before each read*", "_utils.worker:_worker_loop has while watchdog.is_alive():"),
+    ("05_many_workers", "Pull request 141833 added", "dataloader:DataLoader.__init__ has in_order"),
+])  # fmt: skip
+def test_a_notebook_says_what_torch_does(name: str, says: str, claim: str) -> None:
+    notebook = json.loads((FOLDER / f"{name}.ipynb").read_text())
+    assert any(says in "".join(cell["source"]) for cell in notebook["cells"])
+    assert find(claim).holds
+
+
+def test_a_worker_sends_no_error_that_is_no_exception() -> None:
+    assert isinstance(mini._attempt("here", lambda: 1 / 0), ExceptionWrapper)
+    with pytest.raises(SystemExit):
+        mini._attempt("here", sys.exit)
+
+
+def test_hidden_and_beside_computation_are_two_figures() -> None:
+    said = repr(judged(device.overlap.__wrapped__, solutions.overlapped))  # type: ignore[attr-defined]
+    assert "'healthy-8-pinned': 58.8% of the copies' time ran beside computation; 98% was hidden" in said
+    assert "'healthy-8-pageable': 4.5% of the copies' time ran beside computation; 98% was hidden" in said
+
+
+def test_the_rule_of_the_simulator_is_not_told_as_that_of_cuda() -> None:
+    pageable = recording("healthy-8-pageable")
+    right = device.returns_early(pageable, answer=False)
+    assert right.right
+    assert "returns once all data is staged there" in repr(right)
+    assert "The simulator's rule is simpler: its call waits until the copy has ended" in repr(right)
+
+
+def test_each_mystery_has_its_answer_among_ten() -> None:
+    assert len(hang_lab.WORDS) == 10
+    assert hang_lab.WORDS.keys() >= set(hang_lab.KINDS.values())
+    assert {hang_lab.verdict(hang_lab.mystery(name)).cause.value for name in hang_lab.NAMES} == hang_lab.KINDS.keys()

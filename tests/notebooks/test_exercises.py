@@ -1,14 +1,17 @@
-"""Each exercise's check, held against typical wrong solutions: what is said names the step that went wrong.
+"""Each exercise's check: it names the step of typical wrong solutions, and accepts right ones of other ways.
 
-That the solutions pass is tested where the notebooks run.
+That the course's own solutions pass is tested where the notebooks run.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import itertools
+import math
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,11 +19,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from course_solutions import RIGHT, by_next, cloned, layout_by_mask
 from torch.nn.utils.rnn import pad_sequence
 
 import minidl
 from course import (
     bottleneck,
+    checking,
     checkpointing,
     datasets,
     device,
@@ -39,7 +44,7 @@ from minidl import mini
 from minidl.loader.dispatcher import STORED, Dispatcher
 from minidl.loader.driver import JoinPin, Simple
 from minidl.speed.wall_clock import Cause
-from minidl.tracefile.events import COMPUTE, CONSUMER, COPY, FETCH, H2D, NEXT, SAMPLE
+from minidl.tracefile.events import COMPUTE, CONSUMER, COPY, DEVICE_COMPUTE, FETCH, H2D, NEXT, SAMPLE
 
 nbformat = pytest.importorskip("nbformat", reason="the notebooks need Jupyter: pip install -e '.[notebooks]'")
 pytest.importorskip("pandas", reason="the notebooks need pandas: pip install -e '.[notebooks]'")
@@ -259,6 +264,24 @@ def overlapped(trace: minidl.Trace, other: int) -> int:
     return int(np.maximum(both, 0).sum())
 
 
+def neighbours(of_ranks: Any, size: int) -> Any:
+    lost, _ = counted(of_ranks, size)
+    return lost, {index for one, other in itertools.pairwise(of_ranks) for index in set(one) & set(other)}
+
+
+def forever(batches: Any, copy: Any) -> Any:
+    yield from by_next(batches, copy)
+    yield from itertools.repeat("batch 2 on the device")
+
+
+def too_many(info: Any, size: int) -> Any:
+    each = size if info is None else -(-size // info.num_workers)
+    return range(each) if info is None else range(info.id * each, (info.id + 1) * each)
+
+
+TELL_PIN = Simple.SET_PIN_DONE, Simple.WAKE_PIN
+
+
 def pin_steps(*steps: Any) -> Callable[[Any], tuple[Any, ...]]:
     return lambda driver: steps if driver.pin else ()
 
@@ -428,7 +451,7 @@ PURE: list[Case] = [
     (samplers.buckets, lambda lengths, size: in_pieces(by_length(lengths)[:40], size), "lost"),
     (samplers.buckets, lambda lengths, size: in_pieces(by_length(lengths), 1), "are 10 batches"),
     (device.ahead, alternating, "Step 1 should be: copy of batch 1 begins"),
-    (device.ahead, all_first, "Step 2 should be: batch 0 on the device is handed over"),
+    (device.ahead, all_first, "3 had been taken from the loader"),
     (device.ahead, last_lost, "batch 2 on the device is handed over"),
     (device.overlap, lambda trace: overlapped(trace, COPY[0]), "That is the time of all copies"),
     (device.overlap, lambda trace: overlapped(trace, COMPUTE[0]), "during"),
@@ -480,6 +503,37 @@ PURE: list[Case] = [
     (transport.take, taken("free", "unseen"), "has no room in it"),
     (transport.take, lambda slabs, size: None, "A new one would cost its page faults again"),
     (checkpointing.place_of, lambda batches, workers: ([0] * workers, batches % workers), "the loader says"),
+    (checkpointing.place_of, lambda batches, workers: batches % workers, "no pair of a sequence and a number"),
+    (first_look.slowest, lambda trace: longest(trace, SAMPLE[0], "end"), "took longest"),
+    (datasets.windows, windows(lambda size, width: size // width, lambda index, width: index * width), "your len says"),
+    (datasets.fetch, lambda dataset, indices, collate: collate([dataset[i] for i in set(indices)]), "[0, 3, 5]"),
+    (samplers.shuffled, drawing(lambda n, generator: torch.arange(n)), "in their own order"),
+    (samplers.buckets, lambda lengths, size: in_pieces(by_length(lengths), 6), "are 10 batches"),
+    (ranks.share, lambda order, rank, ranks: order[rank::ranks][: len(order) // ranks], "yours gets 2"),
+    (ranks.audit, neighbours, "padding: several ranks saw [0, 1]"),
+    (many_workers.room, lambda active, held, turn, capacity: np.array([0, 1]), "not one finite number"),
+    (device.ahead, forever, "Step 6 should be: none"),
+    (device.ahead, lambda batches, copy: by_next(list(batches), copy), "3 had been taken from the loader"),
+    (device.ahead, lambda batches, copy: batches, "Step 0 should be: copy of batch 0 begins"),
+    (device.overlap, lambda trace: overlapped(trace, DEVICE_COMPUTE[0]) + 0.5, "not a whole number"),
+    (device.overlap, lambda trace: math.nan, "not one finite number"),
+    (shutdown.tell_workers, lambda driver: (*sentinels(driver), Simple.SET_WORKERS_DONE), "done event is set"),
+    (shutdown.tell_workers, lambda driver: Simple.SET_WORKERS_DONE, "return a tuple or a list"),
+    (shutdown.stop_pin, pin_steps(*TELL_PIN, Simple.CLOSE_RESULT_QUEUE, JoinPin(10.0)), "closes the result queue befo"),
+    (shutdown.stop_pin, pin_steps(*TELL_PIN, JoinPin(10.0)), "the loader joins its feeders"),
+    (shutdown.stop_pin, lambda driver: (*TELL_PIN, JoinPin(10.0), Simple.CLOSE_RESULT_QUEUE), "there is nothing to do"),
+    (shutdown.stop_pin, pin_steps(*TELL_PIN, JoinPin(math.inf), Simple.CLOSE_RESULT_QUEUE), "has no bound"),
+    (hang_lab.stopped, lambda before, now: "S" not in (before, now), "On a made case"),
+    (hang_lab.stopped, lambda before, now: now in "ZTX", "On a made case your rule says True: it was given S, T"),
+    (hang_lab.stopped, lambda before, now: before == "T", "On a made case your rule says True: it was given T, S"),
+    (hang_lab.lost, lambda loop, workers: all(step == "IDLE" for step in workers), "it was given CONSUMER"),
+    (hang_lab.lost, lambda loop, workers: (loop, workers) == ("NEXT", ["IDLE"] * 2), "['IDLE', 'IDLE', 'IDLE']"),
+    (bottleneck.share_of_waiting, lambda trace: math.nan, "not one finite number"),
+    (bottleneck.rule, judging(START, 0.1, LINE), "'a made run' is supply-bound"),
+    (bottleneck.rule, judging(START, 0.095, LINE), "'a made run' is not input-bound"),
+    (transport.layout, lambda sizes, inline: layout_by_mask(sizes, inline - 1), "travels in the message"),
+    (one_timeline.clock_offset, lambda trips: (math.nan, math.inf), "not one finite number"),
+    (one_timeline.last_to_begin, lambda trace: one_timeline.steps(trace, "end").argmax(axis=0), "begins last"),
 ]  # fmt: skip
 
 LIVE: list[Case] = [
@@ -495,22 +549,35 @@ LIVE: list[Case] = [
     (transport.keep, lambda batch: batch["image"][0], "the worker has made 2"),
     (transport.keep, lambda batch: batch["image"][0].contiguous(), "the whole batch is kept"),
     (transport.keep, lambda batch: torch.from_numpy(batch["image"].numpy()[0]), "the whole batch is kept"),
-    (first_look.wasteful, minidl.default_collate, "the shortcut is still taken"),
+    (first_look.wasteful, minidl.default_collate, "The shortcut is still taken"),
     (first_look.wasteful, lambda samples: torch.stack([image for image, _ in samples]), "(images, labels)"),
     (first_look.wasteful, unlike, "Your code has raised TypeError"),
     (first_look.worker_of, lambda trace, task: task % 3, "does not say whose it is"),
     (first_look.worker_of, lambda trace, task: of_first(trace, task, "pid"), "your function says"),
-    (first_look.worker_of, lambda trace, task: trace.to_pandas().query("task == @task").worker, "not a whole number"),
+    (first_look.worker_of, lambda trace, task: trace.to_pandas().query("task == @task").worker, "not one finite"),
     (first_look.worker_of, lambda trace, task: of_first(trace, task, "worker"), "says -1"),
     (checkpointing.naive_loss, lambda workers, prefetch, yielded, size: 4 * workers * prefetch, "28 samples are lost"),
     (checkpointing.naive_loss, lambda workers, prefetch, yielded, size: size - 4 * yielded, "8 samples are lost"),
     (checkpointing.naive_loss, lambda workers, prefetch, yielded, size: 0, "8 samples are lost"),
+    (checkpointing.naive_loss, lambda workers, prefetch, yielded, size: workers * prefetch, "8 samples are lost"),
+    (datasets.stream, numbers(too_many), "[10, 11] do not belong"),
+    (tensors.packed, lambda samples: (torch.cat(samples), [len(one) for one in samples]), "two tensors"),
+    (tensors.small, torch.Tensor.detach, "contiguous already"),
+    (transport.keep, lambda batch: batch["image"][:1].clone(), "Keep the first image"),
+    (first_look.wasteful, lambda samples: [part.share_memory_() for part in cloned(samples)], "The feeder copied 0"),
 ]  # fmt: skip
+
+
+def tried(check: Any, given: Any) -> checking.Outcome:
+    """What a check says, in this process."""
+    here = functools.partial(checking.judged, check.__wrapped__)
+    outcome: checking.Outcome = given(here) if check is one_page.try_put_index else here(given)
+    return outcome
 
 
 def judged(case: Case) -> None:
     check, wrong, said = case
-    outcome = wrong(check) if check is one_page.try_put_index else check(wrong)
+    outcome = tried(check, wrong)
     assert outcome.passed is False
     assert said in repr(outcome)
     assert outcome.step
@@ -535,18 +602,37 @@ def test_a_loader_that_waits_for_ever_is_told_so_and_leaves_no_worker() -> None:
     assert [worker.exitcode for worker in loader._workers] == [-9, 1]
 
 
-def test_each_exercise_has_three_wrong_solutions() -> None:
-    counted: dict[str, int] = {}
-    for check, _, _ in PURE + LIVE:
-        counted[f"{check.__module__}.{check.__name__}"] = counted.get(f"{check.__module__}.{check.__name__}", 0) + 1
+RUNS = {f"{check.__module__}.{check.__name__}" for check, _, _ in LIVE}
+
+
+def accepted(module: str, name: str, right: Any) -> None:
+    check = getattr(importlib.import_module(f"course.{module}"), name)
+    outcome = tried(check, (lambda of: of(in_order(), right)) if check is one_page.try_put_index else right)
+    assert outcome.passed, repr(outcome)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "right"),
+    [pytest.param(*case, marks=pytest.mark.live if f"course.{case[0]}.{case[1]}" in RUNS else (), id=f"{case[1]}-{at}")
+     for at, case in enumerate(RIGHT)],
+)  # fmt: skip
+def test_a_right_solution_is_accepted(module: str, name: str, right: Any) -> None:
+    accepted(module, name, right)
+
+
+def test_each_exercise_has_four_wrong_solutions_and_three_right_ones() -> None:
+    """The third right one is that in notebooks/solutions, which runs with the notebook."""
+    counted = Counter(f"{check.__module__}.{check.__name__}" for check, _, _ in PURE + LIVE)
+    right = Counter(f"course.{module}.{name}" for module, name, _ in RIGHT)
     known = {
         f"course.{path.stem}.{name}"
         for path in SOLUTIONS
         for name, one in vars(importlib.import_module(f"course.{path.stem}")).items()
         if getattr(one, "is_exercise", False)
     }
-    assert counted.keys() == known
-    assert min(counted.values()) >= 3
+    assert counted.keys() == right.keys() == known
+    assert min(counted.values()) >= 4
+    assert min(right.values()) >= 2
 
 
 @pytest.mark.parametrize("path", SOLUTIONS, ids=lambda path: path.stem)

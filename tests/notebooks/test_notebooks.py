@@ -21,7 +21,7 @@ from notebooks import FOLDER, NOTEBOOKS, copied, together  # noqa: E402
 ANSWERS: dict[str, dict[str, Any]] = {
     "00_first_look": {
         "processes": (4, "three"), "decoder": ("worker", "loader"), "owner": ("worker 1", 4),
-        "pickler": ("feeder", "the loader"), "piped": ("0.1 %", "all of them"), "copied": ("labels", "images"),
+        "pickler": ("b", "the loader's main thread"), "piped": ("0.1 %", "all of them"), "copied": ("labels", "images"),
     },
     "01_datasets": {
         "calls": {"one_by_one": ("four", 1), "together": (1, 4)}, "becomes": ("double", "float32"),
@@ -37,11 +37,11 @@ ANSWERS: dict[str, dict[str, Any]] = {
     },
     "04_one_page": {
         "alternates": ("never", 5), "flood": ("eleven", 12), "swapped": ("batch 1", 0), "waiting_for": ("worker 1", 0),
-        "early": ("four", 8), "between": ("the next task", "nothing"), "outstanding": (4, 24),
+        "early": ("four", 8), "between": ("the next task", "nothing"), "outstanding": (6, 24),
     },
     "05_many_workers": {
-        "first_tasks": ("4 tasks", 2), "most_outstanding": (4, 5), "sent_for_each": ("one", 2),
-        "owner": (1, "worker 0"), "buffered": ("four", 5), "next_after_slow": (3, 1), "fewest": ("worker 0", "w1"),
+        "first_tasks": ("6 tasks", 2), "most_outstanding": (6, 5), "sent_for_each": ("one", 2),
+        "owner": (2, "worker 0"), "buffered": ("four", 5), "next_after_slow": (3, 1), "fewest": ("worker 0", "w1"),
         "last_batch": (False, "yes"),
     },
     "06_tensors": {
@@ -49,19 +49,19 @@ ANSWERS: dict[str, dict[str, Any]] = {
         "segments": (3, 4), "view": ("640,000 bytes", 40_000), "copies": ("one", 2),
     },
     "07_device": {
-        "pinner": ("pin thread", "worker"), "copied_meanwhile": (6, 5), "who_waits": ("the stream", "host"),
+        "pinner": ("pin thread", "worker"), "copied_meanwhile": (6, 5), "who_waits": ("the computing stream", "a"),
         "returns_early": {"pinned": ("yes", False), "pageable": (False, True)}, "hidden": ("nearly all", 0.5),
         "times_the_bytes": ("four", 1),
     },
     "08_shutdown": {
         "first_told": ("the pin thread", "workers"), "sentinels": (5, 4), "unyielded": (8, 0),
-        "died_of_it": ("none", 1), "unguarded": {"sentinel": ("late", "hang"), "watchdog": ("orphans", "late")},
+        "died_of_it": ("none", 1), "unguarded": {"sentinel": ("late", "a"), "watchdog": ("orphans", "late")},
     },
     "09_hang_lab": {
         "who": (1, 0), "sample": (13, 12),
         "what": {
-            "one": ("fifo", "signal"), "two": ("stopped", "circle"), "three": ("lost", "barrier"),
-            "four": ("deadlock", "signal"), "five": ("a thread", "barrier"), "six": ("a barrier", "circle"),
+            "one": ("fifo", "file lock"), "two": ("stopped", "circle"), "three": ("lost", "a worker that has died"),
+            "four": ("deadlock", "signal"), "five": ("h", "barrier"), "six": ("a barrier that not all reach", "g"),
         },
     },
     "10_bottleneck": {
