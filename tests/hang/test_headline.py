@@ -532,9 +532,12 @@ def test_an_error_is_told_in_full_with_its_errno_and_the_one_that_came_first(tmp
     write_process(tmp_path, main, pid=100, role="loader", loader=1)
     write_process(tmp_path, worker, pid=101, role="worker", loader=1, worker=0, ppid=100, lines=lines)
     write_process(tmp_path, other, pid=102, role="worker", loader=1, worker=1, ppid=100, lines=lines)
-    found = headline(read_trace(tmp_path))
+    trace = read_trace(tmp_path)
+    frames = 'File "/home/a/data.py", line 24, in __getitem__\nFile "/usr/lib/python3.11/io.py", line 9, in read\n'
+    trace.lines.append({"kind": "uncaught", "process": 0, "error": f"OSError: Caught\n{frames}{texts[0]}"})
+    found = headline(trace)
     assert found.sentence.startswith(
-        f"error: OSError: [Errno 5, EIO] Input/output error: '{path}' in sample 3 (task 0)"
+        f"error: OSError: [Errno 5, EIO] Input/output error: '{path}' in sample 3 (task 0) at data.py:24, at "
     )
     assert path not in found.title
     assert (found.where["sample"], "nfsstat" in found.next_step) == (3, True)

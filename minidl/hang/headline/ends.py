@@ -17,7 +17,7 @@ from minidl.hang.headline.hangs import hung, shown_to_hang
 from minidl.hang.headline.held_up import held_up
 from minidl.hang.headline.run_context import RunContext
 from minidl.hang.limits import SUDDEN
-from minidl.hang.places import LoaderStep
+from minidl.hang.places import LoaderStep, library
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.events import Actor, Outcome
@@ -220,12 +220,12 @@ def _task_failed(run: RunContext, row: np.void, error: np.void) -> Finding:
     asked = _sample_of(told[-1]) if len(told) and step["code"] == ev.FETCH[0] else run.sample(focus)
     where = f"in sample {asked} (task {task})" if asked >= 0 else doing(step) if len(steps) else f"of task {task}"
     when, who = "", f", worker {worker}" if worker >= 0 else ""
-    text = run.trace.text(told[-1]) if len(told) else ""
+    text, uncaught = run.trace.text(told[-1]) if len(told) else "", _uncaught_line(run, [int(row["process"])])
     if text:
         when = f", at {run.at(int(told['time'][-1]))}"
-    elif line := _uncaught_line(run, [int(row["process"])]):  # without workers, no event has the text
-        text = _last_error(str(line.get("error")))
-    rank, place = run.rank(int(row["process"])), f" {where}{who}{when}"
+    elif uncaught:  # without workers, no event has the text
+        text = _last_error(str(uncaught.get("error")))
+    rank, place = run.rank(int(row["process"])), f" {where}{_users_line(uncaught, text)}{who}{when}"
     evidence = [f"next() raised it at {run.at(int(row['end']))}, when the batch was due", *_earlier(run, every, task)]
     evidence += _descriptors_at(run, int(row["end"])) if _NO_DESCRIPTOR.search(text) else []
     helps = remedies.after_error(text, remedies.in_step(LoaderStep.SAMPLE, asked))
@@ -302,6 +302,18 @@ def _uncaught_line(run: RunContext, homes: list[int]) -> dict[str, Any]:
     """The trace's facts on the first exception that ended one of these processes; {} = none."""
     lines = (line for line in run.trace.described("uncaught") if line["process"] in homes)
     return next((line for line in lines if not str(line.get("error")).startswith(_BY_REQUEST)), {})
+
+
+_FRAME: Final = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def _users_line(uncaught: dict[str, Any], text: str) -> str:
+    """The line of the user's code that raised an error of this text, if that ended the program: " at data.py:24"."""
+    error = str(uncaught.get("error"))
+    frames = [match.groups() for match in _FRAME.finditer(error)][::-1]
+    frames = frames or [str(one).rpartition(" ")[0].rpartition(":")[::2] for one in uncaught.get("at", [])]
+    known = text and text in error
+    return next((f" at {PurePath(file).name}:{line}" for file, line in frames if known and not library(file)), "")
 
 
 def _raised(run: RunContext, line: dict[str, Any], row: np.void | None = None) -> Finding:
