@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import errno
 import itertools
 import os
+import queue
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -40,9 +43,12 @@ from typing_extensions import Self
 import minidl
 from minidl.loader import iterators
 from minidl.loader.driver import MP_STATUS_CHECK_INTERVAL, Get
-from minidl.loader.ports import Note, Opened, Ports, Transport
+from minidl.loader.ports import FoundAlive, FoundDead, Note, Opened, Ports, TimedOut, Transport
 from minidl.loader.protocol import ProtocolError
-from minidl.wire.messages import Result, ResumeIteration, Task
+from minidl.wire import tensors
+from minidl.wire.errors import ExceptionWrapper
+from minidl.wire.messages import RebuildFailure, Result, ResumeIteration, Sentinel, Task
+from minidl.wire.tensors import NotHandedOverError
 
 
 # --- The grid ---------------------------------------------------------------------------------------------------------
@@ -83,7 +89,7 @@ SAMPLING: dict[str, Callable[[Any], dict[str, Any]]] = {
     "used up after one epoch": lambda lib: {"sampler": iter([4, 5, 6])},
     "two replicas": lambda lib: {"sampler": distributed(lib)(wl.Numbers(7), num_replicas=2, rank=1, seed=5)},
     "empty": lambda lib: {"sampler": []},
-    "permuted by iter()": lambda lib: {"sampler": Permuted()},
+    "permuted by iter()": lambda lib: {"sampler": Permuted(), "batch_size": None},
 }
 
 
@@ -318,6 +324,14 @@ def test_errors_in_every_place(place: str, num_workers: int) -> None:
     assert any(isinstance(step, tuple) for step in seen)
 
 
+def test_a_stop_iteration_of_the_dataset_ends_a_loop_and_the_next_goes_on_after_it() -> None:
+    def program(lib: Any) -> Any:
+        iterator = iter(lib.DataLoader(wl.Failing(6, StopIteration(), at=(2,)), batch_size=None))
+        return [list(iterator) for _ in range(3)]
+
+    assert agree(program) == [[0, 1], [3, 4, 5], []]
+
+
 @pytest.mark.live
 def test_errors_before_the_first_task() -> None:
     """Of a worker's first task; what comes after it is said more kindly by us, and checked elsewhere."""
@@ -438,8 +452,28 @@ class Unmoved(Ports):
     def worker(self, context: Any, worker_id: int, target: Any, args: Any) -> Any:
         self.asked.append(worker_id)
         self.specs += args
-        steps = dict.fromkeys(["start", "join", "terminate"], lambda timeout=0: None)
-        return SimpleNamespace(**steps, is_alive=lambda: False, exitcode=0, pid=(1 << 30) + worker_id)
+        return Process(worker_id)
+
+
+class Process:
+    """A worker that does nothing, and lives until it is terminated."""
+
+    exitcode: int | None = None
+
+    def __init__(self, worker_id: int) -> None:
+        self.pid = (1 << 30) + worker_id
+        self.joined: list[float] = []
+
+    def start(self) -> None: ...
+
+    def is_alive(self) -> bool:
+        return self.exitcode is None
+
+    def join(self, timeout: float) -> None:
+        self.joined.append(timeout)
+
+    def terminate(self) -> None:
+        self.exitcode = -15
 
 
 class Watched(Transport):
@@ -643,30 +677,37 @@ def test_a_state_after_an_interrupted_fetch_is_of_the_draws_before_it() -> None:
 class Answers(Transport):
     """Queues without processes: each read brings the answer to a message that was put.
 
-    first: a message that is answered before those that were put before it. interrupted: whether a read is left.
+    first: a message that is answered before those that were put earlier. instead: what the next reads bring or raise.
     """
 
     def __init__(self) -> None:
         self.put: list[Any] = []
         self.first: Any = None
-        self.interrupted = False
+        self.instead: list[Any] = []
+        self.reads: list[Any] = []
 
     def index_queue(self, context: Any) -> Any:
         return self._queue(put=lambda message: self.put.append(getattr(message, "message", message)))
 
     def result_queue(self, context: Any, *given: Any) -> Any:
-        return self._queue(get=self.get, writer=lambda worker_id: None, let_go=lambda: None)
+        return self._queue(get=self.get, writer=lambda worker_id: None, let_go=lambda: None, jammed=lambda: False)
 
     def _queue(self, **methods: Any) -> Any:
         return SimpleNamespace(failure="", cancel_join_thread=lambda: None, close=lambda: None, **methods)
 
     def get(self, timeout: Any, inbox: list[Any]) -> None:
-        if self.interrupted:
-            self.interrupted = False
-            raise KeyboardInterrupt
-        message = next((each for each in self.put if each == self.first), self.put[0])
-        self.put.remove(message)
-        inbox.append(Result(message.idx, message.worker_id, message.index) if type(message) is Task else message)
+        self.reads.append((timeout, tensors._handover.seconds))
+        if not self.instead:
+            message = next((each for each in self.put if each == self.first), self.put[0])
+            self.put.remove(message)
+            self.instead.append(answer(message) if type(message) is Task else message)
+        if isinstance(message := self.instead.pop(0), BaseException):
+            raise message
+        inbox.append(message)
+
+
+def answer(task: Task, data: Any = None) -> Result:
+    return Result(task.idx, task.worker_id, task.index if data is None else data)
 
 
 class Drawn:
@@ -685,18 +726,28 @@ class Drawn:
         return next(self.left)
 
 
+Answered = Callable[..., tuple[Any, Any, Answers]]
+
+
 @pytest.fixture
-def answered(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Answers]]:
-    """A loader of the batches 0 to 5, with two persistent workers that are not there."""
+def answered(monkeypatch: pytest.MonkeyPatch) -> Iterator[Answered]:
+    """A function that makes a loader of the batches 0 to 5, with two workers that are not there, and an iterator.
+
+    Each read takes 0.25 s.
+    """
     monkeypatch.setattr(minidl.loader.ports, "_factory", Unmoved)
-    transport = Answers()
-    sampler: Any = Drawn()
-    loader: Any = minidl.DataLoader(
-        wl.Numbers(6), batch_size=None, sampler=sampler, num_workers=2, prefetch_factor=1, persistent_workers=True
-    )
-    loader._new_transport = lambda: transport
-    with loader:
-        yield loader, transport
+    monkeypatch.setattr(iterators, "time", SimpleNamespace(monotonic=partial(next, itertools.count(5, 0.25))))
+    with contextlib.ExitStack() as open_loaders:
+
+        def make(**options: Any) -> tuple[Any, Any, Answers]:
+            options = {"num_workers": 2, "prefetch_factor": 1, "persistent_workers": True} | options
+            loader: Any = minidl.DataLoader(wl.Numbers(6), batch_size=None, sampler=Drawn(), **options)  # type: ignore[arg-type]
+            transport = Answers()
+            loader._new_transport = lambda: transport
+            open_loaders.enter_context(loader)
+            return loader, iter(loader), transport
+
+        yield make
 
 
 def interrupting(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -712,9 +763,9 @@ def interrupting(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("decision", ["next", "received", "yielded"])
-def test_control_c_in_a_decision_is_an_error_of_the_next_next(answered: Any, decision: str) -> None:
+def test_control_c_in_a_decision_is_an_error_of_the_next_next(answered: Answered, decision: str) -> None:
     """Nobody knows how far the driver has come."""
-    iterator = iter(answered[0])
+    _, iterator, _ = answered()
     setattr(iterator._driver, decision, interrupting(getattr(iterator._driver, decision)))
     with pytest.raises(KeyboardInterrupt):
         next(iterator)
@@ -723,39 +774,131 @@ def test_control_c_in_a_decision_is_an_error_of_the_next_next(answered: Any, dec
 
 
 @pytest.mark.parametrize("place", ["read", "draw"])
-def test_control_c_in_a_read_or_a_draw_loses_no_batch(answered: Any, place: str) -> None:
+def test_control_c_in_a_read_or_a_draw_loses_no_batch(answered: Answered, place: str) -> None:
     """The draw comes first in a next() whose batch is here already."""
-    loader, answers = answered
-    iterator = iter(loader)
+    loader, iterator, answers = answered()
     if place == "draw":
         answers.first = Task(1, 1, 1)
     assert next(iterator) == 0
-    interrupted = answers if place == "read" else loader.sampler
-    interrupted.interrupted = True
+    assert iterator._task_info == {1: (1, 1) if place == "draw" else (1,), 2: (0,)}
+    assert list(itertools.islice(iterator._worker_queue_idx_cycle, 3)) == [1, 0, 1]
+    answers.instead += [KeyboardInterrupt()] * (place == "read")
+    loader.sampler.interrupted = place == "draw"
     with pytest.raises(KeyboardInterrupt):
         next(iterator)
     assert list(iterator) == [1, 2, 3, 4, 5]
 
 
-def test_an_epoch_that_control_c_has_kept_from_its_begin_gives_no_batch(answered: Any) -> None:
-    loader, answers = answered
-    iterator = iter(loader)
-    answers.interrupted = True
+def test_an_epoch_that_control_c_has_kept_from_its_begin_gives_no_batch(answered: Answered) -> None:
+    loader, iterator, answers = answered()
+    answers.instead.append(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         iter(loader)
     assert answers.put == [Task(0, 0, 0), Task(1, 1, 1), ResumeIteration(1, 0), ResumeIteration(1, 1)]
-    with pytest.raises(ProtocolError, match="whose new epoch has not begun"):
-        next(iterator)
+    for _ in range(2):
+        with pytest.raises(ProtocolError, match="whose new epoch has not begun"):
+            next(iterator)
     assert list(loader) == list(range(6))
+    assert iterator._record.base_seed == iterator._base_seed
 
 
-def test_the_end_of_an_epoch_is_in_the_state_and_stays_the_end(answered: Any) -> None:
-    loader, _ = answered
-    iterator = iter(loader)
+def test_the_end_of_an_epoch_is_in_the_state_and_stays_the_end(answered: Answered) -> None:
+    loader, iterator, _ = answered()
     assert (list(iterator), list(iterator), loader.state_dict()["ended"]) == (list(range(6)), [], True)
     next(iter(loader))
     loader.close()
     assert (list(iterator), loader.state_dict()["ended"]) == ([], False)
+
+
+# --- No batch comes ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("timeout", [0, 0.5])
+def test_a_read_takes_the_users_timeout_at_most(answered: Answered, timeout: float) -> None:
+    _, iterator, answers = answered(timeout=timeout)
+    assert list(iterator) == list(range(6))
+    assert answers.reads == [(timeout or MP_STATUS_CHECK_INTERVAL, timeout or None)] * 6
+
+
+def test_without_a_timeout_it_reads_until_a_message_comes(answered: Answered) -> None:
+    _, iterator, answers = answered()
+    answers.instead += [queue.Empty(), queue.Empty()]
+    assert (next(iterator), len(answers.reads)) == (0, 3)
+
+
+FAILURES: dict[str, tuple[Any, Any, str, list[Any]]] = {
+    "timeout": (queue.Empty(), None, r"after 0.5 s.*waited 0.2 s for task 0 of worker 0", [FoundAlive, TimedOut]),
+    "worker died": (queue.Empty(), -9, r"worker \(pid\(s\) 1073741824\) exited unexpectedly", [FoundDead]),
+    "read failed": (OSError(errno.EMFILE, "no more"), None, "no more", [FoundAlive]),
+    "read failed, worker died": (EOFError(), 1, "exited unexpectedly .worker 0: exit code 1", [FoundDead]),
+    "not rebuilt": (RebuildFailure(ValueError("bad")), None, "bad", [FoundAlive]),
+    "refused": (RebuildFailure(ConnectionResetError()), None, "worker has closed the connection", [FoundAlive]),
+    "not rebuilt, worker died": (RebuildFailure(FileNotFoundError()), 1, "exited unexpectedly", [FoundDead]),
+    "not handed over": (
+        RebuildFailure(NotHandedOverError()), None, "0.5 s.*task 0 is here.*not hand over", [FoundAlive, TimedOut],
+    ),
+    "the task failed": (ExceptionWrapper(wl.SimpleError("one"), ""), None, "one", []),
+}  # fmt: skip
+"""What a read of task 0 brings or raises, its worker's exit code, the error's words, and what the ports are told."""
+
+
+@pytest.mark.parametrize("case", FAILURES)
+def test_a_read_that_brings_no_batch(answered: Answered, case: str) -> None:
+    """Unless a worker died, the next batch comes, too: that of the task whose read has failed, or the next task's."""
+    came, code, words, notes = FAILURES[case]
+    _, iterator, answers = answered(timeout=0.5)
+    is_result = not isinstance(came, Exception)
+    answers.instead.append(Result(0, 0, came) if is_result else came)
+    if is_result:
+        answers.put.remove(Task(0, 0, 0))
+    worker, told = iterator._workers[0], iterator._ports.notes
+    worker.exitcode = code
+    told.clear()
+    with pytest.raises(Exception, match=words) as raised:
+        next(iterator)
+    assert [type(note) for note in told] == notes
+    cause = getattr(came, "error", came)
+    if code is None:
+        assert next(iterator) == is_result
+    else:
+        assert raised.value.__cause__ is cause
+        assert Sentinel() in answers.put
+        assert told == [FoundDead("worker", 0, worker.pid, code)]
+    assert worker.joined == ([1.0 if code is None else 5.0] if is_result and isinstance(cause, OSError) else [])
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_the_pin_thread_is_looked_at_before_each_read(answered: Answered, alive: bool) -> None:
+    _, iterator, answers = answered()
+    failure = ValueError("no room to pin in")
+    thread = SimpleNamespace(is_alive=lambda: alive, failure=failure)
+    iterator._pin_memory, iterator._pin_memory_thread, iterator._crew.pin_thread = True, thread, thread
+    if alive:
+        assert next(iterator) == 0
+        return
+    with pytest.raises(RuntimeError, match="exited unexpectedly: ValueError: no room") as raised:
+        next(iterator)
+    assert raised.value.__cause__ is failure
+    assert answers.reads == []
+
+
+def test_states_are_told_apart_by_epoch(answered: Answered) -> None:
+    """What comes before each worker has begun the epoch may be of the last one."""
+    loader, iterator, answers = answered()
+    came: list[Any] = []
+    iterator._record.state_came = lambda message, stale: came.append((message, stale))
+    first = Result(0, 0, 0, (1, b""))
+    answers.instead.append(first)
+    next(iterator)
+    loader._new_epoch = lambda ports: iterator._record
+    answers.instead += [first, ResumeIteration(1, 0, b""), ResumeIteration(1, 1)]
+    iter(loader)
+    assert came == [(first, False), (first, True), (ResumeIteration(1, 0, b""), True)]
+
+
+def test_workers_that_are_not_persistent_are_told_to_leave_at_the_end(answered: Answered) -> None:
+    _, iterator, answers = answered(persistent_workers=False)
+    assert list(iterator) == list(range(6))
+    assert answers.put == [Sentinel(), Sentinel()]
+    assert iterator._shutdown
 
 
 @pytest.mark.live
