@@ -142,7 +142,12 @@ def batches_each(trace: minidl.Trace) -> Asked:
 @exercise
 def clock_offset(function: Callable[[Sequence[tuple[int, int, int]]], tuple[int, int]]) -> str:
     """Round trips."""
-    for trips in (ROUND_TRIPS, ((0, 10_000, 800), (2_000, 12_090, 2_200)), ((5_000, 1_100, 5_400),)):
+    for trips in (
+        ROUND_TRIPS,
+        ((0, 10_000, 800), (2_000, 12_090, 2_200)),
+        ((5_000, 1_100, 5_400),),
+        ((1_000, 9_000, 3_000), (5_000, 9_000, 6_600)),
+    ):
         before, answer, after = min(trips, key=lambda trip: trip[2] - trip[0])
         half = (after - before) // 2
         wanted = answer - (before + half), half

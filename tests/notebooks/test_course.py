@@ -25,7 +25,7 @@ from solutions import device as solutions
 from torch._utils import ExceptionWrapper
 
 import minidl
-from course import device, hang_lab, recording
+from course import device, hang_lab, recording, shutdown
 from course.asking import (
     Asked,
     Choice,
@@ -257,6 +257,18 @@ def test_the_rule_of_the_simulator_is_not_told_as_that_of_cuda() -> None:
     assert right.right
     assert "returns once all data is staged there" in repr(right)
     assert "The simulator's rule is simpler: its call waits until the copy has ended" in repr(right)
+
+
+@pytest.mark.parametrize(("ask", "trace", "answer"), [
+    (device.who_waits, "healthy-8-pinned", "neither stream waits"),
+    (device.pinner, "healthy-8-pinned", "another worker"),
+    (shutdown.first_told, "shutdown-exhausted", "not the pin thread"), (hang_lab.what, "one", "file lock"),
+    (shutdown.sentinels, "shutdown-exhausted", "not 5"), (shutdown.sentinels, "shutdown-exhausted", "more than 5"),
+    (shutdown.sentinels, "shutdown-exhausted", "-5"), (shutdown.sentinels, "shutdown-exhausted", [5, 5]),
+])  # fmt: skip
+def test_a_wrong_answer_that_names_the_right_one_is_not_right(ask: Any, trace: str, answer: object) -> None:
+    asked = ask(hang_lab.mystery(trace) if trace == "one" else recording(trace), answer=answer)
+    assert not asked.right
 
 
 def test_each_mystery_has_its_answer_among_ten() -> None:

@@ -41,7 +41,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
     },
     "05_many_workers": {
         "first_tasks": ("6 tasks", 2), "most_outstanding": (6, 5), "sent_for_each": ("one", 2),
-        "owner": (2, "worker 0"), "buffered": ("four", 5), "next_after_slow": (3, 1), "fewest": ("worker 0", "w1"),
+        "owner": (2, "worker 0"), "buffered": ("six", 8), "next_after_slow": (3, 1), "fewest": ("worker 0", "w1"),
         "last_batch": (False, "yes"),
     },
     "06_tensors": {
@@ -76,7 +76,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
         "held": {"views": ("one for each", "a few"), "clones": ("a few", "one for each")},
     },
     "12_checkpointing": {
-        "lost": ("16 samples", 28), "lost_late": (8, 16), "numbered": ("zero", 5), "again": (2, 6),
+        "lost": ("24 samples", 28), "lost_late": (8, 16), "numbered": ("zero", 5), "again": (2, 6),
         "count_alone": ("both", "nothing"),
     },
     "13_one_timeline": {
