@@ -11,6 +11,7 @@ rank's files have been at rest for a while. Whatever is wrong with a digest, the
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -19,6 +20,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
@@ -179,14 +181,20 @@ def _read_all(places: Sequence[RankPlace]) -> Iterator[tuple[RankPlace, _Found]]
 
 
 def _in_parallel(places: Sequence[RankPlace]) -> Iterator[_Found]:
+    """Yield what `make` returns for each place; of many, made by several processes as long as these live."""
     paths = [place.path for place in places]
-    if len(paths) < MANY:
-        yield from map(make, paths)
-        return
-    # Threads of this process may hold locks, which a forked one would keep for ever.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(os.cpu_count(), context, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
-        yield from pool.map(make, paths, chunksize=4)
+    done = 0
+    if len(paths) >= MANY:
+        # Threads of this process may hold locks, which a forked one would keep for ever.
+        context = multiprocessing.get_context("spawn")
+        with (
+            contextlib.suppress(BrokenProcessPool),
+            ProcessPoolExecutor(os.cpu_count(), context, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool,
+        ):
+            for found in pool.map(make, paths, chunksize=4):
+                yield found
+                done += 1
+    yield from map(make, paths[done:])
 
 
 def make(path: Path) -> _Found:

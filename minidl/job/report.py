@@ -28,6 +28,9 @@ from minidl.tracefile.words import counted, duration, listed, percent, plain
 SHOWN: Final = 10
 """The ranks that have a row of their own in a summary."""
 
+NOTABLE, COMPARED = 0.05, 2
+"""The share of all lateness from which a rank matters, and the number of others that stand beside those."""
+
 NAMED: Final = 3
 """Ranks that a sentence names; of more, it says how many they are."""
 
@@ -236,13 +239,17 @@ class JobReport:
         return "\n".join(map(plain, lines))
 
     def outliers(self) -> list[int]:
-        """The rows of the ranks that matter: those that went wrong, then those that the others wait for."""
+        """The rows of the ranks that matter: those that went wrong, then those that the others wait for.
+
+        Of many ranks, COMPARED others stand beside them.
+        """
         weights = self.meetings.weights
         order = sorted(
             range(len(self.facts)),
             key=lambda row: (_blame(self.facts[row])[:2] if self._wrong(row) else (True, 99), -weights[row], row),
         )
-        return order[:SHOWN]
+        matter = sum(self._wrong(row) or weights[row] >= NOTABLE for row in order)
+        return order[: SHOWN if len(order) <= SHOWN else min(SHOWN, matter + COMPARED)]
 
     def _wrong(self, row: int) -> bool:
         return self.facts[row].outcome in _STOPPED

@@ -97,7 +97,7 @@ class RankFacts:
         return f"rank {self.rank}" + (f" ({self.node})" if self.node else "")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RankTable:
     """A rank: what is known of it, and its steps (array of STEP)."""
 

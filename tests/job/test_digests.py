@@ -1,0 +1,136 @@
+"""Digests: the same tables as from the events, made again when the trace changes, and never trusted."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_jobs import MadeJob
+
+from minidl.job import digests
+from minidl.job.digests import JobRecord, load, make, place_of, read_job, trace_of
+from minidl.job.step_table import RankTable
+from minidl.tracefile.format import TraceError
+
+TRACES = Path(__file__).parent.parent.parent / "traces"
+
+
+def job(place: Path, *names: str) -> Path:
+    place.mkdir(exist_ok=True)
+    for rank, name in enumerate(names):
+        shutil.copy(TRACES / f"{name}.minidl", place / f"rank-{rank}.minidl")
+    return place
+
+
+def read(place: Path) -> JobRecord:
+    found = read_job([place])
+    assert found is not None
+    return found
+
+
+def same(one: RankTable, other: RankTable) -> bool:
+    return one.facts == other.facts and bool(np.array_equal(one.steps, other.steps))
+
+
+def test_a_digest_gives_what_the_events_give_and_is_read_instead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = job(tmp_path / "job", "workers-4", "starved-gpu")
+    first = read(place)
+    assert [table.facts.rank for table in first.ranks] == [0, 1]
+    monkeypatch.setattr(digests, "make", None)
+    again = read(place)
+    assert all(map(same, first.ranks, again.ranks))
+
+
+def test_a_trace_of_several_ranks_has_their_tables_in_one_digest(tmp_path: Path) -> None:
+    path = job(tmp_path, "ranks-4-one-gpu") / "rank-0.minidl"
+    made, kept = make(path), load(path)
+    assert isinstance(made, list)
+    assert kept is not None
+    assert [table.facts.rank for table in kept] == [0, 1, 2, 3]
+    assert all(map(same, made, kept))
+
+
+def test_a_digest_that_is_older_than_its_trace_or_damaged_is_made_again(tmp_path: Path) -> None:
+    path = job(tmp_path, "workers-2") / "rank-0.minidl"
+    made = make(path)
+    digest = place_of(path).read_bytes()
+    os.utime(path, (1, 1))
+    assert load(path) is None
+    assert isinstance(made, list)
+    again = make(path)
+    assert isinstance(again, list)
+    assert all(map(same, made, again))
+    whole = place_of(path).read_bytes()
+    assert load(path) is not None
+    for hurt in (whole[: len(whole) // 2], b"", b"x" * 100, whole.replace(b"about", b"abuot"), digest):
+        place_of(path).write_bytes(hurt)
+        assert load(path) is None
+
+
+def test_facts_of_other_kinds_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = job(tmp_path, "workers-2") / "rank-0.minidl"
+    make(path)
+    arrays = dict(np.load(place_of(path)))
+    said = arrays["about"].tobytes().replace(b'"rank": 0', b'"rank": "1"')
+    np.savez(place_of(path), **arrays | {"about": np.frombuffer(said, np.uint8)})
+    assert load(path) is None
+    monkeypatch.setattr(digests, "LARGEST", 100)
+    make(path)
+    assert load(path) is None  # larger than allowed
+
+
+def test_a_rank_without_an_end_is_kept_when_its_files_are_at_rest(tmp_path: Path) -> None:
+    path = job(tmp_path, "worker-sigkilled") / "rank-0.minidl"
+    tables = make(path)
+    assert isinstance(tables, list)
+    if not tables[0].facts.over:
+        assert load(path) is None
+    os.utime(path, (1e9, 1e9))
+    make(path)
+    assert load(path) is not None
+
+
+def test_ranks_that_cannot_be_read_are_said_and_none_at_all_is_an_error(tmp_path: Path) -> None:
+    place = job(tmp_path / "job", "workers-2", "workers-4")
+    (place / "rank-1.minidl").write_bytes(b"nothing")
+    (place / "rank-2").mkdir()
+    found = read(place)
+    assert [table.facts.rank for table in found.ranks] == [0]
+    assert len(found.problems) == 2
+    (place / "rank-0.minidl").unlink()
+    with pytest.raises(TraceError, match="none of its 2 ranks can be read"):
+        read(place)
+
+
+def test_a_rank_of_a_job_and_of_a_joined_trace(tmp_path: Path) -> None:
+    place = job(tmp_path, "workers-2", "workers-4")
+    assert trace_of([place], 1).path.name == "rank-1.minidl"
+    with pytest.raises(TraceError, match="has no rank 2: it has 0, 1"):
+        trace_of([place], 2)
+    alone = trace_of([TRACES / "ranks-4-one-gpu.minidl"], 2)
+    assert {params["rank"] for params in alone.loaders.values()} == {2}
+    assert 0 < len(alone) < 5748 / 2
+
+
+def test_of_a_long_job_the_same_steps_of_all_ranks_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = MadeJob(4, 200).record().ranks
+    monkeypatch.setattr(digests, "MOST_CELLS", 200)
+    assert digests._sparse(tables) == 4
+    kept = [digests._every(table.steps, 4)["number"].tolist() for table in tables]
+    assert kept[0] == kept[1] == kept[2]
+    assert 40 <= len(kept[0]) <= 60
+    assert kept[0][:9] == [*range(8), 32]
+
+
+@pytest.mark.live
+def test_many_ranks_are_read_by_several_processes(tmp_path: Path) -> None:
+    place = job(tmp_path / "job", *["workers-2"] * 9)
+    (place / "rank-4.minidl").write_bytes(b"nothing")
+    found = read(place)
+    assert [table.facts.rank for table in found.ranks] == [0, 1, 2, 3, 5, 6, 7, 8]
+    assert len(found.problems) == 1
