@@ -494,8 +494,9 @@ def summary(arguments: Namespace) -> int:
 
 @command(
     "understand", "draw what each process did: as text, picture or HTML page", f"timeline {_RUN} --until 0.5",
-    _TRACE,
+    _TRACE_OR_JOB,
     _DATALOADER,
+    _RANK,
     _arg("--width", type=_positive, metavar="N", help="characters per line (default: terminal width)"),
     _arg("--since", type=float, metavar="S", help="begin S seconds after the first event"),
     _arg("--until", type=float, metavar="S", help="end S seconds after the first event"),
@@ -506,13 +507,15 @@ def summary(arguments: Namespace) -> int:
 def timeline(arguments: Namespace) -> int:
     from minidl.views.text import render
 
+    if arguments.output is not None and not arguments.output.suffix:
+        raise CommandError(
+            f"timeline: {arguments.output}: the name has no suffix: add .png or .svg (picture) or .html (page)"
+        )
+    if (job := _read_job(arguments)) is not None:
+        return _timeline_of_job(arguments, job)
     if arguments.output is not None:
-        if not arguments.output.suffix:
-            raise CommandError(
-                f"timeline: {arguments.output}: the name has no suffix: add .png or .svg (picture) or .html (page)"
-            )
         return _page(arguments) if arguments.output.suffix == ".html" else _picture(arguments)
-    trace = _read(arguments.trace, arguments.dataloader)
+    trace = _read_one(arguments)
     with _prefixed("timeline", ValueError), terminal.busy("drawing"):
         text = render(
             trace,
@@ -526,11 +529,28 @@ def timeline(arguments: Namespace) -> int:
     return OK
 
 
+def _timeline_of_job(arguments: Namespace, job: JobRecord) -> int:
+    from minidl.job.heat_map import heat_map, in_text
+    from minidl.job.report import JobReport
+
+    if {arguments.since, arguments.until, arguments.worker, arguments.batch} != {None}:
+        raise CommandError(f"timeline: {job.name} is a job: --since, --until, --worker and --batch need --rank N")
+    report = JobReport(job)
+    if arguments.output is None:
+        print(in_text(report, arguments.width or terminal.columns()))
+    elif arguments.output.suffix == ".html":
+        raise CommandError(f"timeline: {job.name} is a job: give .png or .svg, or choose a rank with --rank N")
+    else:
+        _save("timeline", arguments.output, lambda: heat_map(report))
+        print(arguments.output)
+    return OK
+
+
 def _page(arguments: Namespace) -> int:
     from minidl.views.page import html
 
     workers = None if arguments.worker is None else [arguments.worker]
-    trace = _read(arguments.trace, arguments.dataloader)
+    trace = _read_one(arguments)
     with _prefixed("timeline", ValueError), terminal.busy("drawing"):
         html(trace, arguments.output, since=arguments.since, until=arguments.until, workers=workers)
     print(arguments.output)
@@ -540,7 +560,7 @@ def _page(arguments: Namespace) -> int:
 def _picture(arguments: Namespace) -> int:
     from minidl.views.picture import timeline
 
-    trace = _read(arguments.trace, arguments.dataloader)
+    trace = _read_one(arguments)
     workers = None if arguments.worker is None else [arguments.worker]
     batches = None if arguments.batch is None else [arguments.batch]
     window = {"since": arguments.since, "until": arguments.until}

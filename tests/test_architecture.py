@@ -71,6 +71,7 @@ ORDER = (
         "colours frame layout scene drawn attached export chrome perfetto text sampled page picture queries "
         "live_page viewer replay_page replay_terminal",
     ),
+    ("job", "heat_map"),
     ("", "merge __init__ run demo"),
     ("hang.watch", "vitals dumps folding looks watcher"),
     ("startup", "sitecustomize"),

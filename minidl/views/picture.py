@@ -110,7 +110,7 @@ def timeline(
     right edge. Raises ValueError for a window, a batch or a worker that is not in the trace, ImportError without
     matplotlib.
     """
-    make = _figure_class()
+    make = figure_class()
     if not width >= LEAST_WIDTH:
         raise ValueError(f"width={width}: a figure is at least {LEAST_WIDTH} inches wide")
     trace = read_trace(trace)
@@ -130,7 +130,7 @@ def before_and_after(
     """
     batches = [batches_of(trace, numbers) for trace, numbers in zip(traces, loaders, strict=True)]
     ns = opening_of(batches)
-    make = _figure_class()
+    make = figure_class()
     drawings: list[_Drawing] = []
     for name, trace, times in zip("AB", traces, batches, strict=True):
         zero = int(times[0])
@@ -150,7 +150,7 @@ def before_and_after(
 
 
 @functools.cache
-def _figure_class() -> type[Figure]:
+def figure_class() -> type[Figure]:
     """Return a Figure class that a notebook displays by itself, even if pyplot was never imported."""
     try:
         from matplotlib.figure import Figure

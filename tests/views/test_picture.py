@@ -389,7 +389,7 @@ def test_it_needs_no_display_and_leaves_pyplot_alone(tmp_path: Path) -> None:
 
 
 def test_without_matplotlib_the_remedy_is_named(healthy: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
-    picture._figure_class.cache_clear()
+    picture.figure_class.cache_clear()
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match="pip install matplotlib"):
         timeline(healthy)

@@ -1,0 +1,79 @@
+"""The pictures of a job: who is late in which step, as cells of colour and as characters."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_jobs import FETCH, MadeJob
+
+from minidl import cli
+from minidl.job.heat_map import MOST_COLUMNS, MOST_ROWS, _averaged, heat_map, in_text
+from minidl.job.report import JobReport
+
+pytest.importorskip("matplotlib")
+
+TRACES = Path(__file__).parent.parent.parent / "traces"
+
+
+def late(ranks: int, steps: int = 40) -> JobReport:
+    """Rank 2 is late in every second step from the 20th on."""
+    slow = lambda rank, step: 60_000 if rank == 2 and step >= 20 and step % 2 else FETCH  # noqa: E731
+    return JobReport(MadeJob(ranks, steps, fetch=slow).record())
+
+
+@pytest.mark.parametrize(("ranks", "panels"), [(4, 3), (100, 4)])
+def test_the_map_shows_each_rank_and_marks_the_last_one(ranks: int, panels: int) -> None:
+    figure = heat_map(late(ranks))
+    assert len(figure.axes) == panels  # of many ranks, those that are late are drawn once more
+    cells = figure.axes[0]
+    (image,) = cells.images
+    colours = np.asarray(image.get_array())
+    assert colours.shape == (ranks, 40, 3)
+    assert (colours[:, 20] == 1).all()  # nobody waits
+    assert (colours[2, 21] != colours[1, 21]).any()
+    assert (colours[1, 21] == colours[3, 21]).all()
+    marks = np.asarray(cells.collections[0].get_offsets())
+    assert marks.tolist() == [[step, 2] for step in range(21, 40, 2)]
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["waits for samples", "waits for other ranks", "its own step", "the last rank of a step"]
+
+
+def test_more_steps_and_ranks_than_pixels_are_averaged(tmp_path: Path) -> None:
+    values = np.arange(10, dtype=float).reshape(5, 2)
+    assert _averaged(values, 2, 0).tolist() == [[1.0, 2.0], [6.0, 7.0]]
+    assert _averaged(values, 9, 0) is values
+    figure = heat_map(late(4, MOST_COLUMNS + 100))
+    assert np.asarray(figure.axes[0].images[0].get_array()).shape[1] == MOST_COLUMNS < MOST_ROWS + 1
+    figure.savefig(tmp_path / "job.png")
+
+
+def test_a_job_as_characters() -> None:
+    lines = in_text(late(4), 60).splitlines()
+    assert lines[1:5] == [
+        f"rank {rank}    " + "." * 20 + (".#" if rank == 2 else ".-") * 10 for rank in range(4)
+    ]  # fmt: skip
+    assert len(in_text(late(4, 4000), 60).splitlines()[3]) <= 60
+    assert in_text(JobReport(MadeJob(4, 0).record()), 60).startswith("fine: ")
+
+
+def test_the_command_draws_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = tmp_path / "job"
+    job.mkdir()
+    for rank, name in enumerate(("workers-4", "workers-1")):
+        shutil.copy(TRACES / f"{name}.minidl", job / f"rank-{rank}.minidl")
+    assert cli.main(["timeline", str(job)]) == cli.OK
+    assert "\nrank 1    " in capsys.readouterr().out
+    assert cli.main(["timeline", str(job), "-o", str(tmp_path / "job.png")]) == cli.OK
+    assert (tmp_path / "job.png").stat().st_size > 10_000
+    assert cli.main(["timeline", str(job), "--rank", "1", "--until", "0.1"]) == cli.OK
+    for wrong, said in (
+        (["-o", "x.html"], "is a job"),
+        (["--since", "1"], "need --rank N"),
+        (["-o", "x"], "no suffix"),
+    ):
+        capsys.readouterr()
+        assert cli.main(["timeline", str(job), *wrong]) == cli.USAGE
+        assert said in capsys.readouterr().err
