@@ -53,20 +53,18 @@ def _prefixed(command: str, *errors: type[Exception]) -> Iterator[None]:
 
 def _read(path: Path | None, dataloader: str | None = None, rank: int | None = None) -> Trace:
     """Read a trace; of a job, the trace of a rank; of one DataLoader alone, if one is named."""
-    from minidl.tracefile.loaders import only
-    from minidl.tracefile.reader import read_trace
-
-    if path is None:
-        raise CommandError("no trace given: `minidl demo` and `minidl run train.py` record one and print its path")
-    with terminal.busy(f"reading {path}"):
-        trace = read_trace(path) if rank is None else _trace_of_rank([path], rank)
-    return only(trace, dataloader)
+    return _read_one([] if path is None else [path], dataloader, rank)
 
 
-def _trace_of_rank(paths: Sequence[Path], rank: int) -> Trace:
+def _read_one(paths: Sequence[Path], dataloader: str | None, rank: int | None) -> Trace:
     from minidl.job.digests import trace_of
+    from minidl.tracefile.loaders import only
 
-    return trace_of(paths, rank)
+    if not paths:
+        raise CommandError("no trace given: `minidl demo` and `minidl run train.py` record one and print its path")
+    with terminal.busy(f"reading {paths[0]}"):
+        trace = trace_of(paths, rank)
+    return only(trace, dataloader)
 
 
 def _read_job(arguments: Namespace) -> JobRecord | None:
@@ -79,16 +77,6 @@ def _read_job(arguments: Namespace) -> JobRecord | None:
     if job is not None and arguments.dataloader is not None:
         raise CommandError(f"{job.name} has {len(job.ranks)} ranks: --dataloader needs one of them, by --rank N")
     return job
-
-
-def _read_one(arguments: Namespace) -> Trace:
-    """Read the trace at the paths of a command, which are no job, or of which one rank is chosen."""
-    from minidl.tracefile.loaders import only
-
-    if arguments.rank is None:
-        return _read(arguments.traces[0] if arguments.traces else None, arguments.dataloader)
-    with terminal.busy(f"reading rank {arguments.rank}"):
-        return only(_trace_of_rank(arguments.traces, arguments.rank), arguments.dataloader)
 
 
 def _beside(trace: Path, suffix: str) -> Path:
@@ -479,7 +467,7 @@ def summary(arguments: Namespace) -> int:
         print(report.text())
         _say_more(report.finding.outcome.value)
         return OK
-    trace = _read_one(arguments)
+    trace = _read_one(arguments.traces, arguments.dataloader, arguments.rank)
     with terminal.busy("summing up"):
         text = summary(trace).text()
         outcome = headline(trace).outcome
@@ -515,7 +503,7 @@ def timeline(arguments: Namespace) -> int:
         return _timeline_of_job(arguments, job)
     if arguments.output is not None:
         return _page(arguments) if arguments.output.suffix == ".html" else _picture(arguments)
-    trace = _read_one(arguments)
+    trace = _read_one(arguments.traces, arguments.dataloader, arguments.rank)
     with _prefixed("timeline", ValueError), terminal.busy("drawing"):
         text = render(
             trace,
@@ -550,7 +538,7 @@ def _page(arguments: Namespace) -> int:
     from minidl.views.page import html
 
     workers = None if arguments.worker is None else [arguments.worker]
-    trace = _read_one(arguments)
+    trace = _read_one(arguments.traces, arguments.dataloader, arguments.rank)
     with _prefixed("timeline", ValueError), terminal.busy("drawing"):
         html(trace, arguments.output, since=arguments.since, until=arguments.until, workers=workers)
     print(arguments.output)
@@ -560,7 +548,7 @@ def _page(arguments: Namespace) -> int:
 def _picture(arguments: Namespace) -> int:
     from minidl.views.picture import timeline
 
-    trace = _read_one(arguments)
+    trace = _read_one(arguments.traces, arguments.dataloader, arguments.rank)
     workers = None if arguments.worker is None else [arguments.worker]
     batches = None if arguments.batch is None else [arguments.batch]
     window = {"since": arguments.since, "until": arguments.until}
@@ -585,6 +573,7 @@ def _save(command: str, path: Path, draw: Callable[[], Figure]) -> None:
     "understand", "open a trace in the browser, served by this machine", f"view {_RUN}",
     _TRACE_UNLESS_LIST,
     _DATALOADER,
+    _RANK,
     _flag("--perfetto", "open Perfetto instead of the page (the page has a link to it)"),
     _flag("--live", "follow a running job; TRACE is its directory, or the id of its process"),
     _arg("--along", action="store_true", help=argparse.SUPPRESS),
@@ -606,7 +595,7 @@ def view(arguments: Namespace) -> int:
     progress = terminal.counting("events written")
     with _prefixed("view", ViewerError):
         serve(
-            _read(arguments.trace, arguments.dataloader),
+            _read(arguments.trace, arguments.dataloader, arguments.rank),
             arguments.browser,
             arguments.port,
             perfetto=arguments.perfetto or bool(arguments.queries),
@@ -635,6 +624,7 @@ command(
     "understand", "step through a trace, forwards and backwards", f"replay {_RUN} --batch 9",
     _TRACE,
     _DATALOADER,
+    _RANK,
     _arg("--batch", type=int, metavar="N", help="begin when the training loop receives batch N (from 0)"),
     _arg("--at", type=float, metavar="S", help="begin S seconds after the trace's first event"),
     _arg("--event", type=int, metavar="N", help="begin after the iterator's first N events"),
@@ -649,6 +639,7 @@ command(
     "understand", "print the steps that led to a batch, in causal order", f"before {_RUN} --batch 9",
     _TRACE,
     _DATALOADER,
+    _RANK,
     _arg("--batch", type=_count, required=True, metavar="N", help="its task, from 0 in each epoch"),
     _arg("--iterator", "--loader", dest="iterator", type=_count, metavar="N",
          help="number of an iterator (default: the last one with the task)"),
@@ -660,7 +651,7 @@ def before(arguments: Namespace) -> int:
     from minidl.speed.critical_path import critical_path
     from minidl.tracefile.words import lacking
 
-    trace = _read(arguments.trace, arguments.dataloader)
+    trace = _read(arguments.trace, arguments.dataloader, arguments.rank)
     with _prefixed(f"before: {arguments.trace}", ValueError), terminal.busy("following the causes"):
         text = critical_path(
             trace,
@@ -677,12 +668,13 @@ def before(arguments: Namespace) -> int:
     "understand", "print every copy of every batch, and whether it is needed", f"ledger {_RUN}",
     _TRACE,
     _DATALOADER,
+    _RANK,
 )  # fmt: skip
 def ledger(arguments: Namespace) -> int:
     from minidl.speed.ledger import ledger
     from minidl.tracefile.words import lacking
 
-    trace = _read(arguments.trace, arguments.dataloader)
+    trace = _read(arguments.trace, arguments.dataloader, arguments.rank)
     with terminal.busy("following the copies"):
         text = ledger(trace).text()
     print("\n".join([text, *lacking(trace.problems)]))
@@ -692,18 +684,25 @@ def ledger(arguments: Namespace) -> int:
 # --- Compare ----------------------------------------------------------------------------------------------------------
 @command(
     "compare", "check that a trace obeys the protocol (exit code 1 if not)", f"check {_RUN}",
-    _TRACE_UNLESS_LIST,
+    _arg("traces", type=Path, nargs="*", metavar="TRACE", help=_TRACE_OR_JOB[1]["help"]),
     _DATALOADER,
+    _RANK,
     _flag("--rules", "list the rules and exit"),
     _flag("--json", "print the report as JSON"),
 )  # fmt: skip
 def check(arguments: Namespace) -> int:
     from minidl.check import rules_text, run
+    from minidl.job.check_ranks import check_ranks
+    from minidl.job.members import members_at
 
     if arguments.rules:
         print(rules_text())
         return OK
-    return run(_read(arguments.trace, arguments.dataloader), as_json=arguments.json)
+    members = members_at(arguments.traces) if arguments.rank is None and arguments.dataloader is None else None
+    if members is not None:
+        with terminal.busy(f"checking {members.name}"):
+            return check_ranks(members, as_json=arguments.json)
+    return run(_read_one(arguments.traces, arguments.dataloader, arguments.rank), as_json=arguments.json)
 
 
 command(
@@ -720,9 +719,10 @@ command(
 
 @command(
     "compare", "compare two runs: how much faster B is, and what changed", f"diff {_RUN} minidl-demo/trace-2",
-    _arg("a", type=Path, metavar="A", help="the earlier trace: its directory or its packed file"),
-    _arg("b", type=Path, metavar="B", help="the later trace"),
+    _arg("a", type=Path, metavar="A", help="the earlier trace, or the directory of a job's ranks"),
+    _arg("b", type=Path, metavar="B", help="the later one"),
     _DATALOADER,
+    _RANK,
     _flag("--workers", "also compare the stages of each worker"),
     _flag("--force", "compare even if the datasets differ"),
     _flag("--json", "print the comparison as JSON"),
@@ -734,7 +734,10 @@ def diff(arguments: Namespace) -> int:
 
     from minidl.speed.diff import diff as compare
 
-    traces = [_read(path, arguments.dataloader) for path in (arguments.a, arguments.b)]
+    jobs = [_read_job(Namespace(**vars(arguments), traces=[path])) for path in (arguments.a, arguments.b)]
+    if jobs[0] is not None and jobs[1] is not None:
+        return _diff_of_jobs(arguments, jobs[0], jobs[1])
+    traces = [_read(path, arguments.dataloader, arguments.rank) for path in (arguments.a, arguments.b)]
     with terminal.busy("comparing"):
         found = compare(*traces, force=arguments.force)
     if arguments.output is not None:
@@ -749,6 +752,19 @@ def diff(arguments: Namespace) -> int:
 
             _save("diff", arguments.output, lambda: before_and_after(traces, loaders, found.headline))
     print(json.dumps(found.facts(), indent=1) if arguments.json else found.text(workers=arguments.workers))
+    return OK
+
+
+def _diff_of_jobs(arguments: Namespace, a: JobRecord, b: JobRecord) -> int:
+    import json
+
+    from minidl.job.compare import JobDiff
+    from minidl.job.report import JobReport
+
+    if arguments.output is not None:
+        raise CommandError("diff: no picture of two jobs: draw each with minidl timeline, or choose --rank N")
+    found = JobDiff(JobReport(a), JobReport(b))
+    print(json.dumps(found.facts(), indent=1) if arguments.json else found.text())
     return OK
 
 
@@ -768,6 +784,7 @@ command(
     "keep and convert", "write a trace as JSON (chrome://tracing) or .pftrace (Perfetto)", f"export {_RUN}",
     _TRACE,
     _DATALOADER,
+    _RANK,
     _arg("-o", "--output", type=Path, metavar="FILE",
          help="FILE.json or FILE.pftrace (default: the .json beside the trace, under its name)"),
 )  # fmt: skip
@@ -779,7 +796,7 @@ def export(arguments: Namespace) -> int:
     write = {".json": write_chrome, ".pftrace": write_perfetto}.get(target.suffix)
     if write is None:
         raise CommandError(f"export: {target}: the name must end in .json (chrome://tracing) or .pftrace (Perfetto)")
-    write(_read(arguments.trace, arguments.dataloader), target, terminal.counting("events written"))
+    write(_read(arguments.trace, arguments.dataloader, arguments.rank), target, terminal.counting("events written"))
     print(target)
     return OK
 
@@ -787,12 +804,13 @@ def export(arguments: Namespace) -> int:
 @command(
     "keep and convert", "pack a trace into one compressed file", f"pack {_RUN}",
     _TRACE,
+    _RANK,
     _OUTPUT,
 )  # fmt: skip
 def pack(arguments: Namespace) -> int:
     from minidl.tracefile.attachments import too_large
 
-    trace = _read(arguments.trace)
+    trace = _read(arguments.trace, rank=arguments.rank)
     print(trace.pack(arguments.output or _beside(arguments.trace, ".minidl")))
     for attachment in too_large(trace.attachments):
         terminal.say(f"minidl: attachment {attachment!r} is too large to pack: it is left out")

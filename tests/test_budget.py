@@ -23,13 +23,13 @@ AT_MOST = {
     "minidl/playback minidl/check": 3540,
     "minidl/hang": 6680,
     "minidl/speed": 3700,
-    "minidl/job": 1000,
+    "minidl/job": 1300,
     "minidl/views": 4201,
     "minidl/explore": 2486,
     "minidl/prove": 5900,
-    "minidl": 44720,
+    "minidl": 45120,
     "notebooks": 3510,
-    "tests": 45900,
+    "tests": 46260,
 }
 
 

@@ -11,29 +11,24 @@ rank's files have been at rest for a while. Whatever is wrong with a digest, the
 
 from __future__ import annotations
 
-import contextlib
 import json
-import multiprocessing
-import os
-import signal
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from minidl.job.each import each
 from minidl.job.members import JobMembers, RankPlace, members_at
 from minidl.job.step_table import STEP, RankFacts, RankTable, ranks_of, tables_of
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.packs import whole
 from minidl.tracefile.reader import Trace, read_trace
-from minidl.tracefile.words import listed
+from minidl.tracefile.words import counted, listed
 
 DIGEST: Final = "steps.npz"
 VERSION: Final = 1
@@ -43,9 +38,6 @@ LARGEST: Final = 1 << 28
 
 AT_REST: Final = 600.0
 """Seconds without a change after which the files of a rank without an end are taken as final."""
-
-MANY: Final = 8
-"""Ranks without a digest from which several processes read them."""
 
 MOST_CELLS: Final = 2_000_000
 """Steps of all ranks together that are judged: of a longer job, runs of RUN steps evenly spread over it."""
@@ -151,9 +143,17 @@ def _every(steps: Rows, kept: int) -> Rows:
     return found
 
 
-def trace_of(paths: Sequence[Path], rank: int) -> Trace:
-    """The trace of one rank of the job at `paths`, or of a trace with several. Raises TraceError if it has none."""
+def trace_of(paths: Sequence[Path], rank: int | None) -> Trace:
+    """The trace at `paths`; of a job, and of a trace with several ranks, that of one rank.
+
+    Raises TraceError if there is no such rank, or if they are a job and no rank is given.
+    """
     members = members_at(paths)
+    if rank is None:
+        if members is not None:
+            ranks = counted(len(members.places), "rank")
+            raise TraceError(f"{members.name} is a job of {ranks}: choose one with --rank N")
+        return read_trace(paths[0])
     if members is None:
         known = ranks_of(read_trace(paths[0]))
         if rank in known:
@@ -177,24 +177,7 @@ def _read_all(places: Sequence[RankPlace]) -> Iterator[tuple[RankPlace, _Found]]
             yield place, tables
         else:
             missing.append(place)
-    yield from zip(missing, _in_parallel(missing), strict=True)
-
-
-def _in_parallel(places: Sequence[RankPlace]) -> Iterator[_Found]:
-    """Yield what `make` returns for each place; of many, made by several processes as long as these live."""
-    paths = [place.path for place in places]
-    done = 0
-    if len(paths) >= MANY:
-        # Threads of this process may hold locks, which a forked one would keep for ever.
-        context = multiprocessing.get_context("spawn")
-        with (
-            contextlib.suppress(BrokenProcessPool),
-            ProcessPoolExecutor(os.cpu_count(), context, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool,
-        ):
-            for found in pool.map(make, paths, chunksize=4):
-                yield found
-                done += 1
-    yield from map(make, paths[done:])
+    yield from zip(missing, each(make, [place.path for place in missing]), strict=True)
 
 
 def make(path: Path) -> _Found:

@@ -23,11 +23,11 @@ import numpy as np
 
 from minidl import terminal
 from minidl.hang.headline import headline
+from minidl.job.digests import trace_of
 from minidl.playback import words
 from minidl.playback.stepper import Replay
 from minidl.playback.words import FieldChange
 from minidl.tracefile.loaders import in_words, only
-from minidl.tracefile.reader import read_trace
 from minidl.tracefile.words import lacking, plain
 from minidl.views.replay_page import html, to_focus
 
@@ -296,7 +296,7 @@ def interact(at: Replay, fd: int, out: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run `minidl replay`; return the exit code. Raises TraceError; ValueError or IndexError for a wrong position."""
     with terminal.busy(f"reading {arguments.trace}"):
-        trace = only(read_trace(arguments.trace), arguments.dataloader)
+        trace = only(trace_of([arguments.trace], arguments.rank), arguments.dataloader)
         spot = headline(trace).focus
     pointed = spot.loader if spot is not None and spot.loader else None  # 0: at the program's own code
     at = Replay(trace, pointed if arguments.iterator is None else arguments.iterator)

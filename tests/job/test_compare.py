@@ -1,0 +1,74 @@
+"""Two jobs compared: how much faster, which ranks changed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from made_jobs import FETCH, MadeJob
+
+from minidl import cli
+from minidl.job.compare import JobDiff
+from minidl.job.report import JobReport
+
+TRACES = Path(__file__).parent.parent.parent / "traces"
+SOUND = JobReport(MadeJob(4).record())
+LATE = JobReport(MadeJob(4, fetch=lambda rank, step: 60_000 if rank == 2 else FETCH).record())
+
+
+def test_a_straggler_that_is_gone_is_what_made_the_job_faster() -> None:
+    said = JobDiff(LATE, SOUND)
+    lines = said.text().splitlines()
+    assert lines[0] == "B makes 2.95 times as many steps as A in the same time: 20.5 ms a step, A 60.5 ms"
+    assert lines[1].startswith("  A (4 ranks): slow: 98% of the job's steps wait for rank 2")
+    assert lines[2].startswith("  B (4 ranks): fine: no straggler")
+    assert said.parts()["waits for the last rank"] == (pytest.approx(30_000), 0)
+    assert said.parts()["samples"] == (pytest.approx(10_000), 0)
+    assert said.ranks() == {2: (1.0, 0.0)}
+    assert lines[-1] == "  rank 2: 100% of all lateness in A, 0% in B"
+
+
+def test_equal_and_empty_jobs() -> None:
+    assert JobDiff(SOUND, SOUND).headline == "A and B are equally fast: 20.5 ms a step, A 20.5 ms"
+    assert JobDiff(SOUND, JobReport(MadeJob(4, 0).record())).headline.startswith("one of the jobs has no step")
+
+
+def test_the_commands_compare_and_check_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, traces in (("a", ("workers-1", "workers-4")), ("b", ("workers-2", "workers-4"))):
+        (tmp_path / name).mkdir()
+        for rank, trace in enumerate(traces):
+            shutil.copy(TRACES / f"{trace}.minidl", tmp_path / name / f"rank-{rank}.minidl")
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    assert cli.main(["diff", a, b, "--json"]) == cli.OK
+    assert json.loads(capsys.readouterr().out)["headline"].startswith("B makes")
+    assert cli.main(["diff", a, b, "--rank", "0", "--force"]) == cli.OK
+    assert cli.main(["diff", a, b, "-o", "x.png"]) == cli.USAGE
+    capsys.readouterr()
+    assert cli.main(["check", a]) == cli.OK
+    assert capsys.readouterr().out == "2 ranks, 2 of them break no rule\n"
+    (tmp_path / "b" / "rank-0.minidl").write_bytes(b"nothing")
+    assert cli.main(["check", b]) == cli.OK
+    assert "not read: rank 0: " in capsys.readouterr().out
+
+
+def test_a_rank_that_breaks_the_protocol_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(TRACES / "workers-2.minidl", tmp_path / "rank-0.minidl")
+    shutil.copy(TRACES / "torn-message-pin-thread.minidl", tmp_path / "rank-1.minidl")
+    code = cli.main(["check", str(tmp_path), "--json"])
+    reports = json.loads(capsys.readouterr().out)
+    assert set(reports) == {"0", "1"}
+    assert code == cli.main(["check", str(tmp_path)])
+    assert ("NOT a behaviour of the protocol: rank 1" in capsys.readouterr().out) == (code == cli.FOUND)
+
+
+@pytest.mark.parametrize("command", ["view", "replay", "before --batch 3", "ledger", "export", "pack"])
+def test_commands_on_one_trace_ask_for_a_rank(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank in range(2):
+        shutil.copy(TRACES / "workers-2.minidl", tmp_path / f"rank-{rank}.minidl")
+    name, *options = command.split()
+    assert cli.main([name, str(tmp_path), *options]) == cli.USAGE
+    assert "is a job of 2 ranks: choose one with --rank N" in capsys.readouterr().err
+    if name not in ("view", "export", "pack"):
+        assert cli.main([name, str(tmp_path), *options, "--rank", "1"]) == cli.OK
