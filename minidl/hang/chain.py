@@ -499,10 +499,18 @@ _COLLECTIVE: Final = re.compile(
 )
 
 
+_CALLED: Final = re.compile(r"\bdist(?:ributed)?\.(\w+)\(")
+
+
 def collective(place: ThreadPlace) -> str:
-    """The collective of torch.distributed that a thread is in; "" = none."""
-    inside = (f for f in place.inside if "torch/distributed/" in f.file.replace("\\", "/"))
-    return next((frame.name for frame in inside if _COLLECTIVE.match(frame.name)), "")
+    """The collective of torch.distributed that a thread is in; "" = none.
+
+    A stack that was read while its thread ran may lack frames, so the user's line counts, too, if a library waits.
+    """
+    names = [f.name for f in place.inside if "torch/distributed/" in f.file.replace("\\", "/")]
+    if place.users is not None and place.users is not place.inside[0]:
+        names += _CALLED.findall(place.users.source)
+    return next(filter(_COLLECTIVE.match, names), "")
 
 
 def _other_rank(link: ThreadFacts) -> ThreadFacts | None:

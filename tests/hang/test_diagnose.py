@@ -1087,6 +1087,7 @@ def by_stack(number: int) -> SeenProcess:
 
 
 KILLED = process(300, 1, thread(300, None, None, state="Z"), ended=True, exit_code=9)
+OF_OPS = library("TorchBindOpOverload.__call__", "/site-packages/torch/_ops.py", "return self._op(*args, **kwargs)")
 STOPPED_RANK = of_job(1, "own", state="T")
 EXITING = process(200, 1, thread(200, (SHUTS,), LOCKED),
                   thread(250, (WAIT, user("q.get()", "write", rank="1")), LOCKED, name="metrics"))  # fmt: skip
@@ -1099,6 +1100,11 @@ IN_RANKS = [
          says=("rank 1 (pid 200) waits for its worker 1 (pid 102), in sample 37", "; rank 0 waits in all_reduce")),
     case("a rank at Python's exit is known by a thread that has its number", by_stack(0), EXITING, by_stack(2), pid=200,
          says=("rank 1 (pid 200), at Python's exit", "its thread metrics (write at", "; ranks 0 and 2 wait in ")),
+    case("a stack without the collective's own frame: the line of the user's names it",
+         process(LOOP, 1, thread(LOOP, (OF_OPS, user("dist.all_reduce(x)", "train", 13), MAIN), LOCKED), rank=0, ranks=2),
+         of_job(1, "own", state="T", total=2), cause=HangCause.STOPPED, says="; rank 0 waits in all_reduce"),
+    case("C code of a library that waits is no lock", process(
+         LOOP, 1, thread(LOOP, (OF_OPS, user("net(x)"), MAIN), LOCKED)), cause=HangCause.UNKNOWN, never="release"),
     case("a rank that was not started", of_job(0), of_job(1), outcome=MAYBE_HUNG, cause=HangCause.COLLECTIVE,
          ends="in the collective all_reduce for rank 2, which is not on this machine; rank 1 waits in all_reduce"),
     case("a rank that has ended", looks=later(by_stack(0), by_stack(1), KILLED), outcome=HUNG, cause=HangCause.DIED,

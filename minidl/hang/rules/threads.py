@@ -330,8 +330,8 @@ def lock_stays_held(chain: Chain) -> Judgement | None:
     After `lock_of_another_thread` and `lock_at_the_fork`: no other thread of the process runs the program's code.
     """
     found, end = _lock_wait(chain.end), chain.end
-    if found is None:
-        return None
+    if found is None or not LOCKING.search(end.place.inside[0].source or "lock"):
+        return None  # C code waits for its own threads
     also = "a thread that has ended acquired it and never released it"
     facts = (*found.shown, _no_other(end, _SO_NONE_RELEASES))
     what = f"{found.what} that no other thread can release"
