@@ -1101,7 +1101,7 @@ IN_RANKS = [
     case("a rank at Python's exit is known by a thread that has its number", by_stack(0), EXITING, by_stack(2), pid=200,
          says=("rank 1 (pid 200), at Python's exit", "its thread metrics (write at", "; ranks 0 and 2 wait in ")),
     case("a stack without the collective's own frame: the line of the user's names it",
-         process(LOOP, 1, thread(LOOP, (OF_OPS, user("dist.all_reduce(x)", "train", 13), MAIN), LOCKED), rank=0, ranks=2),
+         process(LOOP, 1, thread(LOOP, (OF_OPS, user("dist.all_reduce(x)"), MAIN), LOCKED), rank=0, ranks=2),
          of_job(1, "own", state="T", total=2), cause=HangCause.STOPPED, says="; rank 0 waits in all_reduce"),
     case("C code of a library that waits is no lock", process(
          LOOP, 1, thread(LOOP, (OF_OPS, user("net(x)"), MAIN), LOCKED)), cause=HangCause.UNKNOWN, never="release"),
