@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import minidl
 from course import recording
 from course.asking import Asked, Choice, Count, Worker, question, rows, yes_no
-from course.checking import Wrong, exercise, number
+from course.checking import Wrong, exercise, number, runs
 from minidl.speed.verdict import verdict
 from minidl.speed.wall_clock import Bound, Cause, Waiting, waiting
 from minidl.tracefile.events import CONSUMER, NEXT
@@ -234,15 +234,16 @@ RUNS = ("workers-0", "workers-1", "workers-2", "starved-gpu", "head-of-line-in-o
 @exercise
 def share_of_waiting(function: Callable[[minidl.Trace], float]) -> str:
     """The first figure of a summary."""
-    for name in RUNS:
-        trace = opened(name)
+    for name, trace in runs(*RUNS):
         spans = trace.spans()
         took = {code: int((mine["end"] - mine["begin"]).sum()) for code in (NEXT[0], CONSUMER[0]) for mine in [spans[spans["code"] == code]]}  # fmt: skip
+        if not took[NEXT[0]]:
+            continue  # out of order, a `next` does not begin with its task: the part has none
         wanted = took[NEXT[0]] / (took[NEXT[0]] + took[CONSUMER[0]])
-        said = number(function(trace), f"In {name!r}", "The steps `next` and `consumer`: one share, between 0 and 1.")
+        said = number(function(trace), f"In {name}", "The steps `next` and `consumer`: one share, between 0 and 1.")
         if abs(said - wanted) > 0.005:
             raise Wrong(
-                f"In {name!r}, the loop waited {wanted:.1%} of its time; your function says {said:.1%}.",
+                f"In {name}, the loop waited {wanted:.1%} of its time; your function says {said:.1%}.",
                 "The steps `next` and `consumer` take turns, and are all that the loop does while it goes on. The share of the first: next / (next + consumer).",
                 trace, until=0.3,
             )  # fmt: skip

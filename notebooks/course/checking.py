@@ -22,8 +22,8 @@ import tempfile
 import textwrap
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -32,6 +32,7 @@ from typing import Any
 import torch
 
 import minidl
+from course import recording
 from course.asking import boxed, folded, marked
 from course.data import PATIENCE
 from minidl.check import examine
@@ -183,6 +184,17 @@ def number(said: object, about: str, step: str) -> float:
         shown = textwrap.shorten(repr(said), 80, placeholder=" ...")
         raise Wrong(f"{about}, your function returns {shown} ({type(said).__name__}), not one finite number.", step)
     return given  # type: ignore[return-value]
+
+
+def runs(*names: str) -> Iterator[tuple[str, minidl.Trace]]:
+    """Each recorded run, under its name in quotes, and a made one: its second half, of which the answer is another."""
+    for name in names:
+        with redirect_stdout(io.StringIO()):
+            trace = recording(name)
+        yield repr(name), trace
+        tasks = trace.events["task"]
+        middle = (int(tasks.max()) + 1) // 2
+        yield f"the part of {name!r} from task {middle} on", trace.cut((tasks >= middle) | (tasks < 0))
 
 
 def drawn(trace: minidl.Trace, batches: Iterable[int] = (), **options: Any) -> bytes:

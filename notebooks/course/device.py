@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import minidl
-from course import recording
 from course.asking import Asked, Choice, Count, Share, question, rows, yes_no
-from course.checking import Wrong, exercise, whole
+from course.checking import Wrong, exercise, runs, whole
 from minidl.speed.device_use import device_use
 from minidl.tracefile.events import COPY, DEVICE_COMPUTE
 
@@ -136,17 +133,11 @@ def times_the_bytes(floats: minidl.Trace, bytes_: minidl.Trace) -> Asked:
 
 
 # --- Exercises --------------------------------------------------------------------------------------------------------
-def _opened(name: str) -> minidl.Trace:
-    with contextlib.redirect_stdout(io.StringIO()):
-        return recording(name)
-
-
 @exercise
 def overlap(function: Callable[[minidl.Trace], int]) -> str:
     """Nanoseconds of copies during which the device computed: not what `device_use` calls hidden."""
     told = []
-    for name in ("healthy-8-pinned", "healthy-8-pageable"):
-        trace = _opened(name)
+    for name, trace in runs("healthy-8-pinned", "healthy-8-pageable"):
         spans = trace.spans()
         copies, steps = (spans[spans["code"] == code[0]] for code in (COPY, DEVICE_COMPUTE))
         wanted = sum(
@@ -155,22 +146,22 @@ def overlap(function: Callable[[minidl.Trace], int]) -> str:
             for step in steps
         )
         said = whole(
-            function(trace), f"In {name!r}", "The steps `copy` and `device_compute`: whole nanoseconds, in one sum."
+            function(trace), f"In {name}", "The steps `copy` and `device_compute`: whole nanoseconds, in one sum."
         )
         if said != wanted:
             of_all = int((copies["end"] - copies["begin"]).sum())
             about = " That is the time of all copies, whatever ran beside them." if said == of_all else ""
             raise Wrong(
-                f"In {name!r}, the device computed during {wanted:,} ns of its copies; your function says {said:,}.{about}",
+                f"In {name}, the device computed during {wanted:,} ns of its copies; your function says {said:,}.{about}",
                 "The steps `copy` and `device_compute`, both by the device's clock. Two spans overlap from the later begin to the earlier end, if that comes after.",
                 trace, since=0.18, until=0.26,
             )  # fmt: skip
         used = device_use(trace, next(iter(trace.loaders)))
         told.append(
-            f"{name!r}: {wanted / int((copies['end'] - copies['begin']).sum()):.1%} of the copies' time ran beside computation; {used.hidden_share if used else 0:.0%} was hidden"
+            f"{name}: {wanted / int((copies['end'] - copies['begin']).sum()):.1%} of the copies' time ran beside computation; {used.hidden_share if used else 0:.0%} was hidden"
         )
     return (
-        f"{'. '.join(told)}. The two figures differ: the stream did not wait for a copy, and yet had no step to do meanwhile. From pageable memory, the host was busy with "
+        f"{'. '.join(told[::2])}. The two figures differ: the stream did not wait for a copy, and yet had no step to do meanwhile. From pageable memory, the host was busy with "
         "the copy, and could not start the step that it might have run beside."
     )
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import multiprocessing
 from collections.abc import Callable
 from typing import Any
@@ -11,9 +9,9 @@ from typing import Any
 import torch
 
 import minidl
-from course import data, place, recorded, recording
+from course import data, place, recorded
 from course.asking import Asked, Choice, Count, Share, Worker, question, rows
-from course.checking import Wrong, exercise, whole
+from course.checking import Wrong, exercise, runs, whole
 from minidl.tracefile.events import SAMPLE
 
 TASK = 4
@@ -218,21 +216,17 @@ def worker_of(function: Callable[[minidl.Trace, int], int]) -> str:
 
 @exercise
 def slowest(function: Callable[[minidl.Trace], int]) -> str:
-    """The index of the slowest sample, in recorded runs."""
-    for name in ("head-of-line-in-order", "workers-2"):
-        with contextlib.redirect_stdout(io.StringIO()):
-            trace = recording(name)
+    """The index of the slowest sample, in recorded runs and in parts of them."""
+    for name, trace in runs("head-of-line-in-order", "workers-2"):
         spans = trace.spans()
         samples = spans[spans["code"] == SAMPLE[0]]
         longest = samples[(samples["end"] - samples["begin"]).argmax()]
-        said = whole(
-            function(trace), f"In the recorded run {name!r}", "The step `sample`: its field `by` is one sample's index."
-        )
+        said = whole(function(trace), f"In {name}", "The step `sample`: its field `by` is one sample's index.")
         if said != longest["by"]:
             kind = {int(longest[column]): about for column, about in KINDS.items()}
             about = f" ({said} is {kind[said]})" if said in kind else ""
             raise Wrong(
-                f"In the recorded run {name!r}, sample {longest['by']} took longest; your function says {said}{about}.",
+                f"In {name}, sample {longest['by']} took longest; your function says {said}{about}.",
                 "The step `sample`: from its begin to its end, in the worker's lane, inside `fetch`. `trace.spans()` has both.",
                 trace, batches=[int(longest["task"])],
             )  # fmt: skip

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import itertools
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import minidl
-from course import recording
 from course.asking import Asked, Count, Worker, question, rows, yes_no
-from course.checking import Wrong, exercise, explored, fails, whole
+from course.checking import Wrong, exercise, explored, fails, runs, whole
 from minidl.explore.configurations import Configuration
 from minidl.loader.dispatcher import Deliver, Dispatcher
 
@@ -257,18 +255,16 @@ def room(function: Callable[[Sequence[bool], Sequence[int], int, int], int | Non
 @exercise
 def blocked(function: Callable[[minidl.Trace], int]) -> str:
     """A verdict's rule: how many batches came before their turn while the loop waited."""
-    for name in ("head-of-line-in-order", "head-of-line-out-of-order", "workers-4"):
-        with contextlib.redirect_stdout(io.StringIO()):
-            trace = recording(name)
+    for name, trace in runs("head-of-line-in-order", "head-of-line-out-of-order", "workers-4"):
         events = trace.to_pandas()
         most = max((int(events.depth[row]) for row in rows(trace, "reorder_store")), default=0)
         said = whole(
-            function(trace), f"In the recorded run {name!r}",
+            function(trace), f"In {name}",
             "The step `reorder_store`: a run in which no batch came early has none at all, and its answer is 0.",
         )  # fmt: skip
         if said != most:
             raise Wrong(
-                f"In the recorded run {name!r}, at most {most} batches lay in the reorder buffer; your function says {said}.",
+                f"In {name}, at most {most} batches lay in the reorder buffer; your function says {said}.",
                 "The steps `reorder_store` and `reorder_pop`: a batch goes into the buffer, or leaves it. Their field `depth` counts "
                 "what is in it then. A run may have few of these events, or none.",
                 trace,

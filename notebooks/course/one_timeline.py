@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 import minidl
-from course import recording
 from course.asking import Asked, Choice, Count, question, rows
-from course.checking import Wrong, exercise, number, whole
+from course.checking import Wrong, exercise, number, runs, whole
 from minidl.tracefile.events import COMPUTE
 from minidl.tracefile.join import Clock
 
@@ -172,21 +169,19 @@ def clock_offset(function: Callable[[Sequence[tuple[int, int, int]]], tuple[int,
 @exercise
 def last_to_begin(function: Callable[[minidl.Trace], Sequence[int]]) -> str:
     """Who delays each step."""
-    for name in ("ranks-2-one-gpu", "ranks-4-one-gpu"):
-        with contextlib.redirect_stdout(io.StringIO()):
-            trace = recording(name)
+    for name, trace in runs("ranks-2-one-gpu", "ranks-4-one-gpu"):
         begins = steps(trace, "begin")
         wanted = begins.argmax(axis=0).tolist()
-        given = [whole(rank, f"In {name!r}", "The step `compute`: one rank for each step.") for rank in function(trace)]
+        given = [whole(rank, f"In {name}", "The step `compute`: one rank for each step.") for rank in function(trace)]
         if len(given) != len(wanted):
             raise Wrong(
-                f"{name!r} has {len(wanted)} steps; you name {len(given)} ranks.",
+                f"{name} has {len(wanted)} steps; you name {len(given)} ranks.",
                 "The step `compute`: one of each rank, for each step of the training.",
             )
         if given != wanted:
             step = next(step for step, one in enumerate(given) if one != wanted[step])
             raise Wrong(
-                f"{name!r}, step {step}: rank {wanted[step]} begins last; you say {given[step]}.",
+                f"{name}, step {step}: rank {wanted[step]} begins last; you say {given[step]}.",
                 "The step `compute`: the n-th one of each rank belong together, as they exchange gradients. The number of an iterator is not its rank: `trace.loaders[number]['rank']`.",
                 evidence="\n".join(f"rank {rank}: begins {(begins[rank][step] - begins[:, step].min()) / 1e6:.3f} ms after the first" for rank in range(len(begins))),
             )  # fmt: skip
