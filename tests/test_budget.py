@@ -22,7 +22,7 @@ AT_MOST = {
     "minidl/tracefile minidl/record": 8170,
     "minidl/playback minidl/check": 3540,
     "minidl/hang": 6680,
-    "minidl/speed": 3700,
+    "minidl/speed": 3712,
     "minidl/job": 1300,
     "minidl/views": 4201,
     "minidl/explore": 2486,

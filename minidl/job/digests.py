@@ -256,18 +256,18 @@ def _facts(said: dict[str, Any]) -> RankFacts:
 def _steps(arrays: Any, number: int) -> Rows:
     columns = {name: _unpacked(arrays[f"{number}.{name}"]) for name in STEP.names or ()}
     out = np.empty(len(columns["begin"]), STEP)
-    for name, column in columns.items():
-        out[name] = column
+    for name, column in columns.items() if len(out) else ():
+        out[name] = column.reshape(out[name].shape)
     return out
 
 
 def _packed(column: Any) -> Any:
     """A column as its changes, byte by byte: the high bytes of small numbers are all alike, and need no room."""
-    wide = np.asarray(column, np.int64)
-    changes = np.diff(wide, axis=0, prepend=np.zeros_like(wide[:1])) if len(wide) else wide
-    return np.ascontiguousarray(changes.reshape(len(wide), -1).T)[..., None].view(np.uint8).transpose(0, 2, 1).copy()
+    wide = np.asarray(column, np.int64).reshape(len(column), -1 if len(column) else 1)
+    changes = np.diff(wide, axis=0, prepend=np.zeros_like(wide[:1]))
+    return np.ascontiguousarray(changes.T)[..., None].view(np.uint8).transpose(0, 2, 1).copy()
 
 
 def _unpacked(planes: Any) -> Any:
     changes = np.ascontiguousarray(planes.transpose(0, 2, 1)).view(np.int64)[..., 0].T
-    return np.squeeze(np.cumsum(changes, axis=0), axis=1) if changes.shape[1] == 1 else np.cumsum(changes, axis=0)
+    return np.cumsum(changes, axis=0)

@@ -156,6 +156,10 @@ class JobReport:
 
     def _bounds(self) -> Finding:
         """What bounds the ranks' loaders, if they do not wait for each other."""
+        running = any(one.running for one in self.facts)
+        if not any(one.events for one in self.facts):
+            what = f"no rank has recorded an iterator of a DataLoader{' yet' * running}"
+            return self._found(RunOutcome.RUNNING if running else RunOutcome.CUT, what, "")
         causes = dict.fromkeys(CAUSES, 0)
         for table in self.tables:
             sums = table.steps["waits"].sum(axis=0, dtype=np.int64)
@@ -168,8 +172,7 @@ class JobReport:
         fine = verdict.kind in (Bound.NOT_INPUT, Bound.TOO_FEW)
         step = "" if fine else "minidl summary --rank 0 says more"
         outcome = RunOutcome.FINE if fine else RunOutcome.SLOW
-        if any(one.running for one in self.facts):
-            outcome = RunOutcome.RUNNING
+        outcome = RunOutcome.RUNNING if running else outcome
         return self._found(outcome, f"{none}{verdict.sentence}", step)
 
     def _found(

@@ -12,9 +12,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -31,6 +32,9 @@ from minidl.tracefile.loaders import only
 from minidl.tracefile.ranks import last_start
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.words import counted, listed, plain
+
+MOST_COLUMNS: Final = 8
+"""The ranks that have a column each; of more, those with equal counts are taken together."""
 
 
 @dataclass
@@ -103,12 +107,22 @@ def _table(subject: Subject) -> list[str]:
     """Return the table of batches/samples by rank and epoch."""
     size = "" if subject.length is None else f" of {counted(subject.length, 'sample')}"
     lines = [f"{subject.name}{size}, sampler {subject.samplers}: batches/samples seen; * = ended early"]
-    lines.append("  epoch " + "".join(f"{f'rank {rank}':>14}" for rank in subject.ranks))
+    few = len(subject.ranks) <= MOST_COLUMNS
+    lines += ["  epoch " + "".join(f"{f'rank {rank}':>14}" for rank in subject.ranks)] * few
     for epoch, passes in subject.epochs():
         cells = [f"{p.batches}/{p.samples}{'' if p.whole else '*'}" if p else "-" for p in
                  (passes.get(rank) for rank in subject.ranks)]  # fmt: skip
-        lines.append(f"  {epoch:<6}" + "".join(f"{cell:>14}" for cell in cells))
+        columns = "".join(f"{cell:>14}" for cell in cells) if few else f"  {_grouped(subject.ranks, cells)}"
+        lines.append(f"  {epoch:<6}{columns}")
     return lines
+
+
+def _grouped(ranks: Sequence[int], cells: Sequence[str]) -> str:
+    """The cells of many ranks: "100/800 of 1022 ranks; 99/792 of rank 3, 5"."""
+    counts = Counter(cells).most_common()
+    alike = {cell: [rank for rank, own in zip(ranks, cells, strict=True) if own == cell] for cell, _ in counts}
+    named = (f"{len(one)} ranks" if len(one) > MOST_COLUMNS else f"rank {listed(one)}" for one in alike.values())
+    return "; ".join(f"{cell} of {who}" for cell, who in zip(alike, named, strict=True))
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -72,6 +72,14 @@ def test_a_digest_that_is_older_than_its_trace_or_damaged_is_made_again(tmp_path
         assert load(path) is None
 
 
+@pytest.mark.parametrize("steps", [0, 1, 50])
+def test_a_digest_keeps_any_number_of_steps(tmp_path: Path, steps: int) -> None:
+    table = MadeJob(2, steps).record().ranks[1]
+    digests._save(tmp_path, [], [table])
+    (kept,) = load(tmp_path) or []
+    assert same(kept, table)
+
+
 def test_facts_of_other_kinds_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = job(tmp_path, "workers-2") / "rank-0.minidl"
     make(path)

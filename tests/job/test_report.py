@@ -102,6 +102,13 @@ MADE = {
         MadeJob(4, facts={0: {"taken": (59, 59)}, 1: WAITED, 2: WAITED, 3: WAITED}),
         "hung: rank 1 waited in its step after batch 60 of epoch 0; rank 0 had only 59",
     ),
+    "nothing yet": (
+        MadeJob(4, 0, facts={rank: {"events": 0, "running": True, "outcome": "running"} for rank in range(4)}),
+        "running: no rank has recorded an iterator of a DataLoader yet",
+    ),
+    "a rank without iterators": (
+        MadeJob(4, 0, facts={3: GONE | {"events": 0, "taken": (0, 0)}}), "died, rank 3: nothing is recorded after its"
+    ),
     "killed as a whole": (
         MadeJob(4, facts=dict.fromkeys(range(4), GONE)), "cut: all 4 recordings end after 12 batches"
     ),

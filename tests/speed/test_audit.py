@@ -189,6 +189,11 @@ def test_ranks_that_hold_the_parts_of_one_model_may_have_one_share(tmp_path: Pat
     assert "2 shares to 4 ranks, each to 2 ranks (share 0 to 0, 1; share 1 to 2, 3)" in finding.text
 
 
+def test_many_ranks_with_equal_counts_are_taken_together(tmp_path: Path) -> None:
+    audited = of_ranks(tmp_path, *({"dataset": range(4 if rank == 3 else 8)} for rank in range(12)))
+    assert "  0       2/8 of 11 ranks; 1/4 of rank 3" in audited.text()
+
+
 def test_ranks_of_one_share_need_not_be_neighbours(tmp_path: Path) -> None:
     """Pipeline parallelism; or the sampler's rank is the local rank, on two machines. They look alike: it is asked."""
     report = parallel(tmp_path, [(0, 2), (1, 2), (0, 2), (1, 2)])
