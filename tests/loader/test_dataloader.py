@@ -96,7 +96,7 @@ ACCEPTED: list[dict[str, Any]] = [
     {"num_workers": 1, "multiprocessing_context": multiprocessing.get_context("fork")},
     {"num_workers": 1, "timeout": 0.5, "persistent_workers": True, "in_order": False},
     {"num_workers": 1000},
-    {"num_workers": 1, "worker_init_fn": print},
+    {"num_workers": 1, "worker_init_fn": print, "multiprocessing_context": "spawn"},
     {"pin_memory": True, "pin_memory_device": "cuda"},
     {"timeout": 3},
 ]
@@ -200,6 +200,10 @@ def test_a_persistent_iterator_is_kept_until_it_is_closed_or_there_are_no_worker
     assert len(loader) == 4
     assert iter(loader) is second
     assert second._IterableDataset_len_called == 4
+    loader.close()
+    assert loader._iterator is None
+    assert iter(loader) is not second
+    second = iter(loader)
     loader.num_workers = 0
     assert iter(loader) is not second
 
