@@ -89,6 +89,9 @@ def test_each_kind_has_a_word() -> None:
     ("3 §storage", 'elif storage.device.type == "meta":'),
     ("4 §shutdown", "multiprocessing.util:_exit_function has p.join()"),
     ("note", "multiprocessing.util:_exit_function has p.join()"),
+    ("3 §storage", "multiprocessing.reductions:reduce_storage is there"),  # the article: reduction.py
+    ("4 §dataset", "dataset:ChainDatasetSubset is gone"), ("4 §collate", "collate_str_fn has return batch"),
+    ("4 §shutdown", "_next_data has if self._persistent_workers:"), ("note", "has if self._persistent_workers:"),
 ])  # fmt: skip
 def test_a_passage_that_the_code_does_not_bear_out_is_flagged(about: str, evidence: str) -> None:
     assert any(evidence in claim for one in drifts() if one.source == about for claim in one.evidence)
@@ -110,6 +113,15 @@ def test_the_pin_thread_neither_pins_nor_passes_on_its_sentinel(monkeypatch: pyt
     pin_memory._pin_memory_loop(SimpleNamespace(get=get), ready, 0, done, None)
     torch.set_num_threads(threads)
     assert (pinned, ready.empty()) == ([], True)
+
+
+def test_strings_stay_a_list_and_containers_keep_their_type() -> None:
+    """As `strings-stay` says."""
+    batch = torch.utils.data.default_collate([{"name": "a", "x": 1}, {"name": "b", "x": 2}])
+    assert batch["name"] == ["a", "b"]
+    assert batch["x"].tolist() == [1, 2]
+    with pytest.raises(TypeError, match="default_collate"):
+        torch.utils.data.default_collate([object()])
 
 
 def test_a_distributed_sampler_is_iterable_and_no_iterator() -> None:
