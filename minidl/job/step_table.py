@@ -18,7 +18,7 @@ import numpy as np
 
 from minidl.hang.finding import Finding, HangCause, RunOutcome
 from minidl.hang.headline import headline
-from minidl.hang.headline.uneven import OF_A_WAIT
+from minidl.hang.headline.uneven import OF_A_WAIT, last_epoch
 from minidl.hang.life import is_here, life
 from minidl.speed.own_step import parts_of
 from minidl.speed.wall_clock import Cause, WallClock
@@ -227,40 +227,41 @@ def _facts(
     if running:
         trace.seen = time.monotonic_ns()
     said = headline(trace)
+    bounded = said.outcome in (RunOutcome.SLOW, RunOutcome.FINE)
     mine = events[np.isin(events["loader"], numbers)]
-    begun = mine[mine["code"] == ev.EPOCH[0]]
-    yields = mine[(mine["code"] == ev.YIELD) & (mine["x"] == Outcome.DATA)]
-    last = begun["time"].max(initial=0)
-    first = first_epochs(trace)
-    epoch = max((int(row["x"]) + first.get(int(row["loader"]), 0) for row in begun), default=-1)
-    over_epoch = mine[(mine["code"] == ev.EPOCH[1]) & (mine["time"] >= last)]
-    clock = manifest.get("clock")
-    wall = clock.get("realtime_minus_monotonic_ns") if isinstance(clock, dict) else None
-    host = plain(str(manifest.get("host") or ""))
-    problems = [plain(text) for text in ([] if several else trace.problems)]
+    batches = np.count_nonzero((mine["code"] == ev.YIELD) & (mine["x"] == Outcome.DATA))
+    count, in_last, ended = last_epoch(mine, numbers)
+    problems = [] if several else [plain(text) for text in trace.problems]
     return RankFacts(
         rank=rank,
         world=max(told(trace, "world_size"), default=0),
-        node=host,
+        node=plain(str(manifest.get("host") or "")),
         command=plain(" ".join(map(str, manifest.get("command") or []))),
         loader=name,
-        workers=max((int(row["y"]) for row in begun), default=0),
-        taken=(int(np.count_nonzero(yields["time"] >= last)), len(yields)),
-        epoch=epoch,
-        ended_epoch=bool(np.any(over_epoch["z"] == ev.Ending.EXHAUSTED)),
-        begin=int(events["time"][0]) if len(events) else 0,
-        end=int(events["time"][-1]) if len(events) else 0,
-        wall=wall if type(wall) is int else None,
+        workers=int(mine["y"][mine["code"] == ev.EPOCH[0]].max(initial=0)),
+        taken=(in_last, int(batches)),
+        epoch=count - 1,
+        ended_epoch=ended,
+        begin=trace.start,
+        end=int(events["time"].max(initial=0)),
+        wall=_time_of_day(manifest),
         events=len(events),
         over=over,
         running=running,
         outcome=said.outcome.value,
-        what=said.title.partition(": ")[2] if said.outcome in (RunOutcome.SLOW, RunOutcome.FINE) else said.title,
+        what=said.title.partition(": ")[2] if bounded else said.title,
         next_step=said.helps,
-        waits_for_others=_waits_for_others(trace, said, homes),
+        waits_for_others=not bounded and _waits_for_others(trace, said, homes),
         parts=dict(parts),
         problems=tuple(problems[:MOST_PROBLEMS] + [f"{len(problems)} in all"] * (len(problems) > MOST_PROBLEMS)),
     )
+
+
+def _time_of_day(manifest: Mapping[str, Any]) -> int | None:
+    """What the rank's clock lacks of the time of day, ns; None = unknown."""
+    clock = manifest.get("clock")
+    wall = clock.get("realtime_minus_monotonic_ns") if isinstance(clock, dict) else None
+    return wall if type(wall) is int else None
 
 
 def _waits_for_others(trace: Trace, said: Finding, homes: set[int]) -> bool:

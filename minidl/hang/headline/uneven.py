@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -12,6 +13,7 @@ from minidl.hang.finding import Finding, RunOutcome
 from minidl.hang.headline.run_context import RunContext
 from minidl.hang.limits import SUDDEN
 from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Rows
 from minidl.tracefile.events import Ending, Outcome
 from minidl.tracefile.loaders import dataloaders
 from minidl.tracefile.spans import durations
@@ -35,7 +37,7 @@ def uneven_ranks(run: RunContext) -> Finding | None:
         if one.rank >= 0:
             groups[one.name][one.rank] = one.iterators
     for ranks in groups.values():
-        last = {rank: _last_epoch(run, iterators) for rank, iterators in ranks.items()}
+        last = {rank: last_epoch(run.events, iterators) for rank, iterators in ranks.items()}
         over = [(batches, rank) for rank, (_, batches, ended) in last.items() if ended]
         for rank, (epoch, batches, ended) in last.items():
             fewer = [one for one in over if one[0] < batches and last[one[1]][0] == epoch]
@@ -44,9 +46,9 @@ def uneven_ranks(run: RunContext) -> Finding | None:
     return None
 
 
-def _last_epoch(run: RunContext, iterators: tuple[int, ...]) -> tuple[int, int, bool]:
-    """The number of the last epoch, from 1, its batches, and whether all of them were taken."""
-    events = run.events[np.isin(run.events["loader"], iterators)]
+def last_epoch(events: Rows, iterators: Sequence[int]) -> tuple[int, int, bool]:
+    """The number of the last epoch of a DataLoader, from 1, its batches, and whether all of them were taken."""
+    events = events[np.isin(events["loader"], iterators)]
     begins = events["time"][events["code"] == ev.EPOCH[0]]
     mine = events[events["time"] >= begins.max(initial=0)]
     batches = mine[(mine["code"] == ev.YIELD) & (mine["x"] == Outcome.DATA)]
