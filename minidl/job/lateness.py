@@ -53,7 +53,7 @@ class _Typical(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Case:
+class _LateCase:
     """A straggler: the steps of its worst rank since it is late, what is usual for it, and for the other ranks."""
 
     meetings: Meetings
@@ -93,7 +93,7 @@ def reason_of(meetings: Meetings, found: Straggler) -> LateReason:
     theirs = [_Typical.of(meetings.steps_of(row, after)) for row in others]
     fetch, samples, size = (_median([getattr(one, name) for one in theirs]) for name in ("fetch", "samples", "size"))
     workers = [meetings.tables[row].facts.workers for row in (found.ranks[0], *others)]
-    case = _Case(
+    case = _LateCase(
         meetings, found, mine, _Typical.of(mine), _Typical(fetch, {}, samples, size),
         (workers[0], int(_median(workers[1:]))),
     )  # fmt: skip
@@ -106,7 +106,7 @@ _Said = tuple[str, str] | None
 """The reason in words, and what to do next; None = it is not this."""
 
 
-def _more_data(case: _Case) -> _Said:
+def _more_data(case: _LateCase) -> _Said:
     own, usual = case.own, case.usual
     for mine, others, what in (
         (own.samples, usual.samples, f"{own.samples:.0f} samples a batch, others {usual.samples:.0f}"),
@@ -120,7 +120,7 @@ def _more_data(case: _Case) -> _Said:
     return None
 
 
-def _own_step(case: _Case) -> _Said:
+def _own_step(case: _LateCase) -> _Said:
     """What of its own step is longer than the other ranks', if the parts of steps show it."""
     meetings, found = case.meetings, case.found
     if found.loader >= PART:
@@ -139,7 +139,7 @@ def _own_step(case: _Case) -> _Said:
     return f"{words} ({part}{f', {_times(factor)} as long' if factor >= MORE else ''})", _LOOK_AT_STEP
 
 
-def _one_worker(case: _Case) -> _Said:
+def _one_worker(case: _LateCase) -> _Said:
     own, usual = case.own.workers, case.usual.fetch
     if len(own) < 2 or not usual:
         return None
@@ -152,7 +152,7 @@ def _one_worker(case: _Case) -> _Said:
     )
 
 
-def _slow_batches(case: _Case) -> _Said:
+def _slow_batches(case: _LateCase) -> _Said:
     own, usual = case.own.fetch, case.usual.fetch
     if own < MORE * usual or not usual:
         return None
@@ -161,7 +161,7 @@ def _slow_batches(case: _Case) -> _Said:
     return words, _LOOK_AT_NODE if case.many else _LOOK_AT_SAMPLES
 
 
-def _some_batches(case: _Case) -> _Said:
+def _some_batches(case: _LateCase) -> _Said:
     mean = float(case.steps["fetch"].mean()) if len(case.steps) else 0.0
     if mean < MORE * case.own.fetch or not mean:
         return None
@@ -170,7 +170,7 @@ def _some_batches(case: _Case) -> _Said:
     return f"some of {case.whose} batches take long (up to {_ms(row['fetch'])}{sample})", _LOOK_AT_SAMPLES
 
 
-def _fewer_workers(case: _Case) -> _Said:
+def _fewer_workers(case: _LateCase) -> _Said:
     own, usual = case.workers
     if not 0 < own < usual:
         return None
@@ -178,13 +178,13 @@ def _fewer_workers(case: _Case) -> _Said:
     return words, "give all ranks the same num_workers, and as many CPUs"
 
 
-def _by_cause(case: _Case) -> _Said:
+def _by_cause(case: _LateCase) -> _Said:
     more = case.excess()
     waits = "loops wait" if case.many else "loop waits"
     return f"{case.whose} {waits} for {max(more, key=lambda cause: more[cause]).value}", _LOOK_AT_LOADER
 
 
-_TESTS: Final[tuple[Callable[[_Case], _Said], ...]] = (
+_TESTS: Final[tuple[Callable[[_LateCase], _Said], ...]] = (
     _more_data, _own_step, _one_worker, _slow_batches, _some_batches, _fewer_workers, _by_cause,
 )  # fmt: skip
 """What is tried, in this order; the last one always holds."""
@@ -202,7 +202,7 @@ _LOOK_AT_STEP: Final = (
 
 
 # --- Evidence ---------------------------------------------------------------------------------------------------------
-def _lateness(case: _Case) -> str:
+def _lateness(case: _LateCase) -> str:
     ranks, steps = list(case.found.ranks), case.found.steps
     late = case.meetings.late[ranks][:, steps]
     each = float(late.sum() / max(1, np.count_nonzero(case.meetings.late_ones[ranks][:, steps])))
@@ -215,7 +215,7 @@ def _lateness(case: _Case) -> str:
     )
 
 
-def _slowest(case: _Case) -> str:
+def _slowest(case: _LateCase) -> str:
     """The slowest batch of the worst rank among the steps that waited for it."""
     worst = case.found.ranks[0]
     steps = case.meetings.steps_of(worst, case.found.steps)
