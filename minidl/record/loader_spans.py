@@ -51,7 +51,7 @@ class LoaderSpans:
     def begin_consumer(self, task: int = -1) -> None:
         self.open_consumer = True
         self.loop.begin(task)
-        self.emit(ev.CONSUMER[0], task, -1, self.yielded, here.sampled and task >= 0)
+        self.emit(ev.CONSUMER[0], task, -1, self.yielded, here.recorded and here.sampled and task >= 0)
         self.consumer_delay = self.delay()
         self.consumer_cpu = self.clock()
 

@@ -80,9 +80,11 @@ class LoopThread(threading.local):
     """What a thread is at. inside: its calls are no parts of a step: it has not iterated, or is in `next` or in a part.
     passes: they are not recorded, also because this step is `sampled` not.
 
-    in_part: a part is open. loops: whose own code runs, the inner loop last; last: that which began last.
+    in_part: a part is open. loops: whose own code runs, the inner loop last; last: that which began last. recorded: of
+    all threads, whether parts are recorded at all.
     """
 
+    recorded = False
     inside = passes = sampled = True
     in_part = False
     due = 0
@@ -320,6 +322,7 @@ def _changes() -> Iterator[tuple[Any, str, Any]]:
 def step_parts_recorded() -> Iterator[None]:
     """While this is open, the parts of training steps are recorded, in this process's loops."""
     here.forget()
+    outer, LoopThread.recorded = LoopThread.recorded, True
     changes = list(_changes())
     before = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in changes]
     for owner, name, value in changes:
@@ -327,6 +330,7 @@ def step_parts_recorded() -> Iterator[None]:
     try:
         yield
     finally:
+        LoopThread.recorded = outer
         for owner, name, value in before:
             if value is _ABSENT:
                 delattr(owner, name)

@@ -254,6 +254,14 @@ def test_of_short_steps_some_are_sampled(tmp_path: Path, monkeypatch: pytest.Mon
     assert steps["by"].tolist() == [0, 1, 0, 0, 0]
 
 
+def test_no_step_is_sampled_if_no_parts_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_parts.here, "due", 0)
+    with minidl.trace(tmp_path / "trace"):
+        saved()
+    spans = read_trace(tmp_path / "trace").spans()
+    assert not spans[spans["code"] == ev.CONSUMER[0]]["by"].any()
+
+
 def test_what_few_steps_have_is_always_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop in a step is sampled as the step is."""
     monkeypatch.setattr(step_parts, "PAUSE_NS", 10**18)

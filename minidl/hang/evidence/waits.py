@@ -63,13 +63,14 @@ class Blocked(enum.Enum):
 class Holder:
     """A process or thread that could end a wait. tid: 0 = the process as a whole. why: how that is known.
 
-    listens: it has not accepted the connection yet.
+    listens: it has not accepted the connection yet. inherited: another process took the lock, and passed it on.
     """
 
     pid: int
     tid: int = 0
     why: str = ""
     listens: bool = False
+    inherited: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,8 +309,10 @@ def _lock_holders(at: _Waiting, file: Descriptor) -> Iterator[Holder]:
     keepers = [pid for pid in at.ends.keepers[file.device, file.inode] if pid != own] if held else []
     takers = [one.pid for one in held if one.kind != "POSIX" and one.pid > 0]
     for pid in keepers:
-        passed = f", which process {takers[0]} took and passed on" if takers and takers[0] != pid else ""
-        yield Holder(pid, why=f"has the open file that holds it ({held[0].kind} {held[0].mode}){passed}")
+        inherited = bool(takers) and takers[0] != pid
+        passed = f", which process {takers[0]} took and passed on" if inherited else ""
+        why = f"has the open file that holds it ({held[0].kind} {held[0].mode}){passed}"
+        yield Holder(pid, why=why, inherited=inherited)
     passed_on = {one.pid for one in at.evidence.processes if one.descriptors} | (set(takers) if keepers else set())
     for one in held:
         has_it = one.kind == "POSIX" or one.pid not in passed_on

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Final
 
@@ -70,7 +71,8 @@ def moves(chain: Chain) -> Judgement | None:
 
 
 def unknown(chain: Chain) -> Judgement:
-    end, seen = chain.end, chain.end.place.seen
-    what = f"is {end.wait.words}" + ("" if seen else "; the cause is unknown without its Python stack")
-    fix = "" if seen else "install py-spy and run the doctor again, as root or with CAP_SYS_PTRACE"
+    end, command = chain.end, chain.end.process.command
+    hidden = not end.place.seen and (not command or "python" in os.path.basename(command[0]))
+    what = f"is {end.wait.words}" + ("; the cause is unknown without its Python stack" if hidden else "")
+    fix = "" if not hidden else "install py-spy and run the doctor again, as root or with CAP_SYS_PTRACE"
     return Judgement(HangCause.UNKNOWN, what, Sure.UNKNOWN, (wait_seen(end),), fix=fix)

@@ -23,11 +23,18 @@ def _held_lock(chain: Chain) -> Judgement | None:
     below, polls = _judged_alone(chain), waiter.wait.bounded
     cause = HangCause.FILE_LOCK if waiter.kind is Blocked.FILE_LOCK else HangCause.LOCK
     what = "waits for its next task" if chain.end.in_worker and chain.end.is_idle else below.what
+    inherited = any(one.inherited and one.pid == chain.end.pid for one in waiter.wait.holders)
+    fix = f"keep the lock for as short a time as possible, and do nothing slow meanwhile; {below.remedy}"
     return Judgement(
-        cause, f"holds that lock, and {what}", Sure.LIKELY if polls else below.sure,
-        (*holders_seen(waiter), *below.facts), (*below.also, *(MAY_POLL if polls else ())),
-        f"keep the lock for as short a time as possible, and do nothing slow meanwhile; {below.remedy}",
+        cause, f"{'inherited' if inherited else 'holds'} that lock, and {what}", Sure.LIKELY if polls else below.sure,
+        (*holders_seen(waiter), *below.facts), (*below.also, *(MAY_POLL if polls else ())), _CLOSE if inherited else fix,
     )  # fmt: skip
+
+
+_CLOSE: Final = (
+    "close the locked file before that process starts, or start it with close_fds=True: a lock of flock lasts until "
+    "the last copy of its descriptor is closed"
+)
 
 
 def _waiting_child(chain: Chain) -> Judgement | None:
