@@ -499,25 +499,30 @@ _COLLECTIVE: Final = re.compile(
 )
 
 
+BACKWARD: Final = "backward"
 _CALLED: Final = re.compile(r"\bdist(?:ributed)?\.(\w+)\(")
 
 
-def collective(place: ThreadPlace) -> str:
+def collective(one: ThreadFacts) -> str:
     """The collective of torch.distributed that a thread is in; "" = none.
 
-    A stack that was read while its thread ran may lack frames, so the user's line counts, too, if a library waits.
+    A stack that was read while its thread ran may lack frames, so the user's line counts, too, if a library waits. A
+    rank that waits in backward is in one, too: DistributedDataParallel reduces gradients there.
     """
+    place = one.place
     names = [f.name for f in place.inside if "torch/distributed/" in f.file.replace("\\", "/")]
     if place.users is not None and place.users is not place.inside[0]:
         names += _CALLED.findall(place.users.source)
-    return next(filter(_COLLECTIVE.match, names), "")
+    backward = any(frame.name == "_engine_run_backward" for frame in place.inside)
+    reduces = backward and one.kind is Blocked.FUTEX and len(one.case.ranks) > 1
+    return next(filter(_COLLECTIVE.match, names), BACKWARD if reduces else "")
 
 
 def _other_rank(link: ThreadFacts) -> ThreadFacts | None:
     """For a loop in a collective: a loop of another rank that is not in one, of several the one that rests longest."""
-    name, case = collective(link.place), link.case
+    name, case = collective(link), link.case
     loops = [one for one in case.loops if one.pid in case.ranks] or case.loops
-    others = [one for one in loops if name and one.pid != link.pid and not collective(one.place)]
+    others = [one for one in loops if name and one.pid != link.pid and not collective(one)]
     last = max(others, key=lambda one: (one.kind in NOT_RUNNING, one.seen.idle), default=None)
     return None if last is None else replace(last, by=f"is a rank that has not reached the {name}")
 

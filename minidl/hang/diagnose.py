@@ -56,7 +56,7 @@ def diagnose(looks: Sequence[RunEvidence], told: RecordedWait | None = None) -> 
 
 def _waits_behind(one: Chain, chain: Chain, cause: HangCause) -> bool:
     """Whether a rank waits for the first of a chain, or in the same collective for a rank that is not there."""
-    same = collective(one.end.place) == collective(chain.end.place) != "" and len(one.links) == 1
+    same = collective(one.end) == collective(chain.end) != "" and len(one.links) == 1
     absent = cause in (HangCause.COLLECTIVE, HangCause.DIED)
     return chain.first.key in [link.key for link in one.links[1:]] or (same and absent)
 
@@ -66,7 +66,7 @@ def _behind_in_words(behind: list[Chain]) -> str:
     ranks = sorted(one.first.case.ranks.get(one.first.pid, -1) for one in behind)
     if not ranks or min(ranks) < 0:
         return ""
-    names = and_joined(list(dict.fromkeys(collective(one.first.place) for one in behind)))
+    names = and_joined(list(dict.fromkeys(collective(one.first) for one in behind)))
     many = len(ranks) > 1
     return f"; rank{'s' * many} {and_joined(list(map(str, ranks)))} wait{'' if many else 's'} in {names}"
 

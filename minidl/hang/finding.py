@@ -335,8 +335,8 @@ class Finding:
 def titled(sentence: str) -> str:
     """Return the sentence in at most LONGEST characters.
 
-    It first drops details: batches that wait, folders of paths, times, functions and lines of code. It drops the middle
-    last, because a sentence begins with what happened and ends with the reason.
+    It first drops details: batches that wait, folders of paths, times, functions and lines of code, what is in
+    brackets. It drops the middle last, because a sentence begins with what happened and ends with the reason.
     """
     for pattern, short in (
         (r"; later batches that wait behind it: \d+", ""),
@@ -344,6 +344,7 @@ def titled(sentence: str) -> str:
         (r",? since \d[\d.]* \w+", ""),
         (r" \((?:[^()]* at )?[^()\s]*:\d+\)", ""),
         (r" \(pid \d+\)", ""),
+        (r" \[[^][]*\]", ""),
     ):
         if len(sentence) > LONGEST:
             sentence = re.sub(pattern, short, sentence)

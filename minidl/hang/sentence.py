@@ -21,6 +21,7 @@ from minidl.tracefile.words import seconds, size
 
 _POLLS: Final = (LoaderStep.NEXT, LoaderStep.IDLE)
 _SENDS: Final = (LoaderStep.WRITE, LoaderStep.PICKLE, LoaderStep.FEEDER_IDLE)
+_FEEDS: Final = "in the feeder of its own queue"
 _ABOUT: Final = 1.0
 """Seconds by which a sleep and the wait of the sentence may differ, and are one wait all the same."""
 
@@ -112,7 +113,7 @@ def _step_words(link: ThreadFacts) -> str:
         (sample >= 0, f"in sample {sample}"),
         (place.seen and step is LoaderStep.OTHER and link.case.is_loop(link.pid), "in its own code" if own else ""),
         (own and step is LoaderStep.IMPORT, "importing a module"),
-        (own and step in _SENDS, "in the feeder of its own queue"),
+        (own and step in _SENDS, _FEEDS),
         (place.seen and not unplaced, step.value),
         (told.worker_pid == link.pid, told.step),
     )
@@ -133,7 +134,8 @@ def link_words(chain: Chain, position: int) -> str:
     name = f"{link.name} {link.by}" if link.by else link.name
     if chain.cycle and link is chain.end:
         return f"{name}: this closes the cycle"
-    step = link.step.value if link.place.seen else "no Python stack"
+    feeds = not link.in_worker and link.step in _SENDS
+    step = "no Python stack" if not link.place.seen else _FEEDS if feeds else link.step.value
     sample = f" (sample {link.place.sample})" if link.place.sample >= 0 else ""
     at = f", {_at(link)}" if _at(link) else ""
     return f"{name}: {step}{sample}{at}; {link.wait.words}{_asleep_for(link)}"

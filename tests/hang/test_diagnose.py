@@ -189,7 +189,8 @@ FILE_LOCKS = [
     case("an inherited lock is held by the process that has the open file, and not by the one that took it",
          looks=[look(loop(1), IDLE, worker(1, user("flock"), call=FLOCK, descriptors=(with_locks(102),)), INHERITED,
                      locks=(FileLock(1, "FLOCK", "WRITE", LOOP, 3, 77),))],
-         pid=300, fact="which process 100 took and passed on"),
+         pid=300, fact="which process 100 took and passed on", says="inherited that lock", fix="close_fds",
+         never="py-spy"),
     case("two that wait for each other are a cycle",
          looks=[look(loop(1), locked(0, 71, 70), locked(1, 70, 71),
                      locks=tuple(FileLock(i, "FLOCK", "WRITE", 101 + i, 3, 70 + i) for i in (0, 1)))],
@@ -896,7 +897,9 @@ def test_the_feeder_of_a_users_queue_is_not_that_of_the_results() -> None:
     )  # fmt: skip
     joins = loop(stack=(*join, user("p.join()", "step"), MAIN_OF), call=waits, descriptors=(QUEUE,))
     said = found(replace(joins, children=(300,)), IDLE, child)
-    assert "writing a batch" not in said.sentence
+    assert "writing a batch" not in said.text()
+    assert (said.outcome, said.cause) == (HUNG, HangCause.CYCLE)
+    assert "before join()" in said.fix
     assert "waiting for room in pipe 60; the loop (pid 100) [waits for it in turn] has its reading end" in said.sentence
 
 
@@ -1088,6 +1091,7 @@ def by_stack(number: int) -> SeenProcess:
 
 KILLED = process(300, 1, thread(300, None, None, state="Z"), ended=True, exit_code=9)
 OF_OPS = library("TorchBindOpOverload.__call__", "/site-packages/torch/_ops.py", "return self._op(*args, **kwargs)")
+BACKWARD = library("_engine_run_backward", "/site-packages/torch/autograd/graph.py", "return engine.run_backward(")
 STOPPED_RANK = of_job(1, "own", state="T")
 EXITING = process(200, 1, thread(200, (SHUTS,), LOCKED),
                   thread(250, (WAIT, user("q.get()", "write", rank="1")), LOCKED, name="metrics"))  # fmt: skip
@@ -1103,6 +1107,12 @@ IN_RANKS = [
     case("a stack without the collective's own frame: the line of the user's names it",
          process(LOOP, 1, thread(LOOP, (OF_OPS, user("dist.all_reduce(x)"), MAIN), LOCKED), rank=0, ranks=2),
          of_job(1, "own", state="T", total=2), cause=HangCause.STOPPED, says="; rank 0 waits in all_reduce"),
+    case("a rank that reduces gradients in backward, and one that has no more batches",
+         process(LOOP, 1, thread(LOOP, (BACKWARD, user("loss.backward()"), MAIN), LOCKED), rank=0, ranks=2),
+         of_job(1, "barrier", 20, total=2), outcome=HUNG, fix="run as many batches as each other", never="lock",
+         says="waits in backward for the other ranks; rank 1 (pid 200) is in barrier (train at data.py:20)"),
+    case("backward of one process waits for no rank", process(
+         LOOP, 1, thread(LOOP, (BACKWARD, user("loss.backward()"), MAIN), LOCKED)), cause=HangCause.UNKNOWN),
     case("C code of a library that waits is no lock", process(
          LOOP, 1, thread(LOOP, (OF_OPS, user("net(x)"), MAIN), LOCKED)), cause=HangCause.UNKNOWN, never="release"),
     case("a rank that was not started", of_job(0), of_job(1), outcome=MAYBE_HUNG, cause=HangCause.COLLECTIVE,

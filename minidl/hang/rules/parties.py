@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from minidl.hang.case import ThreadFacts, spot
-from minidl.hang.chain import Chain, collective, serves, store_of
+from minidl.hang.chain import BACKWARD, Chain, collective, serves, store_of
 from minidl.hang.evidence.model import Frame
 from minidl.hang.evidence.waits import Blocked
 from minidl.hang.finding import EvidenceLine, HangCause, Sure
@@ -40,25 +40,25 @@ _OTHER_HALF: Final = {"recv": "sends", "send": "receives"}
 
 def _operation(name: str) -> str:
     """The name of an operation in a sentence: recv and send are no collectives."""
-    return name if name in (*_OTHER_HALF, "init_process_group") else f"the collective {name}"
+    return name if name in (*_OTHER_HALF, "init_process_group", BACKWARD) else f"the collective {name}"
 
 
 def _others_in_collectives(end: ThreadFacts) -> list[ThreadFacts]:
     """The main threads of other processes that are in a collective."""
     mains = (end.case.at(pid) for pid in end.case.processes if pid != end.pid)
-    return [one for one in mains if collective(one.place)]
+    return [one for one in mains if collective(one)]
 
 
 def _is_in(one: ThreadFacts, name: str = "it") -> EvidenceLine:
     at = f", {spot(one.place)}" if name != "it" else ""
-    return EvidenceLine(f"{name} is in {collective(one.place)}{at}", f"stack of {one.pid}")
+    return EvidenceLine(f"{name} is in {collective(one)}{at}", f"stack of {one.pid}")
 
 
 def same_half(chain: Chain) -> Judgement | None:
     """Ranks that all receive, or all send: none of them does the other half."""
-    end, name = chain.end, collective(chain.end.place)
+    end, name = chain.end, collective(chain.end)
     others = _others_in_collectives(end) if name in _OTHER_HALF else []
-    if not others or any(collective(one.place) != name for one in others):
+    if not others or any(collective(one) != name for one in others):
         return None
     ranks = named(end.case, [one.pid for one in others])
     return Judgement(
@@ -70,21 +70,27 @@ def same_half(chain: Chain) -> Judgement | None:
     )  # fmt: skip
 
 
+_SAME: Final = (
+    "let all ranks call the same collectives in the same order, and run as many batches as each other "
+    "(DistributedSampler, drop_last, or DistributedDataParallel's join())"
+)
+
+
 def collective_missed(chain: Chain) -> Judgement | None:
     """A rank waits for the others, in a collective or for one of them to send or receive."""
-    end, name = chain.end, collective(chain.end.place)
+    end, name = chain.end, collective(chain.end)
     if not name:
         return None
     others, absent = _others_in_collectives(end), end.case.absent_ranks
     if absent:
         return _absent(end, name, absent)
     apart = [one for one in others if spot(one.place) != spot(end.place)]
-    missed = "".join(f"; {one.name} is in {collective(one.place)} ({spot(one.place)})" for one in apart[:1])
+    missed = "".join(f"; {one.name} is in {collective(one)} ({spot(one.place)})" for one in apart[:1])
     also = ("the other ranks are on other machines, or were not examined: run the doctor on each",)
     return Judgement(
         HangCause.COLLECTIVE, f"waits in {_operation(name)} for the other ranks{missed}", Sure.LIKELY,
         (_is_in(end), *(_is_in(one, one.name) for one in apart)), () if apart else also,
-        "let all ranks call the same collectives in the same order" if apart else "",
+        _SAME if apart else "",
         alone=bool(apart) and all(one.seen.slept and one.seen.idle >= STILL for one in others),
     )  # fmt: skip
 
@@ -109,7 +115,7 @@ def _absent(end: ThreadFacts, name: str, absent: list[int]) -> Judgement:
 
 def rank_naps(chain: Chain) -> Judgement | None:
     """A rank that sleeps for short times, while another rank waits for it in a collective."""
-    end, name = chain.end, collective(chain.end.waiters[-1].place) if chain.end is not chain.first else ""
+    end, name = chain.end, collective(chain.end.waiters[-1]) if chain.end is not chain.first else ""
     found = motion.sleeps(chain) or motion.moves(chain) if name else None
     if found is None or found.cause is not HangCause.SLEEP or not found.moves or not end.stays:
         return None
@@ -123,7 +129,7 @@ def rank_naps(chain: Chain) -> Judgement | None:
 def store(chain: Chain) -> Judgement | None:
     """A TCPStore's answer is missing: no process has set the key."""
     end, pid = chain.end, store_of(chain.end)
-    if not pid or collective(end.place):
+    if not pid or collective(end):
         return None
     return Judgement(
         HangCause.NOBODY, f"waits for a key that no process has set, in the TCPStore of {end.case.name(pid)}",
@@ -154,5 +160,5 @@ def manager(chain: Chain) -> Judgement | None:
         cause, f"belongs to a Manager and waits in {method}() until another client calls {ends}(){could}", Sure.LIKELY,
         (EvidenceLine(f"it runs {method}() for a client", f"stack of thread {end.tid}"),),
         ("that client has ended before the call",),
-        f"find which client should call {ends}(), and whether it waits for this worker; give the wait a timeout",
+        f"find which client should call {ends}(), and whether it waits for this process in turn",
     )  # fmt: skip

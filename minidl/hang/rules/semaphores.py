@@ -81,7 +81,7 @@ def none_notifies(chain: Chain) -> Judgement | None:
     return Judgement(
         HangCause.NOBODY, f"waits for {what}{could}", Sure.POSSIBLE if could else Sure.LIKELY, shared.facts,
         () if event else ("the notify came before the wait",),
-        "find which process should set or notify it, and whether that waits for this worker; give the wait a timeout",
+        "find which process should set or notify it, and whether it waits for this process in turn",
         helped=any_at_work(chain.end.case, shared.could),
     )  # fmt: skip
 

@@ -27,7 +27,8 @@ def _held_lock(chain: Chain) -> Judgement | None:
     fix = f"keep the lock for as short a time as possible, and do nothing slow meanwhile; {below.remedy}"
     return Judgement(
         cause, f"{'inherited' if inherited else 'holds'} that lock, and {what}", Sure.LIKELY if polls else below.sure,
-        (*holders_seen(waiter), *below.facts), (*below.also, *(MAY_POLL if polls else ())), _CLOSE if inherited else fix,
+        (*holders_seen(waiter), *below.facts), (*below.also, *(MAY_POLL if polls else ())),
+        _CLOSE if inherited else fix,
     )  # fmt: skip
 
 
@@ -37,12 +38,22 @@ _CLOSE: Final = (
 )
 
 
+_READ_FIRST: Final = (
+    "read all that the child sends before you wait for its end: get all items of its queue before join(), or use "
+    "communicate()"
+)
+
+
 def _waiting_child(chain: Chain) -> Judgement | None:
     """The awaited child waits itself; the rule for that wait names the reason."""
     waiter = next((link for link in reversed(chain.links) if link.kind is Blocked.CHILD), None)
     if waiter is None or waiter.pid == chain.end.pid or chain.end.in_worker:
         return None
     below = _judged_alone(chain)
+    readers = {one.pid for one in chain.end.wait.holders} if chain.end.kind is Blocked.PIPE_WRITE else set()
+    if readers and readers <= {link.pid for link in chain.links}:  # the child's pipe is read by nobody else
+        facts = (wait_seen(waiter), *below.facts)
+        return Judgement(HangCause.CYCLE, below.what, below.sure, facts, fix=_READ_FIRST, alone=True)
     fix = f"end the child, or give the wait a timeout; {below.remedy}"
     return Judgement(HangCause.CHILD, below.what, below.sure, (wait_seen(waiter), *below.facts), below.also, fix)
 
