@@ -87,19 +87,19 @@ def job_of(trace: Trace) -> JobRecord | None:
 
 def _record(members: JobMembers, progress: Progress) -> JobRecord:
     ranks: list[RankTable] = []
-    problems = list(members.problems)
+    problems, kept = list(members.problems), 1
     for done, (place, found) in enumerate(_read_all(members.places), 1):
         progress(done, len(members.places))
         if isinstance(found, str):
             problems.append(found)
             continue
-        ranks += [_placed(table, place, alone=len(found) == 1) for table in found]
+        ranks += [_every(_placed(table, place, alone=len(found) == 1), kept) for table in found]
+        while sum(len(table.steps) for table in ranks) > MOST_CELLS:
+            kept *= 2
+            ranks = [_every(table, kept) for table in ranks]
     if not ranks:
         raise TraceError(f"{members.name}: none of its {len(members.places)} ranks can be read: {problems[-1]}")
-    tables, kept = _numbered(ranks), _sparse(ranks)
-    if kept > 1:
-        tables = tuple(replace(table, steps=_every(table.steps, kept)) for table in tables)
-    return JobRecord(members.name, tables, tuple(problems), kept)
+    return JobRecord(members.name, _numbered(ranks), tuple(problems), kept)
 
 
 def _numbered(ranks: Sequence[RankTable]) -> tuple[RankTable, ...]:
@@ -128,19 +128,10 @@ def _placed(table: RankTable, place: RankPlace, alone: bool) -> RankTable:
     return replace(table, facts=replace(facts, rank=rank, node=place.node or facts.node))
 
 
-def _sparse(ranks: Sequence[RankTable]) -> int:
-    """Of how many steps one has to be kept: a power of two."""
-    total, kept = sum(len(table.steps) for table in ranks), 1
-    while total > kept * MOST_CELLS:
-        kept *= 2
-    return kept
-
-
-def _every(steps: Rows, kept: int) -> Rows:
-    """The steps of one run in `kept`, the same ones of each rank."""
-    run = steps["epoch"].astype(np.int64) * 7919 + steps["number"] // RUN
-    found: Rows = steps[run % kept == 0]
-    return found
+def _every(table: RankTable, kept: int) -> RankTable:
+    """The table with the steps of one run in `kept`, a power of two: the same ones of each rank."""
+    run = table.steps["epoch"].astype(np.int64) * 7919 + table.steps["number"] // RUN
+    return table if kept == 1 else replace(table, steps=table.steps[run % kept == 0])
 
 
 def trace_of(paths: Sequence[Path], rank: int | None) -> Trace:

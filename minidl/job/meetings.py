@@ -155,11 +155,19 @@ def straggler(meetings: Meetings) -> Straggler | None:
     if worst < STAYS or 2 * len(group) > len(weights):
         ranks: Ints = np.flatnonzero(weights)
         return Straggler((), held, worst, _of_loader(meetings, ranks, held))
+    if not _waited_for(meetings, group):
+        return None
     theirs = held[meetings.late_ones[group][:, held].any(axis=0)]
     share = float(meetings.cost[theirs].sum() / meetings.cost[held].sum())
     return Straggler(
         tuple(group.tolist()), theirs, share, _of_loader(meetings, group, theirs), _since(meetings, theirs)
     )
+
+
+def _waited_for(meetings: Meetings, ranks: Ints) -> bool:
+    """Whether the others wait for these ranks: else these take longer for their steps, and fall behind the others."""
+    took = np.where(meetings.there[ranks], meetings.waits[ranks] + meetings.own[ranks] - meetings.took, 0)
+    return bool(took.sum() <= NEAR * meetings.late[ranks].sum())
 
 
 def _of_loader(meetings: Meetings, ranks: Ints, steps: Ints) -> float:

@@ -12,6 +12,7 @@ from made_jobs import MadeJob
 
 from minidl.job import digests
 from minidl.job.digests import JobRecord, load, make, place_of, read_job, trace_of
+from minidl.job.report import JobReport
 from minidl.job.step_table import RankTable
 from minidl.tracefile.format import TraceError
 
@@ -125,14 +126,15 @@ def test_a_rank_of_a_job_and_of_a_joined_trace(tmp_path: Path) -> None:
     assert 0 < len(alone) < 5748 / 2
 
 
-def test_of_a_long_job_the_same_steps_of_all_ranks_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    tables = MadeJob(4, 200).record().ranks
-    monkeypatch.setattr(digests, "MOST_CELLS", 200)
-    assert digests._sparse(tables) == 4
-    kept = [digests._every(table.steps, 4)["number"].tolist() for table in tables]
-    assert kept[0] == kept[1] == kept[2]
-    assert 40 <= len(kept[0]) <= 60
-    assert kept[0][:9] == [*range(8), 32]
+def test_of_a_long_job_the_same_steps_of_all_ranks_are_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = job(tmp_path, *["workers-2"] * 4)
+    whole = read(place)
+    monkeypatch.setattr(digests, "MOST_CELLS", 40)
+    found = read(place)
+    assert (whole.kept, found.kept) == (1, 4)
+    kept = [table.steps["number"].tolist() for table in found.ranks]
+    assert kept == [[*range(8)]] * 4
+    assert "of the steps, one in 4 was judged, evenly spread" in JobReport(found).lacks
 
 
 @pytest.mark.live

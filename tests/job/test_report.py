@@ -48,6 +48,13 @@ MADE = {
         MadeJob(12, fetch=lambda rank, step: SLOW + rank if 4 <= rank < 8 else FETCH, nodes=node),
         "slow: 98% of the job's steps wait for node1 (ranks 4, 5, 6, ...): their workers take 15 times as long",
     ),
+    "ranks that do not meet": (
+        MadeJob(
+            fetch=lambda rank, step: SLOW if rank == 3 else FETCH, meet=False, seen="",
+            step=lambda rank, step: STEP_TAKES - 6_000 * (rank == 3),
+        ),
+        "slow: no straggler; all ranks: supply-bound",
+    ),
     "moving": (
         MadeJob(fetch=in_turn),
         "slow: 98% of the job's steps wait for one rank, another one each time, and mostly for their batches",

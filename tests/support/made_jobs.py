@@ -27,6 +27,7 @@ class MadeJob:
     samples: Callable[[int], int] = lambda rank: 32
     nodes: Callable[[int], str] = lambda rank: "one"
     seen: str = "collective"  # where the meeting is recorded: "collective", "backward", or "" = nowhere
+    meet: bool = True  # else the ranks do not wait for each other
     facts: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     missing: tuple[int, ...] = ()
 
@@ -37,7 +38,7 @@ class MadeJob:
         )
         waits = np.maximum(0, fetch - own.min(axis=0))  # what a step does not hide
         work = waits + own
-        met = work.max(axis=0) - work + MEETING
+        met = (work.max(axis=0) - work) * self.meet + MEETING
         several = len({self.nodes(rank) for rank in range(self.ranks)}) > 1
         tables = []
         for rank in sorted(set(range(self.ranks)) - set(self.missing)):
