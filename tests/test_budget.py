@@ -23,7 +23,7 @@ AT_MOST = {
     "minidl/playback minidl/check": 3540,
     "minidl/hang": 6700,
     "minidl/speed": 3712,
-    "minidl/job": 1365,
+    "minidl/job": 1320,
     "minidl/views": 4201,
     "minidl/explore": 2486,
     "minidl/prove": 5900,

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from minidl.hang.finding import RunOutcome
 from minidl.job.each import each
 from minidl.job.members import JobMembers, RankPlace, members_at
 from minidl.job.step_table import STEP, RankFacts, RankTable, ranks_of, tables_of
@@ -44,6 +45,9 @@ MOST_CELLS: Final = 2_000_000
 
 RUN: Final = 8
 
+MOST_RANKS: Final = 1 << 20
+"""A damaged file may say any number."""
+
 Progress = Callable[[int, int], None]
 
 
@@ -60,8 +64,8 @@ class JobRecord:
     @property
     def world(self) -> int:
         """The number of ranks, as they say, or as many as there are."""
-        highest = max((table.facts.rank + 1 for table in self.ranks), default=0)
-        return max([highest, *(table.facts.world for table in self.ranks)])
+        said = (max(table.facts.rank + 1, table.facts.world) for table in self.ranks)
+        return max((number for number in said if number <= MOST_RANKS), default=0)
 
     @property
     def missing(self) -> list[int]:
@@ -236,6 +240,7 @@ def load(path: Path) -> list[RankTable] | None:
 def _facts(said: dict[str, Any]) -> RankFacts:
     values: dict[str, Any] = {name: tuple(of) if isinstance(of, list) else of for name, of in said.items()}
     facts = RankFacts(**values)
+    RunOutcome(facts.outcome)
     plain_rank = RankFacts(0)
     for one in fields(facts):
         kind = type(getattr(plain_rank, one.name)) if one.name != "wall" else (int, type(None))

@@ -18,7 +18,7 @@ import numpy as np
 from minidl.hang.finding import Finding, HangCause, HangDegree, RunOutcome, Sure, from_trace
 from minidl.hang.headline.uneven import REMEDY
 from minidl.job.digests import JobRecord
-from minidl.job.lateness import reason_of
+from minidl.job.lateness import PART, reason_of
 from minidl.job.meetings import Meetings, Straggler, straggler
 from minidl.job.step_table import CAUSES, RankFacts
 from minidl.speed.verdict import ROOM, judge
@@ -37,13 +37,21 @@ NAMED: Final = 3
 LATE_START: Final = 10.0
 """Seconds by which a rank begins later than the median rank from which that is said."""
 
-_BATCHES_IN_TURN: Final = (
-    "let batches cost the same on all ranks (mix cheap and expensive samples in each), or hide the difference by a "
-    "larger prefetch_factor or more workers"
+ROW: Final = 60
+"""Characters of a rank's own headline in its row."""
+
+_IN_TURN: Final = (
+    (
+        "their batches",
+        "let batches cost the same on all ranks (mix cheap and expensive samples in each), or hide the difference by a "
+        "larger prefetch_factor or more workers",
+    ),
+    (
+        "their own steps",
+        "let steps cost the same on all ranks: batches of equal size or length, CPUs that no other program uses",
+    ),
 )
-_OWN_IN_TURN: Final = (
-    "let steps cost the same on all ranks: batches of equal size or length, CPUs that no other program uses"
-)
+"""What ranks are late with in turn, and what to do: their batches, or their steps."""
 
 _STOPPED: Final = tuple(one.value for one in RunOutcome if one.stopped)
 
@@ -84,7 +92,8 @@ class JobReport:
             what = f"nothing is recorded after its batch {first.taken[1]}: it was killed, or its machine is gone"
         after = f"; {counted(len(waiting), 'other rank')} waited for it" if waiting and first not in waiting else ""
         found = self._found(outcome, f"{what}{after}", first.next_step, head=f"{head}, {first.name}")
-        return replace(found, evidence=(*found.evidence, *from_trace(*_others(others))))
+        told = from_trace(*(f"{one.name}: {one.what}" for one in sorted(others, key=_blame)[:NAMED]))
+        return replace(found, evidence=(*found.evidence, *told), who={"ranks": [first.rank]})
 
     def _never_started(self, stopped: Sequence[RankFacts]) -> Finding | None:
         """The finding of ranks without a trace for which the others wait."""
@@ -120,23 +129,19 @@ class JobReport:
             return None
         share = percent(len(found.steps) / len(meetings.keys))
         steps = f"{counted(len(found.steps), 'step')} of {len(meetings.keys)}"
+        lost = f"for {percent(meetings.lost)} of the job's time"
         if not found.ranks:
-            of = "their own steps" if found.loader < 0.5 else "their batches"
+            of, step = _IN_TURN[found.loader < PART]
             what = f"{share} of the job's steps wait for one rank, another one each time, and mostly for {of}"
-            often = (f"{steps} wait, for {percent(meetings.lost)} of the job's time", self._most_often())
-            step = _OWN_IN_TURN if found.loader < 0.5 else _BATCHES_IN_TURN
-            return self._found(RunOutcome.SLOW, what, step, often)
+            return self._found(RunOutcome.SLOW, what, step, (f"{steps} wait, {lost}", self._most_often()))
         why = reason_of(meetings, found)
         epoch, number = meetings.keys[found.since]
         since = f", since batch {number} of epoch {epoch}" if found.since > len(meetings.keys) // 10 else ""
-        evidence = (f"{steps} wait for it, for {percent(meetings.lost)} of the job's time{since}", *why.evidence)
         what = f"{share} of the job's steps wait for {self.who(found.ranks)}{since}: {why.words}"
-        return self._found(
-            RunOutcome.SLOW,
-            what,
-            why.next_step.replace("--rank N", f"--rank {self.facts[found.ranks[0]].rank}"),
-            evidence,
-        )
+        evidence = (f"{steps} wait for {'them' if len(found.ranks) > 1 else 'it'}, {lost}{since}", *why.evidence)
+        ranks = [self.facts[row].rank for row in found.ranks]
+        slow = self._found(RunOutcome.SLOW, what, why.next_step.replace("--rank N", f"--rank {ranks[0]}"), evidence)
+        return replace(slow, who={"ranks": ranks})
 
     def who(self, rows: Sequence[int]) -> str:
         """Some ranks by name: "rank 37 (node4)", "node4 (ranks 32, 33, ...)", "ranks 3 and 9"."""
@@ -197,20 +202,23 @@ class JobReport:
             yield f"no trace of {counted(len(missing), 'rank')} of {self.record.world}: {listed(missing)}"
         if hurt := [one for one in self.facts if one.problems]:
             yield f"{_ranks(hurt)}: {hurt[0].problems[0]}" + (", or alike" if len(hurt) > 1 else "")
+        yield from self._differences()
+        yield from self._uneven_ends()
+        yield from self._late_starts()
+        if self.record.kept > 1:
+            yield f"of the steps, one in {self.record.kept} was judged, evenly spread"
+
+    def _differences(self) -> Iterator[str]:
         for name, what in (("command", "commands"), ("loader", "DataLoaders"), ("world", "numbers of ranks")):
             values = Counter(getattr(one, name) for one in self.facts if getattr(one, name))
             if len(values) > 1:
                 usual = values.most_common(1)[0][0]
                 odd = [one for one in self.facts if getattr(one, name) not in ("", 0, usual)]
                 yield f"the ranks have different {what}: {_ranks(odd)}: {getattr(odd[0], name)}; the others: {usual}"
-        yield from self._uneven_ends()
-        yield from self._late_starts()
-        if self.record.kept > 1:
-            yield f"of the steps, one in {self.record.kept} was judged, evenly spread"
 
     def _uneven_ends(self) -> Iterator[str]:
         counts = Counter(one.taken[1] for one in self.facts)
-        if len(counts) > 1:
+        if len(counts) > 1 and not any(one.running for one in self.facts):
             usual = counts.most_common(1)[0][0]
             odd = sorted((one for one in self.facts if one.taken[1] != usual), key=lambda one: one.taken[1])
             took = listed([one.taken[1] for one in odd], NAMED)
@@ -262,22 +270,22 @@ class JobReport:
         node = f"  {'node':<{width}}" if width else ""
         yield f"  {'rank':>6}{node}{'batches':>9}{'late in':>9}{'by, p50':>10}{'waits':>7}{'own':>10}  {'what'}"
         shown = self.outliers()
-        for row in shown:
-            facts, mine = self.facts[row], self.tables[row].steps
-            held = self.meetings.late_ones[row]
-            late = duration(1000 * float(np.median(self.meetings.late[row][held]))) if held.any() else "-"
-            waits, own = mine["waits"].sum(dtype=np.float64), mine["own"].sum(dtype=np.float64)
-            share = percent(waits / max(1.0, waits + own)) if len(mine) else "-"
-            name = f"  {facts.node:<{width}}" if width else ""
-            each = duration(1000 * own / max(1, len(mine)))
-            yield (
-                f"  {facts.rank:>6}{name}{facts.taken[1]:>9}{np.count_nonzero(held):>9}{late:>10}{share:>7}{each:>10}  "
-                f"{_said(facts)}"
-            )
+        yield from (self._row(row, width) for row in shown)
         if len(self.facts) > len(shown):
             rest = [row for row in range(len(self.facts)) if row not in shown]
             most = max(int(np.count_nonzero(self.meetings.late_ones[row])) for row in rest)
             yield f"  the other {len(rest)} ranks were late in at most {counted(most, 'step')} each; --rank N shows one"
+
+    def _row(self, row: int, width: int) -> str:
+        facts, mine, held = self.facts[row], self.tables[row].steps, self.meetings.late_ones[row]
+        late = duration(1000 * float(np.median(self.meetings.late[row][held]))) if held.any() else "-"
+        waits, own = (mine[name].sum(dtype=np.float64) for name in ("waits", "own"))
+        share = percent(waits / max(1.0, waits + own)) if len(mine) else "-"
+        node = f"  {facts.node:<{width}}" if width else ""
+        each = duration(1000 * own / len(mine)) if len(mine) else "-"
+        said = facts.what if len(facts.what) <= ROW else facts.what[: ROW - 4].rpartition(" ")[0] + " ..."
+        counts = f"{facts.taken[1]:>9}{np.count_nonzero(held):>9}"
+        return f"  {facts.rank:>6}{node}{counts}{late:>10}{share:>7}{each:>10}  {said}"
 
 
 def _blame(facts: RankFacts) -> tuple[bool, int, int, int]:
@@ -292,15 +300,5 @@ def _at_one_place(stopped: Sequence[RankFacts]) -> bool:
     return max(taken) - min(taken) <= 1
 
 
-def _others(others: Sequence[RankFacts]) -> list[str]:
-    return [f"{one.name}: {one.what}" for one in sorted(others, key=_blame)[:NAMED]]
-
-
 def _ranks(some: Sequence[RankFacts]) -> str:
     return f"rank{'s' * (len(some) > 1)} {listed([one.rank for one in some], NAMED)}"
-
-
-def _said(facts: RankFacts) -> str:
-    """A rank's own headline, cut to what a row has room for."""
-    room = 60
-    return facts.what if len(facts.what) <= room else facts.what[: room - 4].rpartition(" ")[0] + " ..."
