@@ -8,6 +8,7 @@ the ranks wait for a straggler; else what bounds the ranks' loaders.
 from __future__ import annotations
 
 import functools
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -54,6 +55,9 @@ _IN_TURN: Final = (
 """What ranks are late with in turn, and what to do: their batches, or their steps."""
 
 _STOPPED: Final = tuple(one.value for one in RunOutcome if one.stopped)
+
+_NUMBER: Final = re.compile(r" #\d+$")
+"""Of several loaders that are made at one line: each rank names the one that took longest."""
 
 
 class JobReport:
@@ -210,11 +214,12 @@ class JobReport:
 
     def _differences(self) -> Iterator[str]:
         for name, what in (("command", "commands"), ("loader", "DataLoaders"), ("world", "numbers of ranks")):
-            values = Counter(getattr(one, name) for one in self.facts if getattr(one, name))
+            of = {one.rank: _NUMBER.sub("", str(getattr(one, name) or "")) for one in self.facts}
+            values = Counter(filter(None, of.values()))
             if len(values) > 1:
                 usual = values.most_common(1)[0][0]
-                odd = [one for one in self.facts if getattr(one, name) not in ("", 0, usual)]
-                yield f"the ranks have different {what}: {_ranks(odd)}: {getattr(odd[0], name)}; the others: {usual}"
+                odd = [one for one in self.facts if of[one.rank] not in ("", usual)]
+                yield f"the ranks have different {what}: {_ranks(odd)}: {of[odd[0].rank]}; the others: {usual}"
 
     def _uneven_ends(self) -> Iterator[str]:
         counts = Counter(one.taken[1] for one in self.facts)

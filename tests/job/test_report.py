@@ -142,7 +142,11 @@ def test_a_thousand_ranks_fit_a_screen_and_the_straggler_comes_first() -> None:
 
 
 def test_what_differs_between_ranks_is_said() -> None:
-    facts = {0: {"command": "other.py"}, 2: {"problems": ("x is truncated",)}, 3: {"begin": 31 * 10**9}}
+    facts = {
+        0: {"command": "other.py", "loader": "Images by Sampler, train.py:9 #2"},
+        2: {"problems": ("x is truncated",), "loader": "Images by Sampler, train.py:9 #1"},
+        3: {"begin": 31 * 10**9, "loader": "Images by Sampler, train.py:9"},
+    }
     said = JobReport(MadeJob(4, facts=facts, missing=(1,)).record()).lacks
     assert said == (
         "no trace of 1 rank of 4: 1",
