@@ -23,13 +23,13 @@ AT_MOST = {
     "minidl/playback minidl/check": 3540,
     "minidl/hang": 6700,
     "minidl/speed": 3712,
-    "minidl/job": 1320,
+    "minidl/job": 1360,
     "minidl/views": 4201,
     "minidl/explore": 2486,
     "minidl/prove": 5900,
-    "minidl": 45120,
+    "minidl": 45160,
     "notebooks": 3510,
-    "tests": 46260,
+    "tests": 46340,
 }
 
 

@@ -32,7 +32,7 @@ from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.words import counted, listed
 
 DIGEST: Final = "steps.npz"
-VERSION: Final = 1
+VERSION: Final = 2
 
 LARGEST: Final = 1 << 28
 """Bytes that a digest may have unpacked."""

@@ -54,14 +54,14 @@ class _Typical(NamedTuple):
 
 @dataclass(frozen=True)
 class _LateCase:
-    """A straggler: the steps of its worst rank since it is late, what is usual for it, and for the other ranks."""
+    """A straggler: its ranks' steps since they are late, what is usual for them, and for the other ranks."""
 
     meetings: Meetings
     found: Straggler
     steps: Rows
     own: _Typical
     usual: _Typical
-    workers: tuple[int, int]  # of the rank, and of the median other one
+    workers: tuple[int, int]  # of the worst rank, and of the median other one
 
     @property
     def many(self) -> bool:
@@ -88,7 +88,7 @@ class _LateCase:
 def reason_of(meetings: Meetings, found: Straggler) -> LateReason:
     """Why these ranks are late: the first of the reasons that holds."""
     after = np.arange(found.since, len(meetings.keys))
-    mine = meetings.steps_of(found.ranks[0], after)
+    mine = np.concatenate([meetings.steps_of(row, after) for row in found.ranks])
     others = [row for row in range(len(meetings.tables)) if row not in found.ranks]
     theirs = [_Typical.of(meetings.steps_of(row, after)) for row in others]
     fetch, samples, size = (_median([getattr(one, name) for one in theirs]) for name in ("fetch", "samples", "size"))
@@ -141,7 +141,7 @@ def _own_step(case: _LateCase) -> _Said:
 
 def _one_worker(case: _LateCase) -> _Said:
     own, usual = case.own.workers, case.usual.fetch
-    if len(own) < 2 or not usual:
+    if case.many or len(own) < 2 or not usual:
         return None
     worker = max(own, key=lambda one: own[one])
     if own[worker] < UNEVEN * max(usual, _median([took for number, took in own.items() if number != worker])):

@@ -124,6 +124,10 @@ class Meetings:
         weights: Floats = (self.late_ones * cost).sum(axis=1) / max(1.0, cost.sum())
         return weights
 
+    def share_of(self, rows: Sequence[int]) -> float:
+        """The share of all lateness in steps in which one of these ranks was late."""
+        return float(self.cost[self.late_ones[list(rows)].any(axis=0)].sum() / max(1.0, self.cost[self.held].sum()))
+
     def by_cause(self, steps: Ints) -> Floats:
         """A row a rank: what its loop waited for in these steps, by CAUSES."""
         chosen = np.zeros(len(self.keys) + 1, bool)
@@ -145,23 +149,37 @@ class Meetings:
 
 def straggler(meetings: Meetings) -> Straggler | None:
     """The ranks that the others wait for; None if these waits, without the longest, are a small share of the time."""
-    weights, held = meetings.weights, np.flatnonzero(meetings.held)
+    held = np.flatnonzero(meetings.held)
     cost = meetings.cost[held]
     if len(held) < FEWEST or cost.sum() - cost.max() < KEEPS_UP * meetings.took.sum():
         return None
-    order = np.argsort(-weights, kind="stable")
-    worst = float(weights[order[0]])
-    group = order[weights[order] >= MARGIN * worst]
-    if worst < STAYS or 2 * len(group) > len(weights):
-        ranks: Ints = np.flatnonzero(weights)
-        return Straggler((), held, worst, _of_loader(meetings, ranks, held))
+    group = _clear(meetings)
+    if not len(group):
+        return Straggler((), held, 0.0, _of_loader(meetings, np.arange(len(meetings.tables)), held))
     if not _waited_for(meetings, group):
         return None
     theirs = held[meetings.late_ones[group][:, held].any(axis=0)]
-    share = float(meetings.cost[theirs].sum() / meetings.cost[held].sum())
+    share = float(meetings.cost[theirs].sum() / cost.sum())
     return Straggler(
         tuple(group.tolist()), theirs, share, _of_loader(meetings, group, theirs), _since(meetings, theirs)
     )
+
+
+def _clear(meetings: Meetings) -> Ints:
+    """The ranks that stay late, the worst first: each is, or a node is, and clearly more than all others; else none."""
+    weights = meetings.weights
+    order = np.argsort(-weights, kind="stable")
+    stay = order[weights[order] >= STAYS]
+    others = weights[order[len(stay) :]].max(initial=0)
+    if len(stay) and 2 * len(stay) <= len(order) and others <= MARGIN * weights[stay[-1]]:
+        return stay
+    nodes: dict[str, list[int]] = {}
+    for row in order.tolist():
+        nodes.setdefault(meetings.tables[row].facts.node, []).append(row)
+    shares = {node: meetings.share_of(rows) for node, rows in nodes.items()}
+    worst, *rest = sorted(nodes, key=lambda node: -shares[node])
+    clear = rest and shares[worst] >= STAYS and shares[rest[0]] <= MARGIN * shares[worst]
+    return np.array(nodes[worst] if clear and 2 * len(nodes[worst]) <= len(order) else [], np.int64)
 
 
 def _waited_for(meetings: Meetings, ranks: Ints) -> bool:

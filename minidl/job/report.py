@@ -8,7 +8,6 @@ the ranks wait for a straggler; else what bounds the ranks' loaders.
 from __future__ import annotations
 
 import functools
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -55,9 +54,6 @@ _IN_TURN: Final = (
 """What ranks are late with in turn, and what to do: their batches, or their steps."""
 
 _STOPPED: Final = tuple(one.value for one in RunOutcome if one.stopped)
-
-_NUMBER: Final = re.compile(r" #\d+$")
-"""Of several loaders that are made at one line: each rank names the one that took longest."""
 
 
 class JobReport:
@@ -205,7 +201,9 @@ class JobReport:
         if missing := self.record.missing:
             yield f"no trace of {counted(len(missing), 'rank')} of {self.record.world}: {listed(missing)}"
         if hurt := [one for one in self.facts if one.problems]:
-            yield f"{_ranks(hurt)}: {hurt[0].problems[0]}" + (", or alike" if len(hurt) > 1 else "")
+            yield f"{_ranks([one.rank for one in hurt])}: {hurt[0].problems[0]}" + (
+                ", or alike" if len(hurt) > 1 else ""
+            )
         yield from self._differences()
         yield from self._uneven_ends()
         yield from self._late_starts()
@@ -213,13 +211,25 @@ class JobReport:
             yield f"of the steps, one in {self.record.kept} was judged, evenly spread"
 
     def _differences(self) -> Iterator[str]:
-        for name, what in (("command", "commands"), ("loader", "DataLoaders"), ("world", "numbers of ranks")):
-            of = {one.rank: _NUMBER.sub("", str(getattr(one, name) or "")) for one in self.facts}
-            values = Counter(filter(None, of.values()))
-            if len(values) > 1:
-                usual = values.most_common(1)[0][0]
-                odd = [one for one in self.facts if of[one.rank] not in ("", usual)]
-                yield f"the ranks have different {what}: {_ranks(odd)}: {of[odd[0].rank]}; the others: {usual}"
+        sizes = [int(np.median(table.steps["samples"])) if len(table.steps) else 0 for table in self.tables]
+        every: dict[str, Sequence[object]] = {
+            "commands": [one.command for one in self.facts],
+            "DataLoaders": [one.loader for one in self.facts],
+            "numbers of ranks": [one.world for one in self.facts],
+            "numbers of workers": [one.workers for one in self.facts],
+            "samples in a batch": sizes,
+        }
+        for what, values in every.items():
+            known = Counter(value for value in values if value)
+            if len(known) > 1:
+                usual = known.most_common(1)[0][0]
+                odd = {
+                    one.rank: value
+                    for one, value in zip(self.facts, values, strict=True)
+                    if value not in ("", 0, usual)
+                }
+                first = next(iter(odd.values()))
+                yield f"the ranks have different {what}: {_ranks([*odd])}: {first}; the others: {usual}"
 
     def _uneven_ends(self) -> Iterator[str]:
         counts = Counter(one.taken[1] for one in self.facts)
@@ -227,7 +237,7 @@ class JobReport:
             usual = counts.most_common(1)[0][0]
             odd = sorted((one for one in self.facts if one.taken[1] != usual), key=lambda one: one.taken[1])
             took = listed([one.taken[1] for one in odd], NAMED)
-            yield f"uneven: {_ranks(odd)} took {took} batches, the others {usual}"
+            yield f"uneven: {_ranks([one.rank for one in odd])} took {took} batches, the others {usual}"
 
     def _late_starts(self) -> Iterator[str]:
         begun = [one for one in self.facts if one.wall is not None and one.begin]
@@ -305,5 +315,5 @@ def _at_one_place(stopped: Sequence[RankFacts]) -> bool:
     return max(taken) - min(taken) <= 1
 
 
-def _ranks(some: Sequence[RankFacts]) -> str:
-    return f"rank{'s' * (len(some) > 1)} {listed([one.rank for one in some], NAMED)}"
+def _ranks(numbers: Sequence[int]) -> str:
+    return f"rank{'s' * (len(numbers) > 1)} {listed(numbers, NAMED)}"

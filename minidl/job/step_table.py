@@ -9,9 +9,12 @@ end is left out.
 
 from __future__ import annotations
 
+import re
 import time
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Final
 
 import numpy as np
@@ -27,7 +30,7 @@ from minidl.tracefile.arrays import Ints, Rows
 from minidl.tracefile.batches import epochs, keys
 from minidl.tracefile.events import Outcome
 from minidl.tracefile.join import rank_of, told
-from minidl.tracefile.loaders import dataloaders, first_epochs
+from minidl.tracefile.loaders import dataloaders
 from minidl.tracefile.ranks import last_start
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.spans import durations, total
@@ -54,6 +57,9 @@ STEP = np.dtype(
     ]
 )
 """One step of a rank: a batch, and what the loop did with it. Durations in microseconds."""
+
+_NUMBER: Final = re.compile(r" #\d+$")
+"""What tells DataLoaders that are made at one line of the program."""
 
 MOST_PROBLEMS: Final = 3
 """What a rank's trace lacks is kept in so many sentences."""
@@ -132,7 +138,8 @@ def tables_of(trace: Trace) -> list[RankTable]:
 def _table(trace: Trace, rank: int, several: bool) -> RankTable:
     spans = trace.spans()
     name, numbers = _main_loader(trace, spans)
-    steps = [_steps(trace, number, spans) for number in numbers]
+    first = _first_epochs(trace, numbers)
+    steps = [_steps(trace, number, spans, first[number]) for number in numbers]
     table = np.concatenate(steps) if steps else np.empty(0, STEP)
     table = table[np.argsort(table["begin"], kind="stable")]
     mine = spans[np.isin(spans["loader"], numbers) & (spans["code"] == ev.CONSUMER[0]) & (spans["end"] >= 0)]
@@ -140,21 +147,33 @@ def _table(trace: Trace, rank: int, several: bool) -> RankTable:
 
 
 def _main_loader(trace: Trace, spans: Rows) -> tuple[str, list[int]]:
-    """The name and the iterators of the DataLoader that the loop spent most time with."""
+    """The name and the iterators of the DataLoader that the loop spent most time with.
+
+    Those that are made at one line are one: a program may make one in each epoch.
+    """
     loop = spans[np.isin(spans["code"], [ev.NEXT[0], ev.CONSUMER[0]]) & (spans["end"] >= 0)]
     spent = {n: total(loop[loop["loader"] == n]) for n in np.unique(trace.events["loader"]).tolist() if n}
-    named = {one.name: [n for n in one.iterators if n in spent] for one in dataloaders(trace)}
-    known = {number for numbers in named.values() for number in numbers}
-    named |= {f"iterator {number}": [number] for number in spent if number not in known}
+    named: dict[str, list[int]] = defaultdict(list)
+    for one in dataloaders(trace):
+        named[_NUMBER.sub("", one.name)] += one.iterators
+    for number in spent.keys() - {number for numbers in named.values() for number in numbers}:
+        named[f"iterator {number}"] = [number]
     if not spent:
         return "", []
-    name = max(named, key=lambda one: sum(spent[number] for number in named[one]))
-    return name, named[name]
+    name = max(named, key=lambda one: sum(spent.get(number, 0) for number in named[one]))
+    return name, sorted(named[name])
 
 
 # --- Its steps --------------------------------------------------------------------------------------------------------
-def _steps(trace: Trace, number: int, spans: Rows) -> Rows:
-    """The steps of an iterator. spans: the trace's."""
+def _first_epochs(trace: Trace, numbers: Sequence[int]) -> dict[int, int]:
+    """The number of the first epoch of each iterator, among all epochs of these."""
+    begun = Counter(trace.events["loader"][trace.events["code"] == ev.EPOCH[0]].tolist())
+    counts = [max(1, begun[number]) for number in numbers]
+    return dict(zip(numbers, accumulate(counts, initial=0), strict=False))
+
+
+def _steps(trace: Trace, number: int, spans: Rows, first: int) -> Rows:
+    """The steps of an iterator. spans: the trace's; first: the number of its first epoch."""
     mine = spans[spans["loader"] == number]
     nexts = mine[(mine["code"] == ev.NEXT[0]) & (mine["end"] >= 0) & (mine["ey"] == Outcome.DATA)]
     nexts = nexts[nexts["begin"] >= trace.whole_from(number)]
@@ -168,7 +187,7 @@ def _steps(trace: Trace, number: int, spans: Rows) -> Rows:
     out = np.zeros(len(nexts), STEP)
     out["begin"] = nexts["begin"]
     epoch = np.maximum(0, epochs(trace.events, nexts["loader"], nexts["end"]))
-    out["epoch"], out["number"] = epoch + first_epochs(trace).get(number, 0), np.maximum(0, nexts["ex"] - 1)
+    out["epoch"], out["number"] = epoch + first, np.maximum(0, nexts["ex"] - 1)
     out["own"] = _us(durations(loop))
     for name, code in (("collective", ev.COLLECTIVE[0]), ("backward", ev.BACKWARD[0])):
         out[name] = _us(_inside(spans[spans["code"] == code], loop))
@@ -222,7 +241,7 @@ def _facts(
     events, manifest = trace.events, trace.manifest
     ends = {line["process"] for kind in ("trace_end", "program_end") for line in trace.described(kind)}
     homes = {process for process in np.unique(events["process"]).tolist() if trace.processes[process].role != "worker"}
-    over = bool(homes & ends)
+    over = bool(homes & ends if homes else ends)
     running = not over and _is_running(trace)
     if running:
         trace.seen = time.monotonic_ns()

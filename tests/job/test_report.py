@@ -48,6 +48,18 @@ MADE = {
         MadeJob(12, fetch=lambda rank, step: SLOW + rank if 4 <= rank < 8 else FETCH, nodes=node),
         "slow: 98% of the job's steps wait for node1 (ranks 4, 5, 6, ...): their workers take 15 times as long",
     ),
+    "ranks of a node in turn": (
+        MadeJob(12, fetch=lambda rank, step: SLOW if rank == 4 + step % 4 else FETCH, nodes=node),
+        "slow: 98% of the job's steps wait for node1 (ranks 4, 5, 6, ...): some of their batches take long",
+    ),
+    "two ranks at once": (
+        MadeJob(fetch=lambda rank, step: SLOW if rank in (2, 5) else FETCH),
+        "slow: 98% of the job's steps wait for 2 ranks (2, 5): their workers take 15 times as long",
+    ),
+    "two ranks in turn, of eight": (
+        MadeJob(fetch=lambda rank, step: SLOW if rank == (2, 5)[step % 2] else FETCH),
+        "slow: 98% of the job's steps wait for one rank, another one each time",
+    ),
     "ranks that do not meet": (
         MadeJob(
             fetch=lambda rank, step: SLOW if rank == 3 else FETCH, meet=False, seen="",
@@ -142,16 +154,13 @@ def test_a_thousand_ranks_fit_a_screen_and_the_straggler_comes_first() -> None:
 
 
 def test_what_differs_between_ranks_is_said() -> None:
-    facts = {
-        0: {"command": "other.py", "loader": "Images by Sampler, train.py:9 #2"},
-        2: {"problems": ("x is truncated",), "loader": "Images by Sampler, train.py:9 #1"},
-        3: {"begin": 31 * 10**9, "loader": "Images by Sampler, train.py:9"},
-    }
+    facts = {0: {"command": "other.py", "workers": 4}, 2: {"problems": ("x is truncated",)}, 3: {"begin": 31 * 10**9}}
     said = JobReport(MadeJob(4, facts=facts, missing=(1,)).record()).lacks
     assert said == (
         "no trace of 1 rank of 4: 1",
         "rank 2: x is truncated",
         "the ranks have different commands: rank 0: other.py; the others: train.py",
+        "the ranks have different numbers of workers: rank 0: 4; the others: 2",
         "rank 3 began 31.0 s after the others, by the time of day",
     )
 
