@@ -485,6 +485,7 @@ def summary(arguments: Namespace) -> int:
     _TRACE_OR_JOB,
     _DATALOADER,
     _RANK,
+    _flag("--ranks", "of a trace with several ranks: draw ranks by steps, as of a job"),
     _arg("--width", type=_positive, metavar="N", help="characters per line (default: terminal width)"),
     _arg("--since", type=float, metavar="S", help="begin S seconds after the first event"),
     _arg("--until", type=float, metavar="S", help="end S seconds after the first event"),
@@ -493,13 +494,19 @@ def summary(arguments: Namespace) -> int:
     _arg("-o", "--output", type=Path, metavar="FILE", help="a picture (.png, .svg) or a page (.html)"),
 )  # fmt: skip
 def timeline(arguments: Namespace) -> int:
+    from minidl.job.digests import job_of
     from minidl.views.text import render
 
     if arguments.output is not None and not arguments.output.suffix:
         raise CommandError(
             f"timeline: {arguments.output}: the name has no suffix: add .png or .svg (picture) or .html (page)"
         )
-    if (job := _read_job(arguments)) is not None:
+    job = _read_job(arguments)
+    if job is None and arguments.ranks:
+        job = job_of(_read_one(arguments.traces, arguments.dataloader, arguments.rank))
+        if job is None:
+            raise CommandError(f"timeline: {arguments.traces[0]} has one rank: omit --ranks")
+    if job is not None:
         return _timeline_of_job(arguments, job)
     if arguments.output is not None:
         return _page(arguments) if arguments.output.suffix == ".html" else _picture(arguments)

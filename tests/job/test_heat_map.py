@@ -69,6 +69,10 @@ def test_the_command_draws_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert cli.main(["timeline", str(job), "-o", str(tmp_path / "job.png")]) == cli.OK
     assert (tmp_path / "job.png").stat().st_size > 10_000
     assert cli.main(["timeline", str(job), "--rank", "1", "--until", "0.1"]) == cli.OK
+    assert cli.main(["timeline", str(TRACES / "ranks-4-one-gpu.minidl"), "--ranks"]) == cli.OK
+    assert "\nrank 3    " in capsys.readouterr().out
+    assert cli.main(["timeline", str(TRACES / "workers-2.minidl"), "--ranks"]) == cli.USAGE
+    assert "has one rank" in capsys.readouterr().err
     for wrong, said in (
         (["-o", "x.html"], "is a job"),
         (["--since", "1"], "need --rank N"),
