@@ -446,7 +446,7 @@ def _check_doctor() -> int:
 
     kinds = allowed()
     print("\n".join(kind.line() for kind in kinds))
-    return OK if all(kind.there for kind in kinds) else FOUND
+    return OK if all(kind.there for kind in kinds if kind.own) else FOUND
 
 
 # --- Understand -------------------------------------------------------------------------------------------------------

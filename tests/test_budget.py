@@ -21,7 +21,7 @@ AT_MOST = {
     "minidl/resume minidl/arena minidl/device minidl/dataloader.py": 2500,
     "minidl/tracefile minidl/record": 8170,
     "minidl/playback minidl/check": 3540,
-    "minidl/hang": 6700,
+    "minidl/hang": 6720,
     "minidl/speed": 3712,
     "minidl/job": 1360,
     "minidl/views": 4201,

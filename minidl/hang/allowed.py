@@ -24,12 +24,20 @@ _STACKS: Final = f"pip install py-spy; {_TRACING}"
 _KERNEL: Final = "this kernel does not tell it to this user: run the doctor as root"
 
 
+_FIRST_NAMESPACE: Final = 0xEFFFFFFC
+"""The inode of the machine's own namespace of processes (the kernel's PROC_PID_INIT_INO); a container has another."""
+
+
 class Allowed(NamedTuple):
-    """One kind of evidence. there: whether it can be seen; otherwise: how to let the doctor see it."""
+    """One kind of evidence. there: whether it can be seen; otherwise: how to let the doctor see it.
+
+    own: it is of processes that this user starts here, which most hangs need no more than.
+    """
 
     what: str
     there: bool
     otherwise: str
+    own: bool = True
 
     def line(self) -> str:
         return f"yes  {self.what}" if self.there else f"no   {self.what}: {self.otherwise}"
@@ -44,7 +52,6 @@ _KINDS: Final[tuple[tuple[str, Callable[[SeenProcess, SeenThread], bool], str], 
     ("the kernel's function that a thread waits in", lambda process, main: bool(main.wchan), _KERNEL),
     ("when a thread ran last", lambda process, main: main.idle >= 0, _KERNEL),
     ("the holders of file locks", lambda process, main: os.access("/proc/locks", os.R_OK), _KERNEL),
-    ("processes of other users", lambda process, main: os.geteuid() == 0, "run the doctor as root"),
 )
 """The kinds of evidence: what it is, whether a sleeping process shows it, and how to let the doctor see it."""
 
@@ -60,7 +67,7 @@ else:
 
 
 def allowed() -> list[Allowed]:
-    """What the doctor can see on this machine. Takes about a second."""
+    """What the doctor can see on this machine. Takes about a second. Raises OSError if no process can be started."""
     started = subprocess.run([sys.executable, "-c", _SLEEPER], stdout=subprocess.PIPE, text=True, check=True)
     pid = int(started.stdout)
     try:
@@ -70,7 +77,19 @@ def allowed() -> list[Allowed]:
     main = None if process is None else process.main
     if process is None or main is None:
         raise OSError(f"process {pid}, started to be looked at, has ended: ask again")
-    return [Allowed(what, test(process, main), otherwise) for what, test, otherwise in _KINDS]
+    why = next((text for text in process.not_seen if text.startswith("Python stacks")), "")
+    found = [Allowed(what, test(process, main), otherwise) for what, test, otherwise in _KINDS]
+    found[0] = found[0]._replace(otherwise=f"{why.partition(': ')[2]}; {found[0].otherwise}" if why else _STACKS)
+    return [*found, *_others()]
+
+
+def _others() -> list[Allowed]:
+    """Whether processes of others can be seen, which may hold what one of this user waits for."""
+    outside = os.stat("/proc/self/ns/pid").st_ino == _FIRST_NAMESPACE
+    return [
+        Allowed("processes of other users", os.geteuid() == 0, "run the doctor as root", own=False),
+        Allowed("processes outside of this container", outside, "run the doctor on the machine itself", own=False),
+    ]
 
 
 def _hidden(process: SeenProcess) -> bool:
