@@ -63,8 +63,8 @@ class Straggler:
 class Meetings:
     """keys: (epoch, number) of each step; there: whether a rank has it; waits, own: what its loop waited for its batch,
     and how long its own code took; late: by how much a rank was later than the median rank; cost: the last one's
-    lateness; took: what a step took the median rank; held: the steps that waited for a rank, without the first ones of
-    epochs, which wait for starts.
+    lateness; took: what a step took the median rank; begins: the first steps of epochs, which wait for
+    starts; held: the other steps that waited for a rank.
     """
 
     def __init__(self, tables: Sequence[RankTable]) -> None:
@@ -87,8 +87,8 @@ class Meetings:
         self.cost: Floats = self.late.max(axis=0, initial=0).astype(np.float64)
         self.last: Ints = self.late.argmax(axis=0) if len(self.tables) else np.empty(0, np.int64)
         usual = float(np.median(self.took)) if len(self.took) else 0.0
-        begins = np.array([number == 0 for _, number in self.keys], bool)
-        self.held: Bools = (self.cost >= max(LEAST, HELD_UP * usual)) & ~begins
+        self.begins: Bools = np.array([number == 0 for _, number in self.keys], bool)
+        self.held: Bools = (self.cost >= max(LEAST, HELD_UP * usual)) & ~self.begins
 
     def matrix(self, column: Any) -> Times:
         """A row a rank: a column of its steps, each in its place; 0 where a rank lacks the step."""
@@ -109,8 +109,13 @@ class Meetings:
 
     @property
     def lost(self) -> float:
-        """The share of the job's time that the median rank waits for the last one."""
-        return float(self.cost[self.held].sum() / max(1.0, self.took.sum()))
+        """The share of the job's steady time that the median rank waits for the last one."""
+        return float(self.cost[self.held].sum() / max(1.0, self.steady))
+
+    @property
+    def steady(self) -> float:
+        """The µs that the median rank took for all steps but the first ones of epochs."""
+        return float(self.took[~self.begins].sum())
 
     @property
     def share(self) -> float:
@@ -151,7 +156,7 @@ def straggler(meetings: Meetings) -> Straggler | None:
     """The ranks that the others wait for; None if these waits, without the longest, are a small share of the time."""
     held = np.flatnonzero(meetings.held)
     cost = meetings.cost[held]
-    if len(held) < FEWEST or cost.sum() - cost.max() < KEEPS_UP * meetings.took.sum():
+    if len(held) < FEWEST or cost.sum() - cost.max() < KEEPS_UP * meetings.steady:
         return None
     group = _clear(meetings)
     if not len(group):
@@ -184,7 +189,8 @@ def _clear(meetings: Meetings) -> Ints:
 
 def _waited_for(meetings: Meetings, ranks: Ints) -> bool:
     """Whether the others wait for these ranks: else these take longer for their steps, and fall behind the others."""
-    took = np.where(meetings.there[ranks], meetings.waits[ranks] + meetings.own[ranks] - meetings.took, 0)
+    counts = meetings.there[ranks] & ~meetings.begins
+    took = np.where(counts, meetings.waits[ranks] + meetings.own[ranks] - meetings.took, 0)
     return bool(took.sum() <= NEAR * meetings.late[ranks].sum())
 
 

@@ -67,6 +67,11 @@ MADE = {
         ),
         "slow: no straggler; all ranks: supply-bound",
     ),
+    "ranks that begin apart": (
+        MadeJob(4, 24, fetch=lambda rank, step: 100_000 if rank == 1 and step % 2 else FETCH,
+                begins=(0, 2_000_000, 0, 0)),
+        "slow: 50% of the job's steps wait for rank 1: its worker 1",
+    ),
     "moving": (
         MadeJob(fetch=in_turn),
         "slow: 98% of the job's steps wait for one rank, another one each time, and mostly for their batches",
