@@ -69,6 +69,7 @@ def html(path: str | os.PathLike[str] | None = None) -> CompanionPage | Path:
         title="minidl: reading companion",
         versions=f"minidl {minidl.__version__}, torch {torch.__version__}",
         languages=LANGUAGES,
+        codes={"Russian": "ru", "Chinese": "zh"},
         words=words,
         data={"sources": sources, "words": words},
         source=functools.partial(_source, sources),
