@@ -840,7 +840,8 @@ command(
     "teach", "read the articles beside the code: a page, or one section in the terminal",
     "companion 1 §2.4.4 --language ru",
     _arg("what", nargs="*", metavar="WHAT",
-         help="print a section (1 §2.4.4, shutdown), the rows of a file, function or event, or drift"),
+         help="print a section (1 §2.4.4, shutdown), the rows of a file, function or event, drift, or the row that a "
+              "heading, a name or a passage of an article is about"),
     _arg("--language", choices=("en", "ru", "zh"), default="en",
          help="language of printed text (default: %(default)s); the page has all three"),
     _arg("-o", "--output", type=Path, default=Path("minidl-companion.html"), metavar="FILE",

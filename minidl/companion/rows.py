@@ -12,6 +12,7 @@ events         events beside those that the event table itself assigns to the se
 guards         guards of `explore.guards`
 moments        moments of recorded runs, see `moments`
 notebook       "file.ipynb#3": the section whose heading begins with "3. "
+also           words that the articles and their readers use for it, which the search takes for the row's own
 
 A row without `ours` and `upstream` has no counterpart; its statement says why. Lines are looked up, never written.
 """
@@ -71,6 +72,7 @@ class Entry:
     guards: tuple[str, ...]
     moments: tuple[str, ...]
     notebook: str
+    also: str
 
     @property
     def key(self) -> str:
@@ -112,12 +114,13 @@ def _entry(key: str, fields: Mapping[str, str]) -> Entry:
         (section,) = sections(where)
     except (LookupError, ValueError) as error:
         raise RowError(f"row {key!r}: {error}") from error
-    known = {"en", "ru", "zh", "ours", "upstream", "events", "guards", "moments", "notebook"}
+    known = {"en", "ru", "zh", "ours", "upstream", "events", "guards", "moments", "notebook", "also"}
     if fields.keys() - known:
         raise RowError(f"row {key!r}: unknown fields {sorted(fields.keys() - known)}; known are {sorted(known)}")
     lists = {name: listed(fields, name) for name in ("ours", "upstream", "guards", "moments")}
     events = tuple(fields.get("events", "").split())
-    return Entry(section, topic, Translated.of(fields), events=events, notebook=fields.get("notebook", ""), **lists)
+    notebook, also = fields.get("notebook", ""), fields.get("also", "")
+    return Entry(section, topic, Translated.of(fields), events=events, notebook=notebook, also=also, **lists)
 
 
 @functools.cache

@@ -1,8 +1,8 @@
 """The companion in a terminal: the rows of a section, or those that name a file, a function of torch or an event.
 
 Interface: `render(what, language)`. `what` is a section ("1 §2.4.4", "2.4.4", "shutdown"), a file ("dispatcher.py",
-"minidl/loader/worker.py"), a function here or in torch ("_try_put_index"), an event ("reorder_store"), words of a
-heading in any language, or "drift".
+"minidl/loader/worker.py"), a function here or in torch ("_try_put_index"), an event ("reorder_store"), or "drift". Any
+other text is searched for (see `finding`): the best row is shown, and those near to it are named.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from typing import Final
 
 from minidl.companion import coverage
 from minidl.companion.drift import drifts, drifts_of
+from minidl.companion.finding import ranked
 from minidl.companion.moments import TRACES, find, heading_of
 from minidl.companion.rows import Entry, Translated, entries
 from minidl.explore.guards import GUARDS
 from minidl.references import places
-from minidl.tracefile.events import EVENTS
+
+NEAR: Final = 6
+"""Rows that a search names, with the one that it shows."""
 
 _CLOSING: Final = "\u3001\u3002\uff0c\uff1b\uff1a\uff1f\uff01\uff09\u201d"
 
@@ -28,29 +31,45 @@ def render(what: str, language: str = "en", width: int = 100) -> str:
     """Return the rows in words. Raises ValueError if nothing of that name has a row."""
     if what == "drift":
         return "\n\n".join(_drifts(language, width))
-    found = select(what)
+    found, near = select(what)
     if not found:
         raise ValueError(
-            f"no row has {what!r}: give a section (1 §2.4.4, shutdown), a file of minidl (dispatcher.py), "
-            "a function (_try_put_index), an event (reorder_store), words of a heading, or drift"
+            f"no row has {what!r}: give a section (1 §2.4.4, shutdown), a file of minidl (dispatcher.py), a function "
+            "(_try_put_index), an event (reorder_store), drift, or a heading, a name or a passage of an article"
         )
-    return "\n\n".join("\n".join(_row(entry, language, width)) for entry in found)
+    shown = ["\n".join(_row(entry, language, width)) for entry in found]
+    also = "\n".join(f"near: {entry.key}  {entry.words.titles[language]}" for entry in near)
+    return "\n\n".join([*shown, also] if near else shown)
 
 
-def select(what: str) -> list[Entry]:
-    """Return the rows that a section, event, file, function or heading leads to: the first way that has any."""
+def select(what: str) -> tuple[list[Entry], list[Entry]]:
+    """Return the rows of what has this name; else the row that these words are about, and those near to it."""
+    if named := _named(what):
+        return named, []
+    rows = {entry.anchor: entry for entry in entries().values()}
+    best = [rows[row] for row in ranked(what) if row in rows]
+    return best[:1], best[1:NEAR]
+
+
+def _named(what: str) -> list[Entry]:
+    """Return the rows that a section, event, file or function leads to: the first way that has any."""
     known = list(entries().values())
     asked = re.sub(r"\s+§?\s*|§", " ", what).strip()
     article, _, anchor = asked.rpartition(" ")
     ways = (
         [e for e in known if e.section.anchor == anchor and article in ("", str(e.section.article))],
         [e for e in known if what in (e.key, e.topic)],
-        [e for e in known if what in {event.name for event in EVENTS.values()} and what in coverage.events_of(e)],
+        _by_rank(what, [e for e in known if what in coverage.events_of(e)]),
         [e for e in known if what.endswith(".py") and _names_file(e, what)],
-        [e for e in known if _names_function(e, what)],
-        [e for e in known if any(what.casefold() in title.casefold() for title in e.words.titles.values())],
+        _by_rank(what, [e for e in known if _names_function(e, what)]),
     )
     return next((way for way in ways if way), [])
+
+
+def _by_rank(what: str, found: list[Entry]) -> list[Entry]:
+    """Sort rows that all have a name: those that are about it come first."""
+    order = {row: at for at, row in enumerate(ranked(what))} if found else {}
+    return sorted(found, key=lambda entry: order.get(entry.anchor, len(order)))
 
 
 def _names_file(entry: Entry, what: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from pages import Parsed, needs_chromium, opened
 
 from minidl.companion import page
+from minidl.companion.finding import ranked
 from minidl.companion.rows import entries
 
 
@@ -83,6 +85,11 @@ function run() {
     document.querySelectorAll(".code").length - opened].join();
   seek("4-sampler.weightedrandomsampler"); key("Escape");
   root.dataset.back = [root.dataset.part, root.dataset.here, visible(hit), jump.value === hit].join();
+  root.dataset.ranked = JSON.stringify(SEARCHES.map(each => {
+    seek(each);
+    return [...document.querySelectorAll(".part.shown .row")].map(row => row.id);
+  }));
+  key("Escape"); key("e"); root.dataset.order = [...document.querySelectorAll(".row")].map(row => row.id);
   box.value = "qqqq"; box.dispatchEvent(new Event("input")); root.dataset.nothing = visible("nothing");
 }
 setTimeout(run, 20);
@@ -94,7 +101,10 @@ setTimeout(run, 20);
 def test_a_browser_searches_follows_links_and_switches(made: str, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     opening = '<script>history.replaceState(null, "", "#ru:1-2.4.4")</script>'
-    path.write_text(made.replace("<head>", f"<head>{opening}<script>{DRIVER}</script>"), encoding="utf-8")
+    lines = (Path(__file__).parent / "searches.txt").read_text(encoding="utf-8").splitlines()
+    asked = [line.rpartition(" = ")[0] for line in lines if " = " in line] + ["dispa", "qqqq", "!"]
+    driver = f"const SEARCHES = {json.dumps(asked)};{DRIVER}"
+    path.write_text(made.replace("<head>", f"<head>{opening}<script>{driver}</script>"), encoding="utf-8")
     _, root = opened(path, tmp_path / "profile")
     assert root.get("data-broken") is None
     assert root.get("data-violation") is None
@@ -109,4 +119,7 @@ def test_a_browser_searches_follows_links_and_switches(made: str, tmp_path: Path
     assert root["data-left"] == f"{hit},0,path-1,0"
     assert root["data-back"] == f"a4,{hit},true,true"
     assert root["data-nothing"] == "true"
+    assert json.loads(str(root["data-ranked"])) == [ranked(each)[:40] for each in asked]
+    found = re.findall('<section class="row[^>]* id="([^"]+)"', made)
+    assert root["data-order"] == ",".join(found), "each row is back at its place"
     assert root["data-requests"] == "0"

@@ -1,0 +1,66 @@
+"""The companion's search: fifty searches of readers, and what the ranking takes for the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from minidl.companion.finding import parts, ranked, whole, words
+from minidl.companion.rows import anchor_of, entries
+from minidl.companion.text import select
+
+SEARCHES = [
+    line.rsplit(" = ", 1)
+    for line in (Path(__file__).parent / "searches.txt").read_text(encoding="utf-8").splitlines()
+    if " = " in line
+]
+
+
+def first(asked: str) -> set[str]:
+    """The keys of the rows that come first: on the page, and in the terminal."""
+    on_page = [key for key in entries() if ranked(asked)[:1] == [anchor_of(key)]]
+    return {*on_page, *(entry.key for entry in select(asked)[0][:1])}
+
+
+def test_searches_lead_to_their_rows_first() -> None:
+    wrong = [
+        each for each, (asked, keys) in enumerate(SEARCHES) if not first(asked) or first(asked) - {*keys.split(" or ")}
+    ]
+    told = [SEARCHES[each] for each in wrong]
+    assert len(SEARCHES) == 90
+    assert sum(each < 50 for each in wrong) <= 2, told
+    assert len(wrong) <= 8, told
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        ("_task_info", "task_info", "taskInfo", "self._task_info"),
+        ("закреплённая память", "ЗАКРЕПЛЕННАЯ ПАМЯТЬ"),
+        ("锁页内存", "鎖頁記憶體", "锁页内存\uff01"),
+        ("worker", "Worker", "\uff57\uff4f\uff52\uff4b\uff45\uff52"),
+        ("head-of-line", "head_of_line"),
+    ],
+)
+def test_what_is_the_same_finds_the_same(same: tuple[str, ...]) -> None:
+    assert len({tuple(ranked(each)) for each in same if "self" not in each}) == 1
+    assert {ranked(each)[0] for each in same} == {ranked(same[0])[0]}
+
+
+def test_terms_of_words() -> None:
+    assert words("Ещё 1 §2.4.4\uff1a_MapDatasetFetcher\uff0c線程池") == [
+        "Еще",
+        "1",
+        "2.4.4",
+        "_MapDatasetFetcher",
+        "线程池",
+    ]
+    assert parts("_MapDatasetFetcher") == ["map", "dataset", "fetcher", "datas*", "fetch*"]
+    assert parts("线程池") == ["线程", "程池"]
+    assert whole(["_try_get", "data"]) == "=trygetdata"
+
+
+def test_a_beginning_finds_what_it_begins() -> None:
+    assert ranked("dispa")[0] in ranked("dispatcher")
+    assert ranked("qqqq") == ranked("!") == ranked("") == ranked("no_such_thing") == []
