@@ -278,14 +278,17 @@ def _first_samples(case: Case) -> SlowReason | None:
         return None
     streams = case.params.get("dataset_kind") == "iterable"
     what = "the dataset's __iter__, up to a worker's first batch," if streams else "a worker's first batch"
-    again = " in each epoch" * (len(case.epochs) > 1)
+    place = case.params.get("made_at"), case.params.get("rank")
+    alike = [one for one in case.trace.loaders.values() if place[0] and (one.get("made_at"), one.get("rank")) == place]
+    made = f" each time that the loader is made ({len(alike)} times)" if len(alike) > len(case.loaders) else ""
+    again = made or " in each epoch" * (len(case.epochs) > 1)
     return SlowReason(
         "first samples",
         f"{what} takes {duration(early)}{again}, later batches {duration(later)}",
         "do what precedes the first sample (at the begin of __iter__, or at the first __getitem__) once, before the "
         "workers start, or make it cheaper"
-        + "; persistent_workers=True keeps what a worker has opened"
-        * (not streams),
+        + ("; make the loader once" if made else "")
+        + "; persistent_workers=True keeps what a worker has opened" * (not streams),
         rows[first][np.argmax(took[first])],
         rows=rows[first],
     )

@@ -51,8 +51,9 @@ def case(
     processes = [
         SimpleNamespace(pid=99 + number, actor=f"worker {number - 1}", role="worker") for number in range(1 + workers)
     ]
-    trace: Any = SimpleNamespace(events=events, watched=watched, processes=processes)
     params = found.pop("params", {})
+    loaders = dict.fromkeys(range(1, 1 + found.pop("made", 1)), params)
+    trace: Any = SimpleNamespace(events=events, watched=watched, processes=processes, loaders=loaders)
     table = rows(*spans)
     return Case(kind, cause, Waiting(causes, consumer * MS, 100, workers, 1, **found), params, cpus, trace, (1,), table)
 
@@ -124,6 +125,11 @@ FOUND: dict[str, tuple[Case, str, str]] = {
     "first batches": (
         case(*SUPPLY, *fetches(lambda n: 900 if n < 2 else 9), params={"dataset_kind": "iterable"}), "first samples",
         "the dataset's __iter__, up to a worker's first batch, takes 900 ms, later batches 9.00 ms",
+    ),
+    "first batches of a loader that is made again": (
+        case(*SUPPLY, *fetches(lambda n: 900 if n < 2 else 9), params={"made_at": "train.py:27"}, made=5),
+        "first samples",
+        "a worker's first batch takes 900 ms each time that the loader is made (5 times), later batches 9.00 ms",
     ),
     "many tensors": (
         case(Bound.READING, Cause.REBUILD, tensors=480.0), "payload", "each batch has 480 tensors",
