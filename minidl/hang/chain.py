@@ -316,19 +316,31 @@ def _lock_of(pattern: re.Pattern[str], source: str) -> str:
     return next(filter(None, found.groups()), "") if found is not None else ""
 
 
-def taken_in(frame: Frame, asks: Frame, *, calls: bool) -> str:
+def taken_in(frame: Frame, asks: Frame, *, mine: bool) -> str:
     """The line by which a frame has taken the lock that another frame's line asks for, and still holds it; "" = none.
 
-    calls: the frame's own line may take it, too, since it calls what the thread is in.
+    mine: both frames are of one thread: a frame further out may take it in its own line, too, and of one class both
+    have one object if that is unknown. In another thread the two must be known to have one.
     """
     lock = _lock_of(_TAKEN, asks.source)
-    others = lock.startswith("self.") and frame.function.rpartition(".")[0] != asks.function.rpartition(".")[0]
-    if not lock or others or f"{lock}.wait" in frame.source:  # a Condition releases its lock while it waits
+    waits = f"{lock}.wait" in frame.source  # a Condition releases its lock while it waits
+    if not lock or waits or not _same_object(lock.partition(".")[0], frame, asks, unknown=mine):
         return ""
     released = {_lock_of(_RELEASED, line) for line in frame.within}
-    lines = (frame.source, *frame.within) if calls else frame.within
+    lines = (frame.source, *frame.within) if mine and frame is not asks else frame.within
     taken = next((line for line in lines if _lock_of(_TAKEN, line) == lock), "")
     return taken if taken.startswith(("with", "async")) or lock not in released else ""
+
+
+def _same_object(name: str, frame: Frame, asks: Frame, *, unknown: bool) -> bool:
+    """Whether a name stands for one object in two frames. unknown: the answer if their variables do not tell it."""
+    here, there = (address(one.variables.get(name, "")) for one in (frame, asks))
+    if here and there:
+        return here == there
+    if name == "self" and frame.function.rpartition(".")[0] != asks.function.rpartition(".")[0]:
+        return False
+    constant = name.isupper() and frame.file == asks.file  # by convention a module's own, and no variable of a call
+    return (unknown or constant) and not here and not there
 
 
 LOADERS_LOCK: Final = (LoaderStep.WRITE, LoaderStep.READ, LoaderStep.IDLE)
@@ -348,7 +360,7 @@ def _is_further(thread: ThreadFacts, asks: Frame, shared: bool) -> bool:
         )
         objects = {address(one.variables.get("self", "")) for one in (frame, asks)} - {""}
         same = (frame.file, frame.function) == (asks.file, asks.function)
-        around = frame.file == asks.file and taken_in(frame, asks, calls=frame is not thread.stack[0])
+        around = taken_in(frame, asks, mine=False)
         return len(objects) < 2 and (bool(around) or (same and (frame.line > asks.line or there)))
 
     return any(map(has_it, thread.stack))
@@ -511,10 +523,11 @@ def collective(one: ThreadFacts) -> str:
     """
     place = one.place
     names = [f.name for f in place.inside if "torch/distributed/" in f.file.replace("\\", "/")]
-    if place.users is not None and place.users is not place.inside[0]:
-        names += _CALLED.findall(place.users.source)
-    backward = any(frame.name == "_engine_run_backward" for frame in place.inside)
-    reduces = backward and one.kind is Blocked.FUTEX and len(one.case.ranks) > 1
+    several = len(one.case.ranks) > 1
+    if several and place.users is not None and place.users is not place.inside[0]:
+        names += _CALLED.findall(place.users.source.partition("#")[0])
+    backward = bool(place.inside) and place.inside[0].name == "_engine_run_backward"  # else a hook waits
+    reduces = backward and one.kind is Blocked.FUTEX and several
     return next(filter(_COLLECTIVE.match, names), BACKWARD if reduces else "")
 
 

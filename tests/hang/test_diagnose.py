@@ -551,12 +551,12 @@ ASKS_QUEUE = Frame("Queue.get", QUEUES, 102, QUEUE_AT, "with self._rlock:")
 GETS_ITEM = Frame("Queue.get", QUEUES, 103, QUEUE_AT, "res = self._recv_bytes()")
 
 
-def guarded(source: str) -> SeenProcess:
-    """A worker waits for a lock, and another thread of it is at this line, within that lock."""
+def guarded(source: str, other: str = "0x7") -> SeenProcess:
+    """A worker waits for a lock of the object 0x7, and another thread is at this line, within that lock of `other`."""
     inside = (WAIT, library("Queue.get", "/lib/python3.11/queue.py")) if "get" in source else (WAIT,)
-    holds = user(source, "Data.index", 23, within=("with self.guard:",))
+    holds = user(source, "Data.index", 23, within=("with self.guard:",), self=other)
     indexes = thread(150, (*inside, holds), replace(LOCKED, address=4711), name="indexer")
-    return worker(1, user("with self.guard:"), call=LOCKED, others=(indexes,))
+    return worker(1, user("with self.guard:", self="0x7"), call=LOCKED, others=(indexes,))
 
 
 def of_semaphore(cause: HangCause, words: str, *inside: Frame) -> Any:
@@ -591,6 +591,8 @@ SEMAPHORES = [
     case("a lock is held by the thread that is in a `with` of it in another function", loop(1), IDLE,
          guarded("jobs.get()"), cause=HangCause.QUEUE_EMPTY, chain="holds the lock, by its stack",
          says="waits for a lock; its thread indexer (Data.index at data.py:23)"),
+    case("a lock of the same name of another object is another lock", loop(1), IDLE, guarded("jobs.get()", "0x8"),
+         cause=HangCause.LOCK, sure=Sure.POSSIBLE),
     case("a loop whose next calls the user's code does not wait for a batch", IDLE, worker(1, step="idle"),
          loop(1, stack=(user("with self.guard:", "Own.draw", 27), *next_stack(-1)), call=LOCKED), never="lost",
          says="Own.draw at data.py:27"),
@@ -901,6 +903,9 @@ def test_the_feeder_of_a_users_queue_is_not_that_of_the_results() -> None:
     assert (said.outcome, said.cause) == (HUNG, HangCause.CYCLE)
     assert "before join()" in said.fix
     assert "waiting for room in pipe 60; the loop (pid 100) [waits for it in turn] has its reading end" in said.sentence
+    reads = thread(150, (user("p.stdout.read()", "read"),), SLEEPS)
+    said = found(replace(joins, children=(300,), threads=(*joins.threads, reads)), IDLE, child)
+    assert said.cause is HangCause.CHILD, "another thread may be about to read"
 
 
 # --- The loop ---------------------------------------------------------------------------------------------------------
@@ -1111,6 +1116,12 @@ IN_RANKS = [
          process(LOOP, 1, thread(LOOP, (BACKWARD, user("loss.backward()"), MAIN), LOCKED), rank=0, ranks=2),
          of_job(1, "barrier", 20, total=2), outcome=HUNG, fix="run as many batches as each other", never="lock",
          says="waits in backward for the other ranks; rank 1 (pid 200) is in barrier (train at data.py:20)"),
+    case("a hook in backward that waits is no collective",
+         process(LOOP, 1, thread(LOOP, (user("with self.lock:", "hook"), BACKWARD, MAIN), LOCKED), rank=0, ranks=2),
+         of_job(1, "barrier", 20, total=2), never="waits in backward"),
+    case("a comment, or another thing called dist, is no collective", process(LOOP, 1, thread(
+         LOOP, (library("Queue.get", "/lib/python3.11/queue.py"), user("return order.get()  # dist.gather(1)"), MAIN),
+         LOCKED)), never="collective"),
     case("backward of one process waits for no rank", process(
          LOOP, 1, thread(LOOP, (BACKWARD, user("loss.backward()"), MAIN), LOCKED)), cause=HangCause.UNKNOWN),
     case("C code of a library that waits is no lock", process(

@@ -5,7 +5,8 @@ of this process.
 
 Rules of use: py-spy runs with --nonblocking: it stops no thread that it looks at. A stack that it read while the thread
 ran on may be wrong, so it is only asked for stacks and not for proof. Of a frame's variables stay those of the loader's
-own frames, integers, and names of lock files: other values may be secret, and the evidence is stored.
+own frames, integers, addresses of objects, and names of lock files: other values may be secret, and the evidence is
+stored.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ MOST_FRAMES: Final = 200
 _SHORT: Final = 120
 _NUMBER: Final = re.compile(r"-?\d{1,20}|\[[-\d, ]{0,100}\]|\([-\d, ]{0,100}\)|None|True|False|<frame at 0x[0-9a-f]+>")
 _LOCK_FILE: Final = re.compile(r"""["']([^"'\n]{1,200}\.(?:lock|lck|pid))["']""")
+_OBJECT: Final = re.compile(r"<(?!frame )[^<>]* at (0x[0-9a-f]+)>")
 _LOADERS: Final = re.compile(r"[/\\](torch[/\\]utils[/\\]data|minidl|multiprocessing)[/\\]|[/\\](threading|queue)\.py$")
 
 
@@ -132,10 +134,11 @@ def _stack(one: Mapping[str, Any]) -> Stack:
 
 
 def kept(file: str, variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a frame that are kept: the loader's, integers, and a signal handler's frame."""
+    """The variables of a frame that are kept: the loader's, integers, a signal handler's frame, objects' addresses."""
     if _LOADERS.search(file):
         return {name: text[:_SHORT] for name, text in variables.items()}
-    return {name: text for name, text in variables.items() if _NUMBER.fullmatch(text) or _LOCK_FILE.fullmatch(text)}
+    plain = {name: text for name, text in variables.items() if _NUMBER.fullmatch(text) or _LOCK_FILE.fullmatch(text)}
+    return plain | {name: found[1] for name, text in variables.items() if (found := _OBJECT.fullmatch(text))}
 
 
 def named_lock_files(frames: Iterable[Frame]) -> list[str]:

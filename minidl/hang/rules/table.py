@@ -51,7 +51,8 @@ def _waiting_child(chain: Chain) -> Judgement | None:
         return None
     below = _judged_alone(chain)
     readers = {one.pid for one in chain.end.wait.holders} if chain.end.kind is Blocked.PIPE_WRITE else set()
-    if readers and readers <= {link.pid for link in chain.links}:  # the child's pipe is read by nobody else
+    alone = not any(chain.end.case.helpers(pid) for pid in readers)
+    if readers and alone and readers <= {link.pid for link in chain.links}:  # nobody else reads the child's pipe
         facts = (wait_seen(waiter), *below.facts)
         return Judgement(HangCause.CYCLE, below.what, below.sure, facts, fix=_READ_FIRST, alone=True)
     fix = f"end the child, or give the wait a timeout; {below.remedy}"

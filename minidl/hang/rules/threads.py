@@ -243,7 +243,7 @@ def _taken_around(end: ThreadFacts) -> str:
     """A line of the stack that has taken the lock already: around the waiting line, before it, or in a caller."""
     asks = end.place.inside[0]
     for frame in end.place.inside:
-        if line := taken_in(frame, asks, calls=frame is not asks):
+        if line := taken_in(frame, asks, mine=True):
             return f"its own stack has taken the lock: `{line}` in {frame}"
     return ""
 
