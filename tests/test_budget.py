@@ -23,13 +23,13 @@ AT_MOST = {
     "minidl/playback minidl/check": 3540,
     "minidl/hang": 6720,
     "minidl/speed": 3712,
-    "minidl/job": 1360,
+    "minidl/job": 1362,
     "minidl/views": 4201,
     "minidl/explore": 2486,
     "minidl/prove": 5900,
     "minidl": 45300,
     "notebooks": 3510,
-    "tests": 46410,
+    "tests": 46426,
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -11,7 +12,7 @@ from minidl.job.each import each
 from minidl.job.members import JobMembers
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.reader import read_trace
-from minidl.tracefile.words import counted, listed
+from minidl.tracefile.words import counted, listed, plain
 
 TOLD: Final = 3
 """The ranks whose reports are printed."""
@@ -34,18 +35,26 @@ def _checked(path: Path) -> _Checked:
 
 
 def check_ranks(members: JobMembers, *, as_json: bool = False) -> int:
-    """Print which ranks break the protocol, and the first reports; 1 if one does, else 0."""
-    ranks = [place.rank for place in members.places]
-    every = dict(zip(ranks, each(_checked, [place.path for place in members.places]), strict=True))
-    wrong = [rank for rank, found in every.items() if found.violations > 0]
-    unread = [rank for rank, found in every.items() if found.violations < 0]
+    """Print which ranks break the protocol, and the first reports; 1 if one does, else 2 if one cannot be read, else 0.
+
+    A trace whose name has no rank is named by its path.
+    """
+    places = members.places
+    names = [plain(f"rank {place.rank}" if place.rank >= 0 else str(place.path)) for place in places]
+    every = [*zip(names, each(_checked, [place.path for place in places]), strict=True)]
+    wrong = {name: found for name, found in every if found.violations > 0}
+    unread = {name: found for name, found in every if found.violations < 0}
+    code = 1 if wrong else 2 if unread else 0
+    print(*map(plain, members.problems), sep="\n", end="\n" * bool(members.problems), file=sys.stderr)
     if as_json:
-        print(json.dumps({str(rank): found.report for rank, found in every.items()}, indent=1))
-        return 1 if wrong else 0
-    print(f"{counted(len(every), 'rank')}, {len(every) - len(wrong) - len(unread)} of them break no rule")
-    print(*(f"not read: rank {rank}: {every[rank].text}" for rank in unread[:TOLD]), sep="\n", end="\n" * bool(unread))
+        print(json.dumps({name.removeprefix("rank "): found.report for name, found in every}, indent=1))
+        return code
+    sound = sum(found.violations == 0 for _, found in every)
+    print(f"{counted(len(every), 'rank')}, {sound} of them break no rule")
+    for name in [*unread][:TOLD]:
+        print(f"not read: {name}: {plain(unread[name].text)}")
     if wrong:
-        print(f"NOT a behaviour of the protocol: rank{'s' * (len(wrong) > 1)} {listed(wrong)}")
-    for rank in wrong[:TOLD]:
-        print(f"\nrank {rank}: {every[rank].text}")
-    return 1 if wrong else 0
+        print(f"NOT a behaviour of the protocol: {listed(wrong)}")
+    for name in [*wrong][:TOLD]:
+        print(f"\n{name}: " + "\n".join(map(plain, wrong[name].text.splitlines())))
+    return code

@@ -88,9 +88,7 @@ class JobDiff:
 def _parts(job: JobReport) -> dict[str, float]:
     meetings = job.meetings
     cells = max(1, int(meetings.there.sum()))
-    found = {
-        cause.value: float(sum(table.steps["waits"][:, at].sum(dtype=np.float64) for table in job.tables)) / cells
-        for at, cause in enumerate(CAUSES)
-    }
+    waits = meetings.by_cause(np.arange(len(meetings.keys))).sum(axis=0) / cells
+    found = {cause.value: float(waited) for cause, waited in zip(CAUSES, waits, strict=True)}
     late = float(np.where(meetings.there, np.maximum(0, meetings.cost - meetings.late), 0).sum()) / cells
     return found | {_LATE: late, _OWN: max(0.0, float(meetings.own.sum()) / cells - late)}

@@ -24,7 +24,7 @@ import numpy as np
 from minidl.hang.finding import RunOutcome
 from minidl.job.each import each
 from minidl.job.members import JobMembers, RankPlace, members_at
-from minidl.job.step_table import STEP, RankFacts, RankTable, ranks_of, tables_of
+from minidl.job.step_table import STEP, RankFacts, RankTable, numbered_in, ranks_of, tables_of
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.packs import whole
@@ -85,7 +85,7 @@ def read_job(paths: Sequence[Path], progress: Progress = lambda done, total: Non
 
 def job_of(trace: Trace) -> JobRecord | None:
     """The job in a trace that has several ranks; None if it has one."""
-    tables = tables_of(trace) if len({process.rank for process in trace.processes} - {-1}) > 1 else []
+    tables = tables_of(trace) if len(numbered_in(trace)) > 1 else []
     return JobRecord(str(trace.path), _numbered(tables), tuple(trace.problems)) if tables else None
 
 

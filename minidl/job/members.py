@@ -3,7 +3,7 @@
 Interface: `members_at(paths)` -> `JobMembers`, or None if the paths are no job but one trace. `traces_in(paths)` finds
 traces; `rank_in_name(path)` is the rank that a trace's name has.
 
-Rules of use: a directory is a job if its traces are named after ranks: rank-0, rank_0, rank0.minidl, also below a
+Rules of use: a directory is a job if its traces' names begin with a rank: rank-0, rank_0, rank0.minidl, also below a
 directory for each node. It holds one run: of ranks that occur twice, the run that began last is read. Only names and
 the times of manifests are looked at.
 """
@@ -24,7 +24,7 @@ from minidl.tracefile.words import counted, listed
 DEEPEST: Final = 4
 """Levels of directories below a job's in which ranks are looked for."""
 
-_NAMED: Final = re.compile(r"rank[-_]?([0-9]{1,6})(?![0-9])")
+_NAMED: Final = re.compile(r"^rank[-_]?([0-9]{1,6})(?![0-9])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +104,14 @@ def _one_run(places: list[RankPlace]) -> tuple[list[RankPlace], list[str]]:
     counts = Counter(place.rank for place in places if place.rank >= 0)
     if all(count == 1 for count in counts.values()):
         return places, []
-    runs: dict[str, list[RankPlace]] = {}
-    for place in places:
-        runs.setdefault(_run_of(place.path), []).append(place)
-    kept: list[RankPlace] = []
+    runs: dict[tuple[str, Path], list[RankPlace]] = {}
+    for place in (one for one in places if one.rank >= 0):
+        runs.setdefault((_run_of(place.path), place.path.parent), []).append(place)
+    kept = [place for place in places if place.rank < 0]
     left: list[str] = []
-    for run in sorted(runs.values(), key=_begun, reverse=True):
-        if {place.rank for place in run} & {place.rank for place in kept}:
+    latest, _ = max(runs, key=lambda one: _begun(runs[one]))
+    for (name, _), run in sorted(runs.items(), key=lambda item: _begun(item[1]), reverse=True):
+        if name != latest or {place.rank for place in run} & {place.rank for place in kept}:
             left.append(f"{run[0].path} and others" if len(run) > 1 else f"{run[0].path}")
         else:
             kept += run
@@ -122,8 +123,8 @@ def _one_run(places: list[RankPlace]) -> tuple[list[RankPlace], list[str]]:
 
 
 def _run_of(path: Path) -> str:
-    """What tells the traces of one run from another's: their directory, and the number behind the rank: "rank-0.2"."""
-    return f"{path.parent}:{_NAMED.sub('', path.name.removesuffix(PACKED_SUFFIX))}"
+    """What tells the traces of one run from another's in a directory: the number behind the rank, as in "rank-0.2"."""
+    return _NAMED.sub("", path.name.removesuffix(PACKED_SUFFIX))
 
 
 def _begun(run: list[RankPlace]) -> float:

@@ -99,8 +99,8 @@ class JobReport:
         """The finding of ranks without a trace for which the others wait."""
         missing = self.record.missing
         taken = max((one.taken[1] for one in self.facts), default=0)
-        stuck = taken <= 1 or (stopped and all(one.waits_for_others for one in stopped))
-        if not missing or not stuck:
+        early = taken <= 1 and (stopped or not all(one.over for one in self.facts))
+        if not missing or not (early or (stopped and all(one.waits_for_others for one in stopped))):
             return None
         who = f"rank{'s' * (len(missing) > 1)} {listed(missing)} of {self.record.world}"
         batches = counted(taken, "batch", "batches")
@@ -112,7 +112,7 @@ class JobReport:
         for one in stopped:
             ended = [other for other in self.facts if other.epoch == one.epoch and other.ended_epoch]
             fewer = [other for other in ended if other.taken[0] < one.taken[0]]
-            if one.ended_epoch or not fewer:
+            if not one.waits_for_others or one.ended_epoch or not fewer:
                 continue
             least = min(fewer, key=lambda other: other.taken[0])
             what = (

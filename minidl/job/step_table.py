@@ -114,9 +114,9 @@ class RankTable:
 # --- The ranks of a trace ---------------------------------------------------------------------------------------------
 def ranks_of(trace: Trace) -> dict[int, Trace]:
     """The trace of each rank in a trace; of the last start, if the ranks were started anew. -1 = it does not say."""
-    ranks = {process.rank for process in trace.processes} - {-1}
+    ranks = numbered_in(trace)
     if len(ranks) < 2:
-        alone = rank_of(trace)
+        alone = next(iter(ranks), rank_of(trace))
         return {-1 if alone is None else alone: trace}
     restarts, _ = last_start(trace.lines)
     of_process = np.array([process.rank for process in trace.processes])[trace.events["process"]]
@@ -127,6 +127,11 @@ def ranks_of(trace: Trace) -> dict[int, Trace]:
         out[rank] = one = trace.cut((of_process == rank) & fresh)
         one.loaders = {n: of for n, of in trace.loaders.items() if of.get("rank") == rank and n not in stale}
     return out
+
+
+def numbered_in(trace: Trace) -> set[int]:
+    """The ranks whose processes recorded events; a trace that was cut keeps the processes of the others."""
+    return {trace.processes[process].rank for process in np.unique(trace.events["process"]).tolist()} - {-1}
 
 
 def tables_of(trace: Trace) -> list[RankTable]:

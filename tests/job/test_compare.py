@@ -35,6 +35,13 @@ def test_equal_and_empty_jobs() -> None:
     assert JobDiff(SOUND, JobReport(MadeJob(4, 0).record())).headline.startswith("one of the jobs has no step")
 
 
+def test_waits_are_those_of_the_steps_that_two_ranks_have() -> None:
+    record = MadeJob(2, fetch=lambda rank, step: 60_000).record()
+    record.ranks[1].steps["number"] += 50  # 10 steps are shared
+    job = JobReport(record)
+    assert JobDiff(job, job).parts()["samples"] == (pytest.approx(40_000), pytest.approx(40_000))
+
+
 def test_the_commands_compare_and_check_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, traces in (("a", ("workers-1", "workers-4")), ("b", ("workers-2", "workers-4"))):
         (tmp_path / name).mkdir()
@@ -49,7 +56,7 @@ def test_the_commands_compare_and_check_jobs(tmp_path: Path, capsys: pytest.Capt
     assert cli.main(["check", a]) == cli.OK
     assert capsys.readouterr().out == "2 ranks, 2 of them break no rule\n"
     (tmp_path / "b" / "rank-0.minidl").write_bytes(b"nothing")
-    assert cli.main(["check", b]) == cli.OK
+    assert cli.main(["check", b]) == cli.USAGE
     assert "not read: rank 0: " in capsys.readouterr().out
 
 
@@ -61,6 +68,17 @@ def test_a_rank_that_breaks_the_protocol_is_named(tmp_path: Path, capsys: pytest
     assert set(reports) == {"0", "1"}
     assert code == cli.main(["check", str(tmp_path)])
     assert ("NOT a behaviour of the protocol: rank 1" in capsys.readouterr().out) == (code == cli.FOUND)
+
+
+def test_traces_whose_names_have_no_rank_are_all_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad, good = tmp_path / "bad\n.minidl", TRACES / "workers-2.minidl"
+    bad.write_bytes(b"nothing")
+    assert cli.main(["check", str(bad), str(good)]) == cli.USAGE
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "2 ranks, 1 of them break no rule"
+    assert lines[1].startswith(f"not read: {tmp_path}/bad\\n.minidl: ")
+    assert cli.main(["check", str(bad), str(good), "--json"]) == cli.USAGE
+    assert len(json.loads(capsys.readouterr().out)) == 2
 
 
 @pytest.mark.parametrize("command", ["view", "replay", "before --batch 3", "ledger", "export", "pack"])

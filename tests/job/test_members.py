@@ -22,7 +22,8 @@ def put(place: Path, *names: str, age: float = 0) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "rank"), [("rank-3", 3), ("rank3.minidl", 3), ("rank_12", 12), ("rank-0.2", 0), ("ranks-4-one", -1)]
+    ("name", "rank"),
+    [("rank-3", 3), ("rank3.minidl", 3), ("rank_12", 12), ("rank-0.2", 0), ("ranks-4-one", -1), ("lora-rank8", -1)],
 )
 def test_a_name_tells_the_rank(name: str, rank: int) -> None:
     assert rank_in_name(Path(name)) == rank
@@ -77,3 +78,12 @@ def test_of_two_runs_into_a_directory_the_later_one_is_read_on_all_nodes(tmp_pat
     place = members.of(1)
     assert place is not None
     assert (place.node, members.of(7)) == ("b", None)
+
+
+def test_a_rank_of_an_old_run_on_another_node_is_left_out(tmp_path: Path) -> None:
+    put(tmp_path, "a/rank-0", "b/rank-1", age=100)
+    put(tmp_path, "a/rank-0.2")
+    members = members_at([tmp_path])
+    assert members is not None
+    assert [one.path for one in members.places] == [tmp_path / "a/rank-0.2"]
+    assert members.problems[0].endswith(f"not: {tmp_path}/a/rank-0, {tmp_path}/b/rank-1")

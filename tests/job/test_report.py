@@ -126,6 +126,15 @@ MADE = {
         MadeJob(4, facts={0: {"taken": (59, 59)}, 1: WAITED, 2: WAITED, 3: WAITED}),
         "hung: rank 1 waited in its step after batch 60 of epoch 0; rank 0 had only 59",
     ),
+    "an error is no wait": (
+        MadeJob(
+            2, facts={0: {"outcome": "error", "what": "error: ValueError", "ended_epoch": False}, 1: {"taken": (4, 4)}}
+        ),
+        "error, rank 0: ValueError",
+    ),
+    "one batch, and a rank elsewhere": (
+        MadeJob(2, 1, missing=(1,), facts={0: {"over": True}}), "fine: one rank alone"
+    ),
     "nothing yet": (
         MadeJob(4, 0, facts={rank: {"events": 0, "running": True, "outcome": "running"} for rank in range(4)}),
         "running: no rank has recorded an iterator of a DataLoader yet",

@@ -10,6 +10,7 @@ import torch
 from made_trace import Run, made
 
 import minidl
+from minidl.job.digests import job_of
 from minidl.job.step_table import CAUSES, RankTable, ranks_of, tables_of
 from minidl.speed.wall_clock import WallClock
 from minidl.tracefile import events as ev
@@ -56,6 +57,12 @@ def test_each_rank_of_a_joined_trace_has_its_own_table() -> None:
     assert [table.facts.rank for table in tables] == [0, 1, 2, 3]
     assert {len(table.steps) for table in tables} == {20}
     assert sum(len(one) for one in ranks_of(trace).values()) <= len(trace)
+
+
+def test_a_rank_that_is_cut_out_of_a_joined_trace_is_alone() -> None:
+    cut = ranks_of(read_trace(TRACES / "ranks-4-one-gpu.minidl"))[1]
+    assert [table.facts.rank for table in tables_of(cut)] == [1]
+    assert job_of(cut) is None
 
 
 def test_a_step_that_did_not_end_is_no_step(tmp_path: Path) -> None:
