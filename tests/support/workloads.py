@@ -12,6 +12,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -331,12 +332,28 @@ def die_with_the_lock() -> None:
     kill_myself()
 
 
+def kill_myself_when_all_is_sent() -> None:
+    """The worker is killed once its feeder thread waits for more: a batch may arrive before its lock is released."""
+    feeders = [thread for thread in threading.enumerate() if thread.name == "QueueFeederThread"]
+    deadline = time.monotonic() + 30
+    while any(not _waits(thread) for thread in feeders) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    kill_myself()
+
+
+def _waits(thread: threading.Thread) -> bool:
+    frame = sys._current_frames().get(thread.ident or 0)
+    return frame is not None and frame.f_code.co_name == "wait"
+
+
 def killed_in_a_sample(directory: Path) -> Any:
     """An iterator after five batches whose worker is killed in its next sample, and not in a write.
 
     A worker that is killed in a write takes along the lock that the other one needs.
     """
-    iterator = iter(minidl.DataLoader(Gate(20, directory / "die", at=5, thing=kill_myself), num_workers=2))
+    iterator = iter(
+        minidl.DataLoader(Gate(20, directory / "die", at=5, thing=kill_myself_when_all_is_sent), num_workers=2)
+    )
     for _ in range(5):
         next(iterator)
     (directory / "die").touch()
