@@ -739,12 +739,18 @@ command(
 def diff(arguments: Namespace) -> int:
     import json
 
+    from minidl.job.digests import trace_of
     from minidl.speed.diff import diff as compare
+    from minidl.tracefile.loaders import only
 
     jobs = [_read_job(Namespace(**vars(arguments), traces=[path])) for path in (arguments.a, arguments.b)]
     if jobs[0] is not None and jobs[1] is not None:
         return _diff_of_jobs(arguments, jobs[0], jobs[1])
-    traces = [_read(path, arguments.dataloader, arguments.rank) for path in (arguments.a, arguments.b)]
+    with terminal.busy("reading"):
+        traces = [
+            only(trace_of([path], arguments.rank, or_alone=True), arguments.dataloader)
+            for path in (arguments.a, arguments.b)
+        ]
     with terminal.busy("comparing"):
         found = compare(*traces, force=arguments.force)
     if arguments.output is not None:
@@ -768,6 +774,8 @@ def _diff_of_jobs(arguments: Namespace, a: JobRecord, b: JobRecord) -> int:
     from minidl.job.compare import JobDiff
     from minidl.job.report import JobReport
 
+    if arguments.workers:
+        raise CommandError(f"diff: {a.name} and {b.name} are jobs: --workers needs one rank of each, by --rank N")
     if arguments.output is not None:
         raise CommandError("diff: no picture of two jobs: draw each with minidl timeline, or choose --rank N")
     found = JobDiff(JobReport(a), JobReport(b))

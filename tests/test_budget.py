@@ -23,11 +23,11 @@ AT_MOST = {
     "minidl/playback minidl/check": 3540,
     "minidl/hang": 6720,
     "minidl/speed": 3712,
-    "minidl/job": 1362,
+    "minidl/job": 1382,
     "minidl/views": 4201,
     "minidl/explore": 2486,
     "minidl/prove": 5900,
-    "minidl": 45300,
+    "minidl": 45312,
     "notebooks": 3510,
     "tests": 46600,
 }

@@ -12,6 +12,7 @@ rank's files have been at rest for a while. Whatever is wrong with a digest, the
 from __future__ import annotations
 
 import json
+import os
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +33,7 @@ from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.words import counted, listed
 
 DIGEST: Final = "steps.npz"
-VERSION: Final = 2
+VERSION: Final = 3
 
 LARGEST: Final = 1 << 28
 """Bytes that a digest may have unpacked."""
@@ -129,7 +130,7 @@ def _placed(table: RankTable, place: RankPlace, alone: bool) -> RankTable:
     """The table with the rank and the node that the trace's place names."""
     facts = table.facts
     rank = place.rank if place.rank >= 0 and alone else facts.rank
-    return replace(table, facts=replace(facts, rank=rank, node=place.node or facts.node))
+    return replace(table, facts=replace(facts, rank=rank, node=place.node or facts.node), path=place.path)
 
 
 def _every(table: RankTable, kept: int) -> RankTable:
@@ -138,10 +139,11 @@ def _every(table: RankTable, kept: int) -> RankTable:
     return table if kept == 1 else replace(table, steps=table.steps[run % kept == 0])
 
 
-def trace_of(paths: Sequence[Path], rank: int | None) -> Trace:
-    """The trace at `paths`; of a job, and of a trace with several ranks, that of one rank.
+def trace_of(paths: Sequence[Path], rank: int | None, *, or_alone: bool = False) -> Trace:
+    """The trace at `paths`; of a job, and of a trace with several ranks, that of one rank, by its number in the job.
 
-    Raises TraceError if there is no such rank, or if they are a job and no rank is given.
+    or_alone: a trace of one rank is given whatever its number is. Raises TraceError if there is no such rank, or if
+    they are a job and no rank is given.
     """
     members = members_at(paths)
     if rank is None:
@@ -151,12 +153,18 @@ def trace_of(paths: Sequence[Path], rank: int | None) -> Trace:
         return read_trace(paths[0])
     if members is None:
         known = ranks_of(read_trace(paths[0]))
-        if rank in known:
-            return known[rank]
-    elif (place := members.of(rank)) is not None:
-        return read_trace(place.path)
-    there = known if members is None else [place.rank for place in members.places]
-    raise TraceError(f"{paths[0]} has no rank {rank}: it has {listed(there)}")
+        if rank in known or (or_alone and len(known) == 1):
+            return known[rank] if rank in known else next(iter(known.values()))
+        has = "does not name its rank: omit --rank" if [*known] == [-1] else f"has {listed(known)}"
+        raise TraceError(f"{paths[0]} has no rank {rank}: it {has}")
+    named = members.of(rank)
+    if named is not None and len(parts := ranks_of(read_trace(named.path))) == 1:
+        return next(iter(parts.values()))
+    of_rank = {table.facts.rank: table.path for table in _record(members, lambda done, total: None).ranks}
+    if (path := of_rank.get(rank)) is None:
+        raise TraceError(f"{members.name} has no rank {rank}: it has {listed(of_rank)}")
+    parts = ranks_of(read_trace(path))
+    return parts[rank] if len(parts) > 1 else next(iter(parts.values()))
 
 
 # --- Its ranks --------------------------------------------------------------------------------------------------------
@@ -213,10 +221,14 @@ def _save(path: Path, signature: _Signature, tables: Sequence[RankTable]) -> Non
     for number, table in enumerate(tables):
         arrays |= {f"{number}.{name}": _packed(table.steps[name]) for name in STEP.names or ()}
     try:
-        with whole(place_of(path)) as draft:
-            np.savez_compressed(draft, **arrays)
+        with whole(place_of(path)) as draft, open(draft, "wb", opener=_private) as file:
+            np.savez_compressed(file, **arrays)
     except OSError:
         pass  # the directory is read-only, or full
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def load(path: Path) -> list[RankTable] | None:
@@ -232,8 +244,9 @@ def load(path: Path) -> list[RankTable] | None:
             about = json.loads(arrays["about"].tobytes())
             if about["version"] != VERSION or [tuple(one) for one in about["files"]] != _signature(path):
                 return None
-            return [RankTable(_facts(facts), _steps(arrays, number)) for number, facts in enumerate(about["ranks"])]
-    except (OSError, ValueError, KeyError, TypeError, EOFError, RecursionError, zipfile.BadZipFile):
+            ranks = enumerate(about["ranks"])
+            return [RankTable(_facts(facts), _steps(arrays, number)) for number, facts in ranks] or None
+    except Exception:  # zipfile, zlib and NumPy raise errors of many kinds for damaged bytes
         return None
 
 
@@ -246,6 +259,11 @@ def _facts(said: dict[str, Any]) -> RankFacts:
         kind = type(getattr(plain_rank, one.name)) if one.name != "wall" else (int, type(None))
         if not isinstance(getattr(facts, one.name), kind):
             raise ValueError(f"{one.name}: {getattr(facts, one.name)!r}")
+    _, _ = facts.taken
+    numbers = [*facts.taken, *facts.parts.values(), *(of for of in vars(facts).values() if type(of) is int)]
+    if not all(type(one) is int and abs(one) < 1 << 63 for one in numbers):
+        raise ValueError(f"not whole numbers of 64 bits: {numbers}")
+    "".join(facts.problems)  # they are texts, else this raises TypeError
     return facts
 
 

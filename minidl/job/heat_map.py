@@ -18,7 +18,7 @@ from minidl.job.step_table import CAUSES
 from minidl.speed.wall_clock import Cause
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Floats, Ints
-from minidl.tracefile.words import counted, duration, percent, unit_of
+from minidl.tracefile.words import counted, duration, percent, plain, unit_of
 from minidl.views.colours import RED, THEMES, paint, rgb
 from minidl.views.picture import LABEL, figure_class
 
@@ -75,7 +75,7 @@ def heat_map(report: JobReport) -> Figure:
     late = np.argsort(-meetings.weights, kind="stable")[:MOST_APART]
     apart = np.sort(late[meetings.weights[late] >= NOTABLE]) if ranks > MANY_ROWS else late[:0]
     heights = [0.7, *([ROW * len(apart)] * bool(len(apart))), min(MOST_HIGH, max(LEAST_HIGH, ROW * ranks))]
-    title = textwrap.wrap(report.finding.title, 118)
+    title = textwrap.wrap(plain(report.finding.title), 118)
     high = sum(heights) + 1.7 + LINE * len(title)
     figure = figure_class()(figsize=(WIDTH, high), dpi=DPI, facecolor=PAPER)
     grid = figure.add_gridspec(
@@ -182,7 +182,7 @@ def _shares(report: JobReport, axes: Axes) -> None:
     axes.barh(np.arange(len(weights)), 100 * weights, height=1.0, color=RED, alpha=0.75, linewidth=0)
     for row in np.argsort(-weights, kind="stable")[:3].tolist():
         if weights[row] >= 0.02:
-            name = report.facts[row].name
+            name = plain(report.facts[row].name)
             axes.annotate(
                 f"{name} {percent(weights[row])}", (0.02, row), xycoords=("axes fraction", "data"),
                 fontsize=6.5, color=INK, va="center", parse_math=False, bbox=LABEL,
@@ -220,7 +220,7 @@ def in_text(report: JobReport, width: int) -> str:
     each = max(1, -(-steps // room))
     usual = max(1.0, float(np.median(meetings.took))) if steps else 1.0
     edges = np.arange(0, steps, each)
-    lines = [report.finding.title]
+    lines = [plain(report.finding.title)]
     for row in sorted(report.outliers()) if steps else []:
         others = np.maximum(0, meetings.cost - meetings.late[row])
         shares = [

@@ -1,4 +1,4 @@
-"""Where the traces of a job's ranks are: in a directory of any depth, one a rank, or in a list.
+"""Where the traces of a job's ranks are: below a directory, up to DEEPEST levels, one a rank, or in a list.
 
 Interface: `members_at(paths)` -> `JobMembers`, or None if the paths are no job but one trace. `traces_in(paths)` finds
 traces; `rank_in_name(path)` is the rank that a trace's name has.
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from minidl.tracefile.format import MANIFEST, PACKED_SUFFIX
-from minidl.tracefile.words import counted, listed
+from minidl.tracefile.words import counted, listed, plain
 
 DEEPEST: Final = 4
 """Levels of directories below a job's in which ranks are looked for."""
@@ -54,34 +54,39 @@ def rank_in_name(path: Path) -> int:
     return int(named[1]) if named else -1
 
 
-def traces_in(paths: Iterable[Path]) -> list[Path]:
-    """The traces at `paths`; a directory that is no trace stands for the traces below it."""
+def traces_in(paths: Iterable[Path], problems: list[str] | None = None) -> list[Path]:
+    """The traces at `paths`; a directory that is no trace stands for the traces below it.
+
+    problems: takes what is said of directories that cannot be looked into; None = the first one raises OSError.
+    """
     out: list[Path] = []
     for path in paths:
-        out += (path.is_dir() and not (path / MANIFEST).is_file() and [*_below(path, DEEPEST)]) or [path]
+        out += (path.is_dir() and not (path / MANIFEST).is_file() and [*_below(path, DEEPEST, problems)]) or [path]
     return out
 
 
-def _below(directory: Path, levels: int) -> Iterator[Path]:
+def _below(directory: Path, levels: int, problems: list[str] | None) -> Iterator[Path]:
     """Yield the traces below a directory. One that is named after a rank counts as its trace, whatever it holds."""
-    try:
-        entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
-    except OSError:
-        return
-    for entry in entries:
+    for entry in sorted(os.scandir(directory), key=lambda entry: entry.name):
         path = directory / entry.name
-        if not entry.is_dir():
-            if path.suffix == PACKED_SUFFIX:
+        try:
+            if not entry.is_dir():
+                if path.suffix == PACKED_SUFFIX:
+                    yield path
+            elif rank_in_name(path) >= 0 or (path / MANIFEST).is_file():
                 yield path
-        elif rank_in_name(path) >= 0 or (path / MANIFEST).is_file():
-            yield path
-        elif levels > 1:
-            yield from _below(path, levels - 1)
+            elif levels > 1:
+                yield from _below(path, levels - 1, problems)
+        except OSError as error:
+            if problems is None:
+                raise
+            problems.append(f"not looked into: {path}: {error.strerror}")
 
 
 def members_at(paths: Sequence[Path]) -> JobMembers | None:
     """The members of the job at `paths`: a directory, or a list of traces. None for a single trace, or several runs."""
-    found = traces_in(paths)
+    problems: list[str] = []
+    found = traces_in(paths, problems)
     if found == [*paths] and len(found) < 2:
         return None
     places = [RankPlace(path, rank_in_name(path)) for path in found]
@@ -89,14 +94,15 @@ def members_at(paths: Sequence[Path]) -> JobMembers | None:
         if any(place.rank < 0 for place in places):
             return None
         places = [RankPlace(one.path, one.rank, _node(paths[0], one.path)) for one in places]
-    kept, problems = _one_run(places)
+    kept, left = _one_run(places)
     kept.sort(key=lambda one: (one.rank, one.path))
-    return JobMembers(str(paths[0]) if len(paths) == 1 else counted(len(paths), "trace"), tuple(kept), tuple(problems))
+    name = str(paths[0]) if len(paths) == 1 else counted(len(paths), "trace")
+    return JobMembers(name, tuple(kept), (*problems, *left))
 
 
 def _node(job: Path, trace: Path) -> str:
     above = trace.relative_to(job).parts[:-1]
-    return "" if not above else "/".join(above)
+    return plain("/".join(above))
 
 
 def _one_run(places: list[RankPlace]) -> tuple[list[RankPlace], list[str]]:

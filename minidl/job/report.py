@@ -150,7 +150,7 @@ class JobReport:
         if len(chosen) == 1:
             return chosen[0].name
         node = chosen[0].node
-        if node and {one.rank for one in self.facts if one.node == node} >= set(numbers):
+        if node and {one.rank for one in self.facts if one.node == node} == set(numbers):
             return f"{node} (ranks {listed(numbers, NAMED)})"
         return f"{len(numbers)} ranks ({listed(numbers, NAMED)})"
 
@@ -175,7 +175,7 @@ class JobReport:
         none = f"{'no straggler' if len(self.tables) > 1 else 'one rank alone'}; all ranks: "
         verdict = judge(found, room=ROOM - len(none))
         fine = verdict.kind in (Bound.NOT_INPUT, Bound.TOO_FEW)
-        step = "" if fine else "minidl summary --rank 0 says more"
+        step = "" if fine else f"minidl summary --rank {self.facts[0].rank} says more"
         outcome = RunOutcome.FINE if fine else RunOutcome.SLOW
         outcome = RunOutcome.RUNNING if running else outcome
         return self._found(outcome, f"{none}{verdict.sentence}", step)
@@ -197,7 +197,7 @@ class JobReport:
     def _lacks(self) -> Iterator[str]:
         yield from self.record.problems[: 2 * NAMED]
         if len(self.record.problems) > 2 * NAMED:
-            yield f"{len(self.record.problems) - 2 * NAMED} more ranks could not be read"
+            yield f"{len(self.record.problems) - 2 * NAMED} more problems"
         if missing := self.record.missing:
             yield f"no trace of {counted(len(missing), 'rank')} of {self.record.world}: {listed(missing)}"
         if hurt := [one for one in self.facts if one.problems]:

@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -105,10 +106,11 @@ class RankFacts:
 
 @dataclass(frozen=True, eq=False)
 class RankTable:
-    """A rank: what is known of it, and its steps (array of STEP)."""
+    """A rank: what is known of it, and its steps (array of STEP). path: its trace's in a job."""
 
     facts: RankFacts
     steps: Rows
+    path: Path | None = None
 
 
 # --- The ranks of a trace ---------------------------------------------------------------------------------------------

@@ -75,7 +75,10 @@ class Count:
 def _number(given: object) -> float | None:
     """What is given, if it is one finite number; True, an array and a tensor are none."""
     is_number = isinstance(given, numbers.Real) and not isinstance(given, bool)
-    return float(given) if is_number and math.isfinite(given) else None  # type: ignore[arg-type]
+    try:
+        return float(given) if is_number and math.isfinite(given) else None  # type: ignore[arg-type]
+    except OverflowError:  # 10 ** 400
+        return None
 
 
 class Worker(Count):
@@ -218,7 +221,7 @@ class Listed:
     def read(self, given: object) -> tuple[int, ...]:
         if isinstance(given, str):
             words = [word for word in re.split(r"[\s,;]+|\bthen\b|\band\b", given.casefold().strip(" .[]()")) if word]
-            given = [int(word) if word.isdecimal() else None for word in words if not COUNTED.fullmatch(word)] or None
+            given = [word if word.isdecimal() else None for word in words if not COUNTED.fullmatch(word)] or None
         try:
             return tuple(Count(0).read(one) for one in given)  # type: ignore[attr-defined]
         except (TypeError, Unreadable):

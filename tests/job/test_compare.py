@@ -51,7 +51,10 @@ def test_the_commands_compare_and_check_jobs(tmp_path: Path, capsys: pytest.Capt
     assert cli.main(["diff", a, b, "--json"]) == cli.OK
     assert json.loads(capsys.readouterr().out)["headline"].startswith("B makes")
     assert cli.main(["diff", a, b, "--rank", "0", "--force"]) == cli.OK
+    assert cli.main(["diff", a, str(TRACES / "workers-4.minidl"), "--rank", "0", "--force"]) == cli.OK
     assert cli.main(["diff", a, b, "-o", "x.png"]) == cli.USAGE
+    assert cli.main(["diff", a, b, "--workers"]) == cli.USAGE
+    assert "--workers needs one rank of each" in capsys.readouterr().err
     capsys.readouterr()
     assert cli.main(["check", a]) == cli.OK
     assert capsys.readouterr().out == "2 ranks, 2 of them break no rule\n"

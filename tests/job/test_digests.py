@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -68,6 +69,10 @@ def test_a_digest_that_is_older_than_its_trace_or_damaged_is_made_again(tmp_path
     assert all(map(same, made, again))
     whole = place_of(path).read_bytes()
     assert load(path) is not None
+    assert place_of(path).stat().st_mode & 0o777 == 0o600
+    for at in range(0, len(whole), 97):  # each kind of damage is an error of another kind
+        place_of(path).write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+        load(path)
     for hurt in (whole[: len(whole) // 2], b"", b"x" * 100, whole.replace(b"about", b"abuot"), digest):
         place_of(path).write_bytes(hurt)
         assert load(path) is None
@@ -85,9 +90,20 @@ def test_facts_of_other_kinds_are_not_taken(tmp_path: Path, monkeypatch: pytest.
     path = job(tmp_path, "workers-2") / "rank-0.minidl"
     make(path)
     arrays = dict(np.load(place_of(path)))
-    said = arrays["about"].tobytes().replace(b'"rank": 0', b'"rank": "1"')
-    np.savez(place_of(path), **arrays | {"about": np.frombuffer(said, np.uint8)})
-    assert load(path) is None
+    about = json.loads(arrays["about"].tobytes())
+    (facts,) = about["ranks"]
+    for ranks in (
+        [],
+        [facts | {"rank": "1"}],
+        [facts | {"taken": []}],
+        [facts | {"taken": ["1", 2]}],
+        [facts | {"end": 1 << 63}],
+        [facts | {"parts": {"forward": "long"}}],
+        [facts | {"problems": [1]}],
+    ):
+        said = json.dumps(about | {"ranks": ranks}).encode()
+        np.savez(place_of(path), **arrays | {"about": np.frombuffer(said, np.uint8)})
+        assert load(path) is None
     monkeypatch.setattr(digests, "LARGEST", 100)
     make(path)
     assert load(path) is None  # larger than allowed
@@ -124,6 +140,19 @@ def test_a_rank_of_a_job_and_of_a_joined_trace(tmp_path: Path) -> None:
     alone = trace_of([TRACES / "ranks-4-one-gpu.minidl"], 2)
     assert {params["rank"] for params in alone.loaders.values()} == {2}
     assert 0 < len(alone) < 5748 / 2
+
+
+def test_a_rank_is_chosen_by_the_number_that_the_report_gives_it(tmp_path: Path) -> None:
+    place = job(tmp_path, "workers-2", "ranks-4-one-gpu")
+    unnamed = [place / "rank-0.minidl", place / "rank-1.minidl"]
+    for at, path in enumerate(unnamed):
+        unnamed[at] = path.rename(place / f"{at}.minidl")
+    assert [table.facts.rank for table in (read_job(unnamed) or read(place)).ranks] == [0, 1, 2, 3, 4]
+    assert trace_of(unnamed, 4).path == unnamed[0]
+    assert {params["rank"] for params in trace_of(unnamed, 0).loaders.values()} == {0}
+    with pytest.raises(TraceError, match="does not name its rank"):
+        trace_of(unnamed[:1], 0)
+    assert trace_of(unnamed[:1], 0, or_alone=True).path == unnamed[0]
 
 
 def test_of_a_long_job_the_same_steps_of_all_ranks_are_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,13 @@ def test_the_map_shows_each_rank_and_marks_the_last_one(ranks: int, panels: int)
     assert names == ["waits for samples", "waits for other ranks", "its own step", "the last rank of a step"]
 
 
+def test_a_node_whose_name_is_not_utf_8_is_drawn(tmp_path: Path) -> None:
+    slow = lambda rank, step: 60_000 if rank == 2 else FETCH  # noqa: E731
+    report = JobReport(MadeJob(4, 8, fetch=slow, nodes=lambda rank: f"\udcff{rank}").record())
+    heat_map(report).savefig(tmp_path / "job.png")
+    assert "\udcff" not in in_text(report, 60)
+
+
 def test_more_steps_and_ranks_than_pixels_are_averaged(tmp_path: Path) -> None:
     values = np.arange(10, dtype=float).reshape(5, 2)
     assert _averaged(values, 2, 0).tolist() == [[1.0, 2.0], [6.0, 7.0]]

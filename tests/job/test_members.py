@@ -57,6 +57,24 @@ def test_what_is_no_job(tmp_path: Path) -> None:
     assert traces_in([tmp_path / "run-2", tmp_path / "rank-0"]) == [tmp_path / "run-2", tmp_path / "rank-0"]
 
 
+def test_a_directory_that_cannot_be_looked_into_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, "a/rank-0", "b/rank-1")
+    scan = os.scandir
+
+    def denied(path: Path) -> object:
+        if path.name == "b":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", denied)
+    members = members_at([tmp_path])
+    assert members is not None
+    assert [one.rank for one in members.places] == [0]
+    assert members.problems == (f"not looked into: {tmp_path}/b: Permission denied",)
+    with pytest.raises(PermissionError):
+        traces_in([tmp_path])
+
+
 def test_of_two_jobs_in_a_directory_the_later_one_is_read(tmp_path: Path) -> None:
     put(tmp_path, "a/rank-0", "a/rank-1", age=100)
     put(tmp_path, "b/rank-0", "b/rank-1", "b/rank-2")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import planted_jobs
@@ -51,6 +52,10 @@ MADE = {
     "ranks of a node in turn": (
         MadeJob(12, fetch=lambda rank, step: SLOW if rank == 4 + step % 4 else FETCH, nodes=node),
         "slow: 98% of the job's steps wait for node1 (ranks 4, 5, 6, ...): some of their batches take long",
+    ),
+    "two ranks of a node of four": (
+        MadeJob(fetch=lambda rank, step: SLOW if rank in (4, 5) else FETCH, nodes=node),
+        "slow: 98% of the job's steps wait for 2 ranks (4, 5): their workers take 15 times as long",
     ),
     "two ranks at once": (
         MadeJob(fetch=lambda rank, step: SLOW if rank in (2, 5) else FETCH),
@@ -165,6 +170,13 @@ def test_a_thousand_ranks_fit_a_screen_and_the_straggler_comes_first() -> None:
     rows = [line.split()[0] for line in lines if line[:10].strip().isdecimal()]
     assert rows[0] == "37"
     assert lines[-1] == "  the other 1021 ranks were late in at most 0 steps each; --rank N shows one"
+
+
+def test_the_next_step_names_a_rank_that_is_there() -> None:
+    job = MadeJob(5, fetch=lambda rank, step: SLOW, missing=(0, 1, 2)).record()
+    assert JobReport(job).finding.next_step == "minidl summary --rank 3 says more"
+    said = JobReport(replace(job, problems=("x",) * 8)).lacks
+    assert said[6] == "2 more problems"
 
 
 def test_what_differs_between_ranks_is_said() -> None:

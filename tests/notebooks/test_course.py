@@ -83,6 +83,7 @@ def test_an_answer_is_read_in_any_sensible_form(form: Form, given: object, value
     (Share(1, 2), "not all"), (Share(1, 2), "150 %"), (Share(1, 2), "1.2.3"), (Share(1, 2), "2 apples"),
     (Share(1, 2), np.array([1, 2])), (Listed((1,)), "none"), (Listed((1,)), 3.5), (Listed((1,)), "not 1"),
     (Listed((1,)), [math.nan]), (Listed((1,)), np.zeros((2, 2))), (Listed((1,)), "-1"),
+    pytest.param(Count(4), 10**400, id="huge"), pytest.param(Listed((1,)), "1" * 5000, id="long"),
 ])  # fmt: skip
 def test_what_makes_no_sense_is_not_wrong(form: Form, given: object) -> None:
     with pytest.raises(Unreadable):
