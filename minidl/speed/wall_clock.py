@@ -257,7 +257,7 @@ class WallClock:
         return places[np.searchsorted(self.events["time"][places[:-1]], self.at, side="right") - 1]
 
     def _of_latest(self, latest: Ints, column: str) -> Ints:
-        return np.where(latest < 0, -1, self.events[column][latest].astype(np.int64))
+        return np.append(self.events[column].astype(np.int64), -1)[latest]  # index -1 finds the appended one
 
     def _is_after(self, code: int, *others: int) -> Bools:
         """Whether the latest event of these codes is one of the first."""

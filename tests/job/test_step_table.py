@@ -51,6 +51,14 @@ def test_the_waits_of_all_steps_are_those_of_the_wall_clock(name: str) -> None:
     assert (np.diff(table.steps["begin"]) > 0).all()
 
 
+def test_spans_without_an_event_inside_the_judged_time_have_causes(tmp_path: Path) -> None:
+    trace = made(tmp_path / "t", batches=3)
+    number = int(trace.events["loader"].max())
+    spans = trace.spans()
+    clock = WallClock(trace.cut(np.zeros(len(trace), bool)), number, spans[spans["end"] >= 0])
+    assert sum(clock.causes().values()) > 0
+
+
 def test_each_rank_of_a_joined_trace_has_its_own_table() -> None:
     trace = read_trace(TRACES / "ranks-4-one-gpu.minidl")
     tables = tables_of(trace)
