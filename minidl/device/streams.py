@@ -11,6 +11,9 @@ of `copy` and `transform` are only for `transform` and `hand_over`: the batch is
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -33,6 +36,15 @@ def is_reached(mark: AcceleratorMark, seconds: float) -> bool:
     while not (done := mark.done()) and time.monotonic() < deadline:
         time.sleep(POLL)
     return done
+
+
+@functools.cache
+def _keep_garbage_in_forks() -> None:
+    """From now on, a forked child does not collect what was garbage in this process.
+
+    An event in a cycle would be destroyed in the child, where CUDA is not initialised: that aborts the child.
+    """
+    os.register_at_fork(after_in_child=gc.freeze)
 
 
 # --- An accelerator ---------------------------------------------------------------------------------------------------
@@ -73,6 +85,7 @@ class AcceleratorDevice:
             )
         self.side: Any = self.module.Stream(device=device)
         self._idle: Any = None
+        _keep_garbage_in_forks()
 
     def stream(self) -> AcceleratorStream:
         """Return a side stream for one iteration."""

@@ -47,7 +47,7 @@ FOREVER = 3600 * 10**9
 @pytest.fixture(autouse=True)
 def simulated(request: pytest.FixtureRequest) -> None:
     """Every test of this file that asks for no GPU has the simulated accelerator."""
-    if not any(mark is gpu.mark for mark in request.node.iter_markers("skipif")):
+    if not any(mark is _without.mark for mark in request.node.iter_markers("skipif")):
         request.getfixturevalue("simulate")
 
 
@@ -72,7 +72,12 @@ def side_of(loader: DeviceLoader) -> torch.Stream:
     return side
 
 
-gpu = pytest.mark.skipif(os.environ.get("MINIDL_TEST_GPU") != "1", reason="needs a GPU, and MINIDL_TEST_GPU=1")
+_without = pytest.mark.skipif(os.environ.get("MINIDL_TEST_GPU") != "1", reason="needs a GPU, and MINIDL_TEST_GPU=1")
+
+
+def gpu(test: Any) -> Any:
+    """Mark a test that needs a GPU; most start workers."""
+    return _without(pytest.mark.live(test))
 
 
 class Tensors(minidl.Dataset[torch.Tensor]):
@@ -945,6 +950,48 @@ def test_the_ledger_and_the_summary_say_what_was_simulated(tmp_path: Path) -> No
     assert "device (simulated): 3 copied, 3.0 KiB" in summary(trace).text()
 
 
+class Collects(minidl.Dataset[int]):
+    """Each sample collects the garbage."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        gc.collect()
+        return index
+
+
+class Leaves:
+    """Says in a file which process has collected it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.itself = path, self
+
+    def __del__(self) -> None:
+        with open(self.path, "a") as file:
+            print(os.getpid(), file=file)
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """The test's garbage stays until it is over."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.live
+@pytest.mark.usefixtures("uncollected")
+def test_a_worker_does_not_collect_the_garbage_of_its_parent(tmp_path: Path) -> None:
+    """A device's event in a cycle would be destroyed in the worker, and abort it."""
+    open_device("sim")
+    Leaves(tmp_path / "collected")
+    assert list(minidl.DataLoader(Collects(), None, num_workers=2)) == [*range(4)]
+    assert not (tmp_path / "collected").exists()
+    gc.collect()
+    assert (tmp_path / "collected").read_text().split() == [str(os.getpid())]
+
+
 # --- On a GPU ---------------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def cuda() -> torch.device:
@@ -1255,3 +1302,13 @@ def test_the_state_of_another_loader_is_refused() -> None:
             TypeError, match="the state of a list counts batches in flight as handed out: wrap a minidl"
         ):
             call()
+
+
+@gpu
+@pytest.mark.usefixtures("uncollected")
+def test_gpu_an_event_in_a_cycle_does_not_abort_workers(cuda: torch.device) -> None:
+    device = open_device(cuda)
+    marks: list[Any] = [device.mark(), device.mark(timed=True)]
+    marks.append(marks)
+    del marks
+    assert list(minidl.DataLoader(Collects(), None, num_workers=2)) == [*range(4)]

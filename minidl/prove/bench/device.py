@@ -354,7 +354,7 @@ def compare_with_profiler(plan: Plan, size: int, batches: int) -> Compared:
     work = _Work(plan)
     with tempfile.TemporaryDirectory(prefix="minidl-bench-") as place:
         with (
-            profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler,
+            profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as profiler,
             minidl.trace(Path(place) / "trace"),
         ):
             for _ in minidl.DeviceLoader(source, plan.device):

@@ -16,7 +16,12 @@ from minidl.prove import bench
 from minidl.prove.bench import device
 from minidl.prove.bench.device import _AugmentAll, _Cycle, _memcpys, _Work, bench_device, compare_with_profiler, plan
 
-gpu = pytest.mark.skipif(os.environ.get("MINIDL_TEST_GPU") != "1", reason="needs a GPU, and MINIDL_TEST_GPU=1")
+_without = pytest.mark.skipif(os.environ.get("MINIDL_TEST_GPU") != "1", reason="needs a GPU, and MINIDL_TEST_GPU=1")
+
+
+def gpu(test: Any) -> Any:
+    """Mark a test that needs a GPU; its workers are processes."""
+    return _without(pytest.mark.live(test))
 
 
 @pytest.fixture
