@@ -137,7 +137,7 @@ def used() -> None:
     """A GPU and a profiler whose first use, which opens what they keep, lies behind them."""
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]):
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True):
         torch.ones(8, 8, device="cuda") @ torch.ones(8, 8, device="cuda")
         torch.cuda.synchronize()
 
