@@ -205,6 +205,9 @@ class WallClock:
         # Outside of that time, the events of some processes are missing, so that a wait may have no visible cause.
         begin, end = trace.whole_from(loader), trace.whole_until(loader)
         time = trace.events["time"]
+        # The collector's pauses may lie before the loader: they are recorded by the first loader that there is.
+        steps = time[(trace.events["loader"] == loader) & ~np.isin(trace.events["code"], ev.GC)]
+        begin = max(begin, int(steps.min())) if len(steps) else begin
         self.events = events = trace.events[(trace.events["loader"] == loader) & (time >= begin) & (time <= end)]
         spans = spans[spans["loader"] == loader]
         self.whole = spans[(spans["begin"] >= begin) & (spans["end"] <= end)]

@@ -304,11 +304,13 @@ SPLIT = {
 }
 
 
-def test_a_timeline_written_by_hand_is_split_to_the_nanosecond(tmp_path: Path) -> None:
+@pytest.mark.parametrize("before", [[], [(-900, ev.GC[0]), (-100, ev.GC[1])]], ids=["alone", "after a pause"])
+def test_a_timeline_written_by_hand_is_split_to_the_nanosecond(tmp_path: Path, before: list[tuple[int, int]]) -> None:
+    """before: while the program imports, the collector stops it; the first loader records that."""
     names = ("time", "code", "task", "worker", "x", "y", "z")
-    for pid, rows in enumerate([LOADER, *WORKERS], 100):
+    for pid, rows in enumerate([[*before, *LOADER], *WORKERS], 100):
         events = [dict(zip(names, row, strict=False)) for row in rows]
-        events = [event | {"time": event["time"] + 1} for event in events]  # 0 is no time
+        events = [event | {"time": event["time"] + 1000} for event in events]  # 0 is no time
         write_process(tmp_path / "trace", events, pid=pid, role="worker" if pid > 100 else "loader", loader=1)
     found = waiting(read_trace(tmp_path / "trace"), 1)
     assert found.causes == SPLIT
