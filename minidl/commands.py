@@ -700,7 +700,7 @@ def ledger(arguments: Namespace) -> int:
 def check(arguments: Namespace) -> int:
     from minidl.check import rules_text, run
     from minidl.job.check_ranks import check_ranks
-    from minidl.job.members import members_at
+    from minidl.tracefile.members import members_at
 
     if arguments.rules:
         print(rules_text())

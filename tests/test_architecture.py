@@ -39,10 +39,8 @@ ORDER = (
     (
         "tracefile",
         "events arrays format words stack_samples facts attachments watched packs folded files ranks process spans "
-        "batches order reader loaders calls open_spans tail profile",
+        "batches order reader loaders calls open_spans tail profile members join",
     ),
-    ("job", "members"),
-    ("tracefile", "join"),
     (
         "record",
         "harmless patches bracketing cpu_time pauses recorder stack_dumps stack_samples watchdog forks group functions "

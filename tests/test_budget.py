@@ -19,11 +19,11 @@ ROOT = Path(__file__).parent.parent
 AT_MOST = {
     "minidl/loader minidl/data minidl/wire": 3620,
     "minidl/resume minidl/arena minidl/device minidl/dataloader.py": 2500,
-    "minidl/tracefile minidl/record": 8170,
+    "minidl/tracefile minidl/record": 8245,
     "minidl/playback minidl/check": 3540,
     "minidl/hang": 6720,
     "minidl/speed": 3716,
-    "minidl/job": 1382,
+    "minidl/job": 1295,
     "minidl/views": 4201,
     "minidl/explore": 2486,
     "minidl/prove": 5900,

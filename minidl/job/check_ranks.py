@@ -9,8 +9,8 @@ from typing import Any, Final, NamedTuple
 
 from minidl.check import examine
 from minidl.job.each import each
-from minidl.job.members import JobMembers
 from minidl.tracefile.format import TraceError
+from minidl.tracefile.members import JobMembers
 from minidl.tracefile.reader import read_trace
 from minidl.tracefile.words import counted, listed, plain
 

@@ -24,10 +24,10 @@ import numpy as np
 
 from minidl.hang.finding import RunOutcome
 from minidl.job.each import each
-from minidl.job.members import JobMembers, RankPlace, members_at
 from minidl.job.step_table import STEP, RankFacts, RankTable, numbered_in, ranks_of, tables_of
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.format import TraceError
+from minidl.tracefile.members import JobMembers, RankPlace, members_at
 from minidl.tracefile.packs import whole
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.words import counted, listed

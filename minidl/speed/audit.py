@@ -21,7 +21,6 @@ import numpy as np
 
 from minidl import terminal
 from minidl.guides import more
-from minidl.job.members import traces_in
 from minidl.speed import findings
 from minidl.speed.audit_rules import judge
 from minidl.speed.findings import ALLOWED, MISTAKE, QUESTION, RULES, AuditFinding
@@ -29,6 +28,7 @@ from minidl.speed.passes import Subject, collect
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.join import rank_of, told
 from minidl.tracefile.loaders import only
+from minidl.tracefile.members import traces_in
 from minidl.tracefile.ranks import last_start
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.words import counted, listed, plain

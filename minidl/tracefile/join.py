@@ -22,7 +22,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from minidl.job.members import rank_in_name, traces_in
 from minidl.tracefile.arrays import Ints
 from minidl.tracefile.attachments import Attachment, free_name
 from minidl.tracefile.events import columns_where
@@ -37,6 +36,7 @@ from minidl.tracefile.format import (
     records,
     stem_of,
 )
+from minidl.tracefile.members import rank_in_name, traces_in
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.words import duration, listed
 

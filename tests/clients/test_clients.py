@@ -10,9 +10,9 @@ from client_runs import CLIENTS, Client, Run, in_readme, ranks_of, require, row,
 from sizes import slow
 
 from minidl.check import check
-from minidl.job.members import traces_in
 from minidl.speed.audit import audit
 from minidl.tracefile import events as ev
+from minidl.tracefile.members import traces_in
 from minidl.tracefile.ranks import lacking
 from minidl.tracefile.reader import read_trace
 

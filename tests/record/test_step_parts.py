@@ -17,10 +17,10 @@ from torch.utils.checkpoint import checkpoint
 
 import minidl
 from minidl.check import check
-from minidl.job.members import traces_in
 from minidl.record import step_parts
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS
+from minidl.tracefile.members import traces_in
 from minidl.tracefile.reader import Trace, read_trace
 
 CODES = [span[0] for span in ev.PARTS]

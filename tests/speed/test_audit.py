@@ -19,7 +19,6 @@ from subclassed_loaders import Repeating
 
 import minidl
 from minidl import cli
-from minidl.job.members import traces_in
 from minidl.speed.audit import Audit, audit
 from minidl.speed.audit_rules import _ordinal, _unseen
 from minidl.speed.findings import HARMLESS, MISTAKE, QUESTION, UNKNOWN
@@ -27,6 +26,7 @@ from minidl.speed.passes import Share, Subject
 from minidl.tracefile import events as ev
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.join import join
+from minidl.tracefile.members import traces_in
 from minidl.tracefile.reader import Trace, read_trace
 
 pytestmark = pytest.mark.timeout(240)  # the first test runs all of rank_runs

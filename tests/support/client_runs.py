@@ -32,8 +32,8 @@ import pytest
 
 import minidl
 from minidl.check import check
-from minidl.job.members import traces_in
 from minidl.prove.sessions import running
+from minidl.tracefile.members import traces_in
 from minidl.tracefile.reader import Trace, read_trace
 
 PROGRAMS = Path(__file__).parents[1] / "clients" / "programs"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from minidl.job.members import members_at, rank_in_name, traces_in
+from minidl.tracefile.members import members_at, rank_in_name, traces_in
 
 
 def put(place: Path, *names: str, age: float = 0) -> Path:
