@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, overload
 import minidl
 from minidl.articles import ARTICLES, sections
 from minidl.check.joint_rules import JOINT_RULES, JointRule
-from minidl.companion import coverage, finding, moments, pictures
+from minidl.companion import coverage, moments, pictures, search
 from minidl.companion.drift import drifts, drifts_of
 from minidl.companion.moments import Moment
 from minidl.companion.reading import note, stops
@@ -71,7 +71,7 @@ def html(path: str | os.PathLike[str] | None = None) -> CompanionPage | Path:
         languages=LANGUAGES,
         codes={"Russian": "ru", "Chinese": "zh"},
         words=words,
-        data={"sources": sources, "words": words, "search": finding.for_page()},
+        data={"sources": sources, "words": words, "search": search.for_page()},
         source=functools.partial(_source, sources),
         parts=PARTS,
         articles=ARTICLES,

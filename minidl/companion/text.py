@@ -2,7 +2,7 @@
 
 Interface: `render(what, language)`. `what` is a section ("1 §2.4.4", "2.4.4", "shutdown"), a file ("dispatcher.py",
 "minidl/loader/worker.py"), a function here or in torch ("_try_put_index"), an event ("reorder_store"), or "drift". Any
-other text is searched for (see `finding`): the best row is shown, and those near to it are named.
+other text is searched for (see `search`): the best row is shown, and those near to it are named.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Final
 
 from minidl.companion import coverage
 from minidl.companion.drift import drifts, drifts_of
-from minidl.companion.finding import ranked
 from minidl.companion.moments import TRACES, find, heading_of
 from minidl.companion.rows import Entry, Translated, entries
+from minidl.companion.search import ranked
 from minidl.explore.guards import GUARDS
 from minidl.references import places
 

@@ -11,8 +11,8 @@ import pytest
 from pages import Parsed, needs_chromium, opened
 
 from minidl.companion import page
-from minidl.companion.finding import ranked
 from minidl.companion.rows import entries
+from minidl.companion.search import ranked
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from minidl.companion.finding import parts, ranked, whole, words
 from minidl.companion.rows import anchor_of, entries
+from minidl.companion.search import parts, ranked, whole, words
 from minidl.companion.text import select
 
 SEARCHES = [
