@@ -165,6 +165,8 @@ if __name__ == "__main__":
             iterator = iter(minidl.DataLoader(wl.Gate(99, "/no/such/file", at=5), num_workers=2, prefetch_factor=1))
             for number, batch in enumerate(iterator):
                 if number == 4:
+                    while "task 5, sample" not in iterator._board.read(1).describe([5]):
+                        time.sleep(0.005)
                     print(*(worker.pid for worker in iterator._workers), flush=True)
 """
 
