@@ -12,6 +12,7 @@ one counts. A rank that is slow and for which no rank waits is no straggler.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,6 +36,18 @@ LEAST: Final = 1000.0
 
 STAYS: Final = 0.5
 """The share of all lateness from which a rank, or a few, are the straggler; below, it moves."""
+
+CHANCE: Final = 0.02
+"""The probability at most with which a straggler would be one if the last rank of each step were drawn by lot."""
+
+MOST_OCCASIONS: Final = 200
+"""Steps that are counted for that: with more, nothing is by chance."""
+
+SPANS: Final = 6
+"""Spans of time in which a straggler's share of the lateness is compared."""
+
+AS_SLOW: Final = 0.8
+"""A rank is as slow as a straggler if its steps could not be faster than this part of the straggler's."""
 
 RARE: Final = 0.2
 """A rank is late from a step on if it was late before it at most this part as often as after it."""
@@ -163,6 +176,8 @@ def straggler(meetings: Meetings) -> Straggler | None:
         return Straggler((), held, 0.0, _of_loader(meetings, np.arange(len(meetings.tables)), held))
     if not _waited_for(meetings, group):
         return None
+    if _of_loader(meetings, group, held) >= NEAR:
+        group = _with_those_as_slow(meetings, group)
     theirs = held[meetings.late_ones[group][:, held].any(axis=0)]
     share = float(meetings.cost[theirs].sum() / cost.sum())
     return Straggler(
@@ -174,17 +189,53 @@ def _clear(meetings: Meetings) -> Ints:
     """The ranks that stay late, the worst first: each is, or a node is, and clearly more than all others; else none."""
     weights = meetings.weights
     order = np.argsort(-weights, kind="stable")
-    stay = order[weights[order] >= STAYS]
-    others = weights[order[len(stay) :]].max(initial=0)
-    if len(stay) and 2 * len(stay) <= len(order) and others <= MARGIN * weights[stay[-1]]:
-        return stay
     nodes: dict[str, list[int]] = {}
     for row in order.tolist():
         nodes.setdefault(meetings.tables[row].facts.node, []).append(row)
-    shares = {node: meetings.share_of(rows) for node, rows in nodes.items()}
-    worst, *rest = sorted(nodes, key=lambda node: -shares[node])
-    clear = rest and shares[worst] >= STAYS and shares[rest[0]] <= MARGIN * shares[worst]
-    return np.array(nodes[worst] if clear and 2 * len(nodes[worst]) <= len(order) else [], np.int64)
+    by_node = np.array([meetings.share_of(rows) for rows in nodes.values()])
+    worst = np.array([*nodes.values()][int(by_node.argmax())], np.int64)
+    stay = order[weights[order] >= STAYS]
+    for shares, rows in ((weights, stay), (by_node, worst)):
+        if 0 < 2 * len(rows) <= len(order) and _stand_out(meetings, rows, shares):
+            return rows
+    return order[:0]
+
+
+def _stand_out(meetings: Meetings, rows: Ints, shares: Floats) -> bool:
+    """Whether these ranks have clearly more of all lateness than the others, and not by chance. shares: of all."""
+    mine = shares >= STAYS
+    if not mine.any() or shares[~mine].max(initial=0) > MARGIN * shares[mine].min():
+        return False
+    cost = meetings.cost[meetings.held]
+    occasions = min(MOST_OCCASIONS, int(cost.sum() ** 2 / np.square(cost).sum()))  # equal ones, as uncertain as these
+    odds, least = min(1.0, float(shares.mean())), float(shares[mine].min())
+    more = range(math.ceil(least * occasions - 1e-6), occasions + 1)
+    by_lot = sum(math.comb(occasions, n) * odds**n * (1 - odds) ** (occasions - n) for n in more)
+    theirs = cost * meetings.late_ones[rows][:, meetings.held].any(axis=0)
+    count = min(SPANS, len(cost))
+    of_spans = [np.array([span.sum() for span in np.array_split(of, count)]) for of in (theirs, cost)]
+    spans = of_spans[0] / of_spans[1]
+    steady = spans.mean() - 2 * spans.std() / math.sqrt(count - 1) >= odds  # else they were late for some time
+    return bool(by_lot * len(shares) <= CHANCE and steady)
+
+
+def _with_those_as_slow(meetings: Meetings, ranks: Ints) -> Ints:
+    """These ranks, and those whose loaders are as slow: their batches are ready when they have waited for these ranks.
+
+    Without these ranks, the others would wait for them.
+    """
+    pace = np.array([_fetch_each(table) for table in meetings.tables])
+    rest = np.setdiff1d(np.arange(len(pace)), ranks)
+    more = rest[pace[rest] >= AS_SLOW * pace[ranks].min()]
+    others = np.setdiff1d(rest, more)
+    clear = len(others) >= len(ranks) + len(more) and AS_SLOW * AS_SLOW * pace[ranks].min() >= np.median(pace[others])
+    return np.concatenate([ranks, more]) if clear else ranks
+
+
+def _fetch_each(table: RankTable) -> float:
+    """The µs between two batches that a rank's workers fetch without a pause."""
+    fetch = table.steps["fetch"]
+    return float(np.median(fetch)) / max(1, table.facts.workers) if len(fetch) else 0.0
 
 
 def _waited_for(meetings: Meetings, ranks: Ints) -> bool:

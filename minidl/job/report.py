@@ -19,9 +19,9 @@ from minidl.hang.finding import Finding, HangCause, HangDegree, RunOutcome, Sure
 from minidl.hang.headline.uneven import REMEDY
 from minidl.job.digests import JobRecord
 from minidl.job.lateness import PART, reason_of
-from minidl.job.meetings import Meetings, Straggler, straggler
+from minidl.job.meetings import STAYS, Meetings, Straggler, straggler
 from minidl.job.step_table import CAUSES, RankFacts
-from minidl.speed.verdict import ROOM, judge
+from minidl.speed.verdict import MARGIN, ROOM, judge
 from minidl.speed.wall_clock import FEW_BATCHES, Bound, Waiting
 from minidl.tracefile.words import counted, duration, listed, percent, plain
 
@@ -132,7 +132,10 @@ class JobReport:
         lost = f"for {percent(meetings.lost)} of the job's time"
         if not found.ranks:
             of, step = _IN_TURN[found.loader < PART]
-            what = f"{share} of the job's steps wait for one rank, another one each time, and mostly for {of}"
+            *_, second, worst = np.argsort(meetings.weights, kind="stable").tolist()
+            most = meetings.weights[worst] >= STAYS and meetings.weights[second] <= MARGIN * meetings.weights[worst]
+            which = f"most often {self.facts[worst].name}" if most else "another one each time"
+            what = f"{share} of the job's steps wait for one rank, {which}, and mostly for {of}"
             return self._found(RunOutcome.SLOW, what, step, (f"{steps} wait, {lost}", self._most_often()))
         why = reason_of(meetings, found)
         epoch, number = meetings.keys[found.since]
@@ -233,7 +236,7 @@ class JobReport:
 
     def _uneven_ends(self) -> Iterator[str]:
         counts = Counter(one.taken[1] for one in self.facts)
-        if len(counts) > 1 and not any(one.running for one in self.facts):
+        if len(counts) > 1 and not any(one.running or one.outcome in _STOPPED for one in self.facts):
             usual = counts.most_common(1)[0][0]
             odd = sorted((one for one in self.facts if one.taken[1] != usual), key=lambda one: one.taken[1])
             took = listed([one.taken[1] for one in odd], NAMED)
