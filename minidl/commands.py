@@ -863,6 +863,32 @@ command(
 
 
 @command(
+    "teach", "hand out, translate and grade the course of notebooks", "course build --student anna --language ru",
+    _arg("action", choices=("build", "texts"),
+         help="build: write copies of the course; texts: list what a language lacks"),
+    _arg("paths", nargs="*", type=Path, metavar="DIR", help="folders to write"),
+    _arg("--student", nargs="+", type=Path, default=[], metavar="DIR",
+         help="build: folders for students, without solutions and folded answers; a folder's name is the student's"),
+    _arg("--language", choices=("en", "ru", "zh"), default="en", help="default: %(default)s"),
+    _arg("--only", action="append", default=[], metavar="NAME", help="only this notebook (00, lab1); may be repeated"),
+    _arg("--course", type=Path, metavar="DIR",
+         help="the folder notebooks/ of a checkout, which an installed package does not contain"),
+    note="DIR stands before the options. Another example: minidl course texts --language zh --only 05.",
+)  # fmt: skip
+def course(arguments: Namespace) -> int:
+    folder = arguments.course or Path(__file__).parents[1] / "notebooks"
+    if not (folder / "course" / "command.py").is_file():
+        raise CommandError(
+            f"course: {folder} holds no notebooks of the course, which an installed package does not contain: "
+            "give --course CHECKOUT/notebooks"
+        )
+    sys.path.insert(0, str(folder))
+    with _prefixed("course", ValueError):
+        code: int = importlib.import_module("course.command").run(arguments)
+    return code
+
+
+@command(
     "teach", "list all events: meaning, fields, code here and in torch", "events",
 )  # fmt: skip
 def events(arguments: Namespace) -> int:

@@ -245,7 +245,7 @@ OTHER_TESTS = {
     "data": "containers",
     "device": "pin_memory_differential",
     "prove/lab": "lab_runner lab_table",
-    "notebooks": "course exercises notebooks pages",
+    "notebooks": "course exercises notebooks pages texts",
     "playback": "replay",
     "hang": "headline",
     "loader": "layers shutdown",

@@ -63,7 +63,9 @@ def recorded(path: Path | str) -> minidl.Trace:
 
 def recording(name: str) -> minidl.Trace:
     """A recorded run of the folder traces/ beside the notebooks; a line says where and when, and what is simulated."""
-    trace = recorded(Path(__file__).parents[2] / "traces" / f"{name}.minidl")
+    beside = Path(__file__).parents[1]  # notebooks/, or a copy of it that has the recorded runs in itself
+    folder = next(place / "traces" for place in (beside, beside.parent) if (place / "traces").is_dir())
+    trace = recorded(folder / f"{name}.minidl")
     facts = trace.manifest
     versions = facts.get("versions", {})
     simulated = bool(trace.described("simulated accelerator"))

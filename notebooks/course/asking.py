@@ -16,11 +16,13 @@ import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from string import ascii_lowercase
 from types import EllipsisType
 from typing import Any, ClassVar
 
 import minidl
+from course import handout
 from minidl.playback.words import lines
 
 NUMBERS = dict(zip(
@@ -35,6 +37,8 @@ COUNTED = re.compile(
 """What may stand behind a number. Any other word could turn its meaning: "not 4", "more than 4", "4 or 5"."""
 
 UNITS = {"b": 1, "byte": 1, "bytes": 1, "kb": 1e3, "kib": 2**10, "mb": 1e6, "mib": 2**20}
+ANSWERS_FOLDED = not handout.read(Path(__file__).parents[1]).student
+"""Whether a question has its answer with it, folded: not in what a student gets."""
 UNKNOWN = {"i don t know", "don t know", "idk", "no idea"}
 """Answers of a reader who has none, as `_plain` gives them."""
 
@@ -307,7 +311,7 @@ class Prediction:
         hint = (
             "" if self.right is False and self.asked.hint in self.verdict else folded("hint", marked(self.asked.hint))
         )
-        rest = reason if self.right else hint + folded("answer and reason", reason)
+        rest = reason if self.right else hint + (folded("answer and reason", reason) if ANSWERS_FOLDED else "")
         listed = f"<p>{'<br>'.join(map(marked, self._listed))}</p>" if self._listed else ""
         return boxed(
             self.right, f"<p><b>Predict.</b> {marked(self.asked.text)}</p>{listed}<p>{marked(self.verdict)}</p>{rest}"
