@@ -72,7 +72,7 @@ ORDER = (
     ),
     ("job", "heat_map"),
     ("", "merge __init__ run demo"),
-    ("hang.watch", "vitals dumps folding looks watcher"),
+    ("hang.watch", "vitals dumps folding looks digest watcher"),
     ("startup", "sitecustomize"),
     (
         "explore",

@@ -21,15 +21,15 @@ AT_MOST = {
     "minidl/resume minidl/arena minidl/device minidl/dataloader.py": 2500,
     "minidl/tracefile minidl/record": 8245,
     "minidl/playback minidl/check": 3540,
-    "minidl/hang": 6720,
+    "minidl/hang": 6770,
     "minidl/speed": 3716,
-    "minidl/job": 1340,
+    "minidl/job": 1365,
     "minidl/views": 4201,
     "minidl/explore": 2486,
     "minidl/prove": 5900,
-    "minidl": 45400,
+    "minidl": 45477,
     "notebooks": 3765,
-    "tests": 46700,
+    "tests": 46783,
 }
 
 

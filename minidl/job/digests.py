@@ -2,7 +2,7 @@
 
 Interface: `read_job(paths)` -> `JobRecord`, or None if the paths are no job; `job_of(trace)` of a trace with several
 ranks. Where a digest is missing or older than its trace, it is made from the events, of many ranks by several
-processes, and kept where that can be written.
+processes, and kept where that can be written. A rank's watchdog writes it each minute and at the end.
 
 Rules of use: a digest is an .npz file without pickled objects, in a trace's directory or beside a packed file; it names
 the sizes and times of the files that it was made from. Of a rank whose end is not recorded, it is kept when the
@@ -11,6 +11,7 @@ rank's files have been at rest for a while. Whatever is wrong with a digest, the
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import time
@@ -33,7 +34,19 @@ from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.words import counted, listed
 
 DIGEST: Final = "steps.npz"
-VERSION: Final = 3
+VERSION: Final = 4
+
+ROOM, ROOM_OF_A_STEP = 60_000, 9.4
+"""Bytes that a digest may have, and for each step: 1 MB for 100,000 steps."""
+
+FINE: Final = 8
+"""Of a larger digest, times are rounded to a part of the usual step: this power of two at best."""
+
+BYTES_OF_A_MICROSECOND: Final = 64
+"""Sizes of batches are rounded to so many bytes then, for each microsecond that times are rounded to."""
+
+GROWING: Final = ("epoch", "number", "begin")
+"""Columns that are kept as their changes."""
 
 LARGEST: Final = 1 << 28
 """Bytes that a digest may have unpacked."""
@@ -183,18 +196,34 @@ def _read_all(places: Sequence[RankPlace]) -> Iterator[tuple[RankPlace, _Found]]
     yield from zip(missing, each(make, [place.path for place in missing]), strict=True)
 
 
-def make(path: Path) -> _Found:
-    """Read a rank's events, and keep its digest. The tables, or why there are none."""
+def make(path: Path, *, always: bool = False) -> _Found:
+    """Read a rank's events, and keep its digest. The tables as the digest has them, or why there are none.
+
+    always: also keep that of a rank that is running.
+    """
+    return _made(path, always, 0)[0]
+
+
+def keep(path: Path, dropped: int) -> bool:
+    """Keep the digest of a rank as of now; return whether it is there. dropped: earlier ones that were not written."""
+    return _made(path, True, dropped)[1]
+
+
+def _made(path: Path, always: bool, dropped: int) -> tuple[_Found, bool]:
     signature = _signature(path)
     try:
-        trace = read_trace(path)
-        tables = tables_of(trace)
+        tables = [_noted(table, dropped) for table in tables_of(read_trace(path))]
     except (TraceError, OSError) as error:
-        return f"rank not read: {error}"
+        return f"rank not read: {error}", False
     at_rest = time.time() - max((changed for *_, changed in signature), default=0.0) >= AT_REST
-    if all(table.facts.over or (at_rest and not table.facts.running) for table in tables):
-        _save(path, signature, tables)
-    return tables
+    final = all(table.facts.over or (at_rest and not table.facts.running) for table in tables)
+    data, tables = _fitting(signature, tables)
+    return tables, (always or final) and _save(path, data)
+
+
+def _noted(table: RankTable, dropped: int) -> RankTable:
+    said = (f"{counted(dropped, 'digest')} could not be written",) * bool(dropped)
+    return replace(table, facts=replace(table.facts, problems=(*table.facts.problems, *said)))
 
 
 # --- The file ---------------------------------------------------------------------------------------------------------
@@ -215,16 +244,50 @@ def _signature(path: Path) -> _Signature:
         return []
 
 
-def _save(path: Path, signature: _Signature, tables: Sequence[RankTable]) -> None:
+def _fitting(signature: _Signature, tables: Sequence[RankTable]) -> tuple[bytes, list[RankTable]]:
+    """A digest of the size that is allowed, and the tables that it has: if they are too large, with rounded numbers."""
+    steps = sum(len(table.steps) for table in tables)
+    took = np.concatenate([table.steps["waits"].sum(axis=1) + table.steps["own"] for table in tables] or [np.zeros(1)])
+    data = _written(signature, tables)
+    for part in range(FINE, 0, -1):
+        if len(data) <= ROOM + ROOM_OF_A_STEP * steps:
+            break
+        unit = max(1, int(np.median(took)) >> part)
+        tables = [replace(table, steps=_rounded(table.steps, unit)) for table in tables]
+        data = _written(signature, tables)
+    return data, [*tables]
+
+
+def _rounded(steps: Rows, unit: int) -> Rows:
+    """The steps with times in whole units of so many µs; slowest samples of the slowest tenth of batches alone."""
+    out = steps.copy()
+    for name in ("waits", "own", "collective", "backward", "fetch", "cpu", "slowest_took"):
+        out[name] = np.minimum((out[name].astype(np.int64) + unit // 2) // unit * unit, np.iinfo(np.uint32).max)
+    out["begin"] -= out["begin"] % (1000 * unit)
+    out["bytes"] -= out["bytes"] % (BYTES_OF_A_MICROSECOND * unit)
+    fast = out["fetch"] < np.quantile(out["fetch"], 0.9)
+    out["slowest"][fast], out["slowest_took"][fast] = -1, 0
+    return out
+
+
+def _written(signature: _Signature, tables: Sequence[RankTable]) -> bytes:
     about = {"version": VERSION, "files": signature, "ranks": [asdict(table.facts) for table in tables]}
     arrays: dict[str, Any] = {"about": np.frombuffer(json.dumps(about).encode(), np.uint8)}
     for number, table in enumerate(tables):
-        arrays |= {f"{number}.{name}": _packed(table.steps[name]) for name in STEP.names or ()}
+        arrays |= {f"{number}.{name}": _packed(table.steps[name], name in GROWING) for name in STEP.names or ()}
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)
+    return file.getvalue()
+
+
+def _save(path: Path, data: bytes) -> bool:
+    """Write a digest; return whether that was possible."""
     try:
         with whole(place_of(path)) as draft, open(draft, "wb", opener=_private) as file:
-            np.savez_compressed(file, **arrays)
+            file.write(data)
+        return True
     except OSError:
-        pass  # the directory is read-only, or full
+        return False  # the directory is read-only, or full
 
 
 def _private(path: str, flags: int) -> int:
@@ -268,20 +331,20 @@ def _facts(said: dict[str, Any]) -> RankFacts:
 
 
 def _steps(arrays: Any, number: int) -> Rows:
-    columns = {name: _unpacked(arrays[f"{number}.{name}"]) for name in STEP.names or ()}
+    columns = {name: _unpacked(arrays[f"{number}.{name}"], name in GROWING) for name in STEP.names or ()}
     out = np.empty(len(columns["begin"]), STEP)
     for name, column in columns.items() if len(out) else ():
         out[name] = column.reshape(out[name].shape)
     return out
 
 
-def _packed(column: Any) -> Any:
-    """A column as its changes, byte by byte: the high bytes of small numbers are all alike, and need no room."""
+def _packed(column: Any, grows: bool) -> Any:
+    """A column, or its changes, byte by byte: the high bytes of small numbers are all alike, and need no room."""
     wide = np.asarray(column, np.int64).reshape(len(column), -1 if len(column) else 1)
-    changes = np.diff(wide, axis=0, prepend=np.zeros_like(wide[:1]))
-    return np.ascontiguousarray(changes.T)[..., None].view(np.uint8).transpose(0, 2, 1).copy()
+    wide = np.diff(wide, axis=0, prepend=np.zeros_like(wide[:1])) if grows else wide
+    return np.ascontiguousarray(wide.T)[..., None].view(np.uint8).transpose(0, 2, 1).copy()
 
 
-def _unpacked(planes: Any) -> Any:
-    changes = np.ascontiguousarray(planes.transpose(0, 2, 1)).view(np.int64)[..., 0].T
-    return np.cumsum(changes, axis=0)
+def _unpacked(planes: Any, grows: bool) -> Any:
+    wide = np.ascontiguousarray(planes.transpose(0, 2, 1)).view(np.int64)[..., 0].T
+    return np.cumsum(wide, axis=0) if grows else wide

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from made_jobs import MadeJob
 from minidl.job import digests
 from minidl.job.digests import JobRecord, load, make, place_of, read_job, trace_of
 from minidl.job.report import JobReport
-from minidl.job.step_table import RankTable
+from minidl.job.step_table import STEP, RankTable
 from minidl.tracefile.format import TraceError
 
 TRACES = Path(__file__).parent.parent.parent / "traces"
@@ -81,7 +82,7 @@ def test_a_digest_that_is_older_than_its_trace_or_damaged_is_made_again(tmp_path
 @pytest.mark.parametrize("steps", [0, 1, 50])
 def test_a_digest_keeps_any_number_of_steps(tmp_path: Path, steps: int) -> None:
     table = MadeJob(2, steps).record().ranks[1]
-    digests._save(tmp_path, [], [table])
+    digests._save(tmp_path, digests._written([], [table]))
     (kept,) = load(tmp_path) or []
     assert same(kept, table)
 
@@ -173,3 +174,21 @@ def test_many_ranks_are_read_by_several_processes(tmp_path: Path) -> None:
     found = read(place)
     assert [table.facts.rank for table in found.ranks] == [0, 1, 2, 3, 5, 6, 7, 8]
     assert len(found.problems) == 1
+
+
+def test_a_digest_has_at_most_ten_bytes_a_step_and_rounds_what_does_not_fit() -> None:
+    dice = np.random.default_rng(7)
+    steps = np.zeros(30_000, STEP)
+    steps["number"] = np.arange(len(steps))
+    for name in ("own", "fetch", "slowest_took"):
+        steps[name] = dice.lognormal(10, 0.3, len(steps))
+    steps["waits"][:, 0] = dice.lognormal(9, 1, len(steps))
+    steps["begin"] = np.cumsum(steps["own"] + steps["waits"][:, 0].astype(np.int64)) * 1000
+    steps["slowest"] = dice.integers(0, 1 << 20, len(steps))
+    table = MadeJob(2, 1).record().ranks[1]
+    data, (kept,) = digests._fitting([], [replace(table, steps=steps)])
+    assert len(data) <= 10 * len(steps) + 60_000 < len(digests._written([], [replace(table, steps=steps)]))
+    took = np.median(steps["own"] + steps["waits"][:, 0])
+    assert np.abs(kept.steps["own"] - steps["own"].astype(float)).max() < took / 50
+    assert kept.steps["slowest"][np.argmax(steps["fetch"])] == steps["slowest"][np.argmax(steps["fetch"])]
+    assert (np.diff(kept.steps["begin"]) >= 0).all()

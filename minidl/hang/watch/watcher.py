@@ -5,8 +5,8 @@ Interface: `main(...)`, which `record.watchdog` starts in a process of its own.
 Every second it checks that the run's processes exist, samples them from time to time, and reads the new events of the
 processes that iterate over a loader (`waits`). After a long wait, a forked child takes a look: evidence of all
 processes and, for the alarm, the finding of `minidl doctor`. Another child folds the files of ended workers
-(`tracefile.folded`). So the watchdog itself waits only for the next second, the end of a process, or a message of the
-run, and ends within milliseconds of the run.
+(`tracefile.folded`), and one writes the digest of a rank of a job (`digest`). So the watchdog itself waits only for the
+next second, the end of a process, or a message of the run, and ends within milliseconds of the run.
 
 A look may never end: a source file or a process that it reads may be on a file system that does not answer. After
 LOOK_SECONDS it is given up. The alarm does not wait longer than LOOK_SECONDS for a look: then, or if no look is
@@ -33,6 +33,7 @@ import minidl
 from minidl.hang.life import exit_code, life
 from minidl.hang.limits import EARLY, GROWS, LONGER
 from minidl.hang.watch import looks
+from minidl.hang.watch.digest import Digest
 from minidl.hang.watch.folding import ended_workers, fold_gently, runs
 from minidl.hang.watch.vitals import VitalSigns
 from minidl.process_stat import HeldProcess, remove_segments_of
@@ -96,6 +97,7 @@ class Watcher:
         self.stalls: dict[tuple[int, int], _StallRecord] = {}  # by process and iterator
         self.lost: list[int] = []  # children that were killed, and are there still
         self.folds = 0  # the child that folds files of workers that have ended; 0 = there is none
+        self.digest = Digest(directory)
         self.most = 0  # processes that were there at one time
         self.vitals, self.next_sample = VitalSigns(), 0.0
         self.looks = self.own_looks = 0
@@ -120,6 +122,7 @@ class Watcher:
                 run = now - self.begun
                 self.next_sample = now + min(SAMPLE_SECONDS, max(TICK / 2 if run < BEGINNING else TICK, run / 100))
             self._look_at_waits()
+            self.digest.attend(self._forked)
             if self._wait_for_next():
                 break
         else:
@@ -163,6 +166,7 @@ class Watcher:
             self._give_up(known)
         if not self.stays:
             self._end_trace()
+        self.digest.write_last(self._forked)
 
     def _stay(self) -> None:
         """End the trace, and watch the process until it ends, because it may hang at exit."""

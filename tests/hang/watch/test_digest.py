@@ -1,0 +1,106 @@
+"""The digest beside a run: when the watchdog has one written, and what becomes of one that cannot be."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minidl.hang.watch import digest as module
+from minidl.hang.watch.digest import EVERY, Digest
+from minidl.job.digests import keep, load, read_job
+
+
+class Time:
+    """A clock that the test moves, and children that end when it says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.begun, self.ended = 1000.0, 0, (0, 0)
+        monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(module.os, "waitpid", lambda pid, flags: self.ended)
+
+    def fork(self, act: Callable[[], object]) -> int:
+        self.begun += 1
+        return 4711
+
+    def passes(self, seconds: float, dog: Digest) -> None:
+        self.now += seconds
+        dog.attend(self.fork)
+
+
+def test_each_minute_and_less_often_if_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Time(monkeypatch)
+    dog = Digest(Path("job/rank-3"))
+    for seconds, begun in ((EVERY - 1, 0), (1, 1)):
+        clock.passes(seconds, dog)
+        assert clock.begun == begun
+    clock.ended = (4711, 0)
+    clock.passes(2, dog)  # it took 2 s, which is to be a hundredth
+    clock.passes(190, dog)
+    assert clock.begun == 1
+    clock.passes(10, dog)
+    assert (clock.begun, dog.dropped) == (2, 0)
+
+
+def test_what_cannot_be_written_is_counted_and_a_child_that_hangs_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Time(monkeypatch)
+    dog = Digest(Path("job/rank-3"))
+    clock.passes(EVERY, dog)
+    clock.passes(EVERY, dog)  # it still writes
+    assert (clock.begun, dog.dropped) == (1, 1)
+    dog.write_last(clock.fork)
+    assert clock.begun == 1
+    clock.ended = (4711, 256)  # it could not
+    clock.passes(1, dog)
+    assert dog.dropped == 2
+    dog.write_last(clock.fork)
+    assert clock.begun == 2
+
+
+def test_a_trace_that_is_no_rank_has_no_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Time(monkeypatch)
+    dog = Digest(Path("minidl-traces/run-3"))
+    clock.passes(EVERY, dog)
+    dog.write_last(clock.fork)
+    assert clock.begun == 0
+
+
+PROGRAM = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+for batch in DataLoader(TensorDataset(torch.arange(40.0)), batch_size=4, num_workers=1):
+    pass
+"""
+
+
+@pytest.mark.live
+def test_a_rank_has_its_digest_when_it_has_ended(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", "minidl", "run", "--trace", "job", "train.py"]
+    environment = dict(os.environ, RANK="1", WORLD_SIZE="2")
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=60)
+    rank = tmp_path / "job" / "rank-1"
+    until = time.monotonic() + 30
+    while load(rank) is None and time.monotonic() < until:
+        time.sleep(0.1)
+    (table,) = load(rank) or []
+    assert (table.facts.rank, table.facts.over, len(table.steps), table.facts.problems) == (1, True, 10, ())
+    job = read_job([tmp_path / "job"])
+    assert job is not None
+    assert keep(rank, 2)
+    (table,) = load(rank) or []
+    assert table.facts.problems == ("2 digests could not be written",)
+    with np.load(rank / "steps.npz") as kept:
+        assert json.loads(kept["about"].tobytes())["version"]
+    os.chmod(rank, 0o500)
+    try:
+        assert os.geteuid() == 0 or not keep(rank, 0)
+    finally:
+        os.chmod(rank, 0o700)
