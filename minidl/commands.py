@@ -126,7 +126,23 @@ def _port(text: str) -> int:
     return number
 
 
-BENCHMARKS = ("events", "loader", "transport", "state", "files", "samplers")
+BENCHMARKS = ("events", "loader", "transport", "state", "files", "samplers", "plan")
+
+
+def _listed(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    """Return the type of an argument that lists values with commas."""
+
+    def read(text: str) -> list[Any]:
+        try:
+            return [kind(word) for word in text.split(",")]
+        except (ValueError, KeyError):
+            raise argparse.ArgumentTypeError(f"{text!r} is no list of values with commas between them") from None
+
+    return read
+
+
+def _yes(word: str) -> bool:
+    return {"yes": True, "no": False}[word]
 
 
 def _benchmark(name: str) -> str:
@@ -672,6 +688,46 @@ def before(arguments: Namespace) -> int:
 
 
 @command(
+    "understand", "predict what other settings would give, from one recording", f"plan {_RUN} --workers 0,2,4,8",
+    _TRACE,
+    _DATALOADER,
+    _RANK,
+    _arg("--workers", dest="num_workers", type=_listed(_count), metavar="N,...",
+         help="numbers of workers (default: from 0 to twice the CPUs)"),
+    _arg("--prefetch", dest="prefetch_factor", type=_listed(_count), metavar="N,...", help="prefetch factors"),
+    _arg("--transport", type=_listed(str), metavar="NAME,...", help="upstream, arena (default: both)"),
+    _arg("--in-order", type=_listed(_yes), metavar="yes,no", help="in_order"),
+    _arg("--persistent", type=_listed(_yes), nargs="?", const=[True], metavar="yes,no", help="persistent_workers"),
+    _arg("--pin", type=_listed(_yes), nargs="?", const=[True], metavar="yes,no", help="pin_memory"),
+    _arg("--batch-size", type=_listed(_positive), metavar="N,...", help="samples of a batch"),
+    _arg("--cpus", type=_listed(float), metavar="X,...", help="CPUs of another machine"),
+    _arg("--samples", type=float, metavar="X", help="if each sample took X times as long: 0.5 is twice as fast"),
+    _arg("--consumer", type=float, metavar="X",
+         help="if each step of the training loop took X times as long: 0.25 is a GPU four times as fast"),
+    _flag("--json", "print the predictions as JSON"),
+    _arg("-o", "--output", type=Path, metavar="FILE",
+         help="also draw batches/s against workers (.png, .svg)"),
+)  # fmt: skip
+def plan(arguments: Namespace) -> int:
+    import json
+
+    from minidl.speed.plan.prediction import plan as predict
+
+    names = ("num_workers", "prefetch_factor", "transport", "in_order", "persistent", "pin", "batch_size", "cpus",
+             "samples", "consumer")  # fmt: skip
+    values = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    trace = _read(arguments.trace, rank=arguments.rank)
+    with terminal.busy("simulating"):
+        found = predict(trace, dataloader=arguments.dataloader, **values)
+    if arguments.output is not None:
+        from minidl.speed.plan.picture import draw
+
+        _save("plan", arguments.output, lambda: draw(found))
+    print(json.dumps(found.facts(), indent=1) if arguments.json else found.text())
+    return OK
+
+
+@command(
     "understand", "print every copy of every batch, and whether it is needed", f"ledger {_RUN}",
     _TRACE,
     _DATALOADER,
@@ -790,6 +846,7 @@ command(
     _arg("--device", nargs="?", const="real", choices=("real", "sim"), metavar="sim",
          help="measure copies to an accelerator instead; 'sim' is a simulated one"),
     _flag("--quick", "make fewer and shorter measurements, for a first impression"),
+    _flag("--calibrate", "transport: measure what minidl plan needs to know of this machine, and keep it"),
     _arg("--json", type=Path, metavar="FILE", help="also write every single measurement to FILE"),
 )(elsewhere("bench", "prove.bench"))  # fmt: skip
 

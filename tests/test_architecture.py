@@ -63,6 +63,7 @@ ORDER = (
     ("job", "each step_table digests meetings lateness report"),
     ("job", "check_ranks compare"),
     ("speed", "summary critical_path transport_use side diff findings passes audit_rules audit"),
+    ("speed.plan", "machine settings loading transport_costs recorded prediction"),
     ("hang", "top"),
     ("hang", "examine"),
     (
@@ -71,6 +72,7 @@ ORDER = (
         "live_page viewer replay_page replay_terminal",
     ),
     ("job", "heat_map"),
+    ("speed.plan", "picture"),
     ("", "merge __init__ run demo"),
     ("hang.watch", "vitals dumps folding looks digest watcher"),
     ("startup", "sitecustomize"),
@@ -84,7 +86,7 @@ ORDER = (
     ("companion", "rows coverage drift reading search moments pictures page text serve __init__"),
     (
         "prove.bench",
-        "child machine memory own_thread pairs events files loader device samplers states transports __init__",
+        "child machine memory own_thread pairs events files loader device samplers states transports planned __init__",
     ),
     ("prove.recordings", "images training scenes table suite one __main__"),
     ("prove.faults", "cells program runner __init__"),

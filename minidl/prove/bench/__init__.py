@@ -1,8 +1,8 @@
 """Benchmarks of this package beside what it replaces: `minidl bench`.
 
 Interface: `run(arguments)` is the command. Each benchmark is a module with one function that returns rows
-(`pairs.Row`): `events`, `loader`, `transports`, `states`, `files`, `samplers`, and `device`, which needs an
-accelerator or simulates one.
+(`pairs.Row`): `events`, `loader`, `transports`, `states`, `files`, `samplers`, `planned`, and `device`, which needs
+an accelerator or simulates one.
 Rules of use: Linux only. Alternatives are measured in turns, and the result is the ratio of neighbours in time, which
 holds even if the microseconds do not. Run it on an idle machine, and outside of any trace.
 """
@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import socket
 import sys
 from collections.abc import Callable
 
-from minidl.prove.bench import device, events, files, loader, machine, samplers, states, transports
+from minidl.prove.bench import device, events, files, loader, machine, planned, samplers, states, transports
 from minidl.prove.bench.pairs import Row, table
+from minidl.speed.plan.transport_costs import keep
 
 _Benchmark = tuple[str, Callable[[bool], list[Row]]]
 """What it measures, and the function: quick -> rows."""
@@ -45,6 +47,7 @@ _BENCHMARKS: dict[str, _Benchmark] = {
         "one epoch of many indices: torch, minidl",
         lambda quick: samplers.bench_samplers(1_000_000 if quick else 20_000_000),
     ),
+    "plan": ("what minidl plan predicts from one recording, compared with what is measured", planned.bench_plan),
 }
 
 
@@ -70,6 +73,9 @@ def run(arguments: argparse.Namespace) -> int:
         except LookupError as error:
             print(f"minidl: {error.args[0]}", file=sys.stderr)
             return 2
+    if arguments.calibrate:
+        print(f"kept in {keep(planned.calibrated().lines, socket.gethostname())}")
+        return 0
     if arguments.json is not None:
         arguments.json.touch()  # fails now rather than after the measurements
     facts, watch, rows = machine.machine(), machine.Watch(), {}

@@ -1,0 +1,284 @@
+"""What other settings would give: the predictions for each, the one to choose, and the words for it.
+
+Interface: `plan(trace)` -> `SpeedPlan`: its `sentence`, `text()` and `facts()`.
+
+Rules of use: the range of a prediction is that of simulations of batches drawn from the recording in blocks, widened by
+how far the simulation of the recorded setting is from the recording itself. The recommended setting has the shortest
+epoch; of those within CLOSE of it, the one with the fewest workers and batches in advance.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+
+from minidl.speed.plan.loading import Loaded, load, steady
+from minidl.speed.plan.recorded import Recorded, read
+from minidl.speed.plan.settings import LoaderSetting, grid
+from minidl.speed.plan.transport_costs import TransportCosts
+from minidl.tracefile.arrays import Ints
+from minidl.tracefile.reader import Trace, read_trace
+from minidl.tracefile.words import and_joined, duration, percent, size
+
+CLOSE: Final = 0.03
+"""Settings whose epochs differ by a smaller share are equal."""
+
+DRAWS: Final = 6
+"""Simulations from which the range is estimated, for each setting."""
+
+DRAWN: Final = 300
+"""Most batches of each."""
+
+BLOCKS: Final = 12
+"""A recording is cut into so many blocks of neighbours; each simulation draws as many, with repetition."""
+
+LIKELY: Final = 1.96
+"""Standard deviations of an interval of 95%."""
+
+KEEPS_UP: Final = 0.05
+"""The share of waiting below which the training loop is what limits."""
+
+FULL: Final = 0.93
+"""The share of the CPUs in use from which they limit."""
+
+LONG: Final = 0.25
+"""The share of a cycle that one cause must take to be the limit."""
+
+WORKERS: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """The prediction for one setting.
+
+    by_s, low, high: batches/s in the steady state, with a range of 95%. waiting: the share of the loop's time in which
+    it waits; first, epoch: s to an epoch's first batch, and of a whole epoch.
+    """
+
+    setting: LoaderSetting
+    by_s: float
+    low: float
+    high: float
+    waiting: float
+    first: float
+    epoch: float
+    peak_batches: int
+    peak_bytes: int
+    limited_by: str
+
+    def facts(self) -> dict[str, Any]:
+        """The figures, for JSON."""
+        setting = self.setting
+        return {
+            "num_workers": setting.num_workers, "prefetch_factor": setting.prefetch_factor * (setting.num_workers > 0),
+            "transport": setting.transport if setting.num_workers else None, "in_order": setting.in_order,
+            "persistent_workers": setting.persistent, "pin_memory": setting.pin,
+            "batch_size": setting.batch_size or None,
+            "cpus": setting.cpus, "samples": setting.samples, "consumer": setting.consumer, "batches_per_s": self.by_s,
+            "low": self.low, "high": self.high, "waiting_share": self.waiting, "first_batch_s": self.first,
+            "epoch_s": self.epoch, "peak_batches": self.peak_batches, "peak_bytes": self.peak_bytes,
+            "limited_by": self.limited_by,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SpeedPlan:
+    """What `plan` found. same: the simulation of the recorded setting; notes: what a recording cannot tell."""
+
+    recorded: Recorded
+    same: Predicted
+    predicted: list[Predicted]
+    notes: list[str] = field(default_factory=list)
+
+    @cached_property
+    def recommended(self) -> Predicted:
+        """The setting to choose: see the module's rules of use."""
+        best = min(one.epoch for one in self.predicted)
+        close = [one for one in self.predicted if one.epoch <= best * (1 + CLOSE)]
+        return min(close, key=lambda one: (one.setting.num_workers, one.setting.capacity, one.epoch))
+
+    @property
+    def sentence(self) -> str:
+        """The recommended setting, what it gives, and what limits it then."""
+        best, now = self.recommended, self.recorded.rate
+        factor = best.by_s / now
+        gain = f"{factor:.3g} times today's" if abs(factor - 1) > CLOSE else "as today"
+        limits = f"{best.limited_by} limit{'s' * (best.limited_by not in ('the CPUs', 'the workers'))}"
+        there = max(one.setting.num_workers for one in self.predicted)
+        more = f"more do not help, {limits}" if 0 < best.setting.num_workers < there else limits
+        rate = f"{_three(best.by_s)} batches/s ({_three(best.low)} to {_three(best.high)})"
+        return f"{best.setting.name}: {rate}, {gain}; {more}"
+
+    @property
+    def limit(self) -> float:
+        """The batches/s that the training loop itself takes, however fast the loader is."""
+        consumer = self.same.setting.consumer if not self.predicted else self.predicted[0].setting.consumer
+        step = self.recorded.step.times(consumer)
+        return float(1e9 / max(1.0, (step.cpu + step.wait).mean()))
+
+    def text(self) -> str:
+        """The sentence, a table of all settings, and what to know about it."""
+        return "\n".join([self.sentence, "", *self._table(), "", *self.notes])
+
+    def _table(self) -> Iterator[str]:
+        varying = [name for name in _COLUMNS if len({getattr(p.setting, name) for p in self.predicted}) > 1]
+        heads = "".join(f"{_COLUMNS[name]:>{_width(name)}}" for name in varying if name != "num_workers")
+        yield (f"{'workers':>7}{heads}{'batches/s':>11}{'range':>16}{'waits':>7}{'first':>9}{'epoch':>9}{'ahead':>7}"
+               f"{'memory':>11}  limited by")  # fmt: skip
+        for one in self.predicted:
+            values = "".join(f"{_value(one, name):>{_width(name)}}" for name in varying if name != "num_workers")
+            between = f"{_three(one.low)} to {_three(one.high)}"
+            mark = " *" if one is self.recommended else ""
+            yield (f"{one.setting.num_workers:>7}{values}{_three(one.by_s):>11}{between:>16}{percent(one.waiting):>7}"
+                   f"{duration(one.first * 1e9):>9}{duration(one.epoch * 1e9):>9}{one.peak_batches:>7}"
+                   f"{size(one.peak_bytes):>11}  {one.limited_by}{mark}")  # fmt: skip
+
+    def facts(self) -> dict[str, Any]:
+        """The figures, for JSON."""
+        same = self.recorded.rate
+        return {
+            "sentence": self.sentence, "settings": [one.facts() for one in self.predicted],
+            "recommended": self.recommended.facts(), "notes": self.notes,
+            "recorded": self.same.facts() | {"batches_per_s": same, "simulated_batches_per_s": self.same.by_s},
+        }  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"<SpeedPlan {self.sentence}>"
+
+
+_COLUMNS: Final = {
+    "num_workers": "workers", "prefetch_factor": "prefetch", "transport": "transport", "in_order": "in_order",
+    "persistent": "persistent", "pin": "pinned", "batch_size": "batch", "cpus": "CPUs",
+}  # fmt: skip
+
+
+def _width(name: str) -> int:
+    return max(10, len(_COLUMNS[name]) + 2)
+
+
+def _value(one: Predicted, name: str) -> str:
+    value = getattr(one.setting, name)
+    if not one.setting.num_workers and name in ("prefetch_factor", "transport", "in_order", "persistent"):
+        return "-"
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def _three(value: float) -> str:
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"
+
+
+# --- From a recording to predictions ----------------------------------------------------------------------------------
+def plan(
+    trace: Trace | str | os.PathLike[str],
+    *,
+    dataloader: str | None = None,
+    transports: TransportCosts | None = None,
+    **values: Any,
+) -> SpeedPlan:
+    """Predict what other settings would give, from one recording.
+
+    values: lists by the name of a LoaderSetting's field (num_workers=[0, 2, 4], transport=["arena"]), or one value for
+    all. transports: what transports cost, if that is measured already. Raises PlanError if nothing can be predicted, or
+    a setting is refused.
+    """  # fmt: skip
+    recorded = read(read_trace(trace), dataloader)
+    recorded = replace(recorded, transports=transports or recorded.transports)
+    same = _predict(recorded, recorded.base, 0.0)
+    off = abs(np.log(same.by_s / recorded.rate))
+    asked = choices(recorded, **{name: _listed(value) for name, value in values.items()})
+    return SpeedPlan(recorded, same, [_predict(recorded, one, off) for one in asked], _notes(recorded, same))
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple, range)) else [value]
+
+
+def choices(recorded: Recorded, **values: Sequence[Any]) -> list[LoaderSetting]:
+    """Return the settings to predict; what is not asked for is as recorded, and the workers are a sensible range."""
+    base, asked = recorded.base, {name: some for name, some in values.items() if some}
+    cpus = max(map(float, asked.get("cpus") or [base.cpus]))
+    most = max(2 * cpus, 2 * base.num_workers, 8)
+    asked.setdefault("num_workers", [*sorted({*(n for n in WORKERS if n <= most), base.num_workers})])
+    if not set(values) - {"num_workers", "cpus", "samples", "consumer"}:
+        asked["transport"] = ["upstream", "arena"]
+    return grid(base, **asked)
+
+
+def _predict(recorded: Recorded, setting: LoaderSetting, off: float) -> Predicted:
+    """Simulate one setting. off: the relative error of the simulation of the recorded one."""
+    costs, order = recorded.costs(setting), recorded.order(setting)
+    found = load(costs, setting, order, recorded.others)
+    count, ns = steady(found.yields, setting.capacity)
+    by_s = 1e9 * count / ns
+    spread = np.hypot(LIKELY * _spread(recorded, setting, len(costs.fetch)), off)
+    first = found.yields[0] / 1e9
+    batches = recorded.epoch / (setting.batch_size / recorded.batch_size if setting.batch_size else 1.0)
+    ending = recorded.shutdown / 1e9 if setting.num_workers and not setting.persistent else 0.0
+    return Predicted(
+        setting,
+        by_s,
+        by_s * float(np.exp(-spread)),
+        by_s * float(np.exp(spread)),
+        waiting=float(found.waits[1:].sum() / max(1.0, found.yields[-1] - found.yields[0])),
+        first=float(first),
+        epoch=float(first + max(0.0, batches - 1) / by_s + ending),
+        peak_batches=found.peak_batches,
+        peak_bytes=found.peak_bytes,
+        limited_by=_limit(found, setting, recorded),
+    )
+
+
+def _spread(recorded: Recorded, setting: LoaderSetting, there: int) -> float:
+    """The standard deviation of the logarithm of the rate, by simulations of blocks of batches that are drawn."""
+    costs, random = recorded.costs(setting), np.random.default_rng(0)
+    block = max(1, there // BLOCKS)
+    length = max(min(there, DRAWN), 4 * setting.capacity, block)
+    logs = []
+    for _ in range(DRAWS):
+        begins = random.integers(0, max(1, there - block + 1), size=-(-length // block))
+        order: Ints = (begins[:, None] + np.arange(block)).ravel()[:length]
+        count, ns = steady(load(costs, setting, order, recorded.others).yields, setting.capacity)
+        logs.append(np.log(count / ns))
+    return float(np.std(logs, ddof=1)) * float(min(1.0, length / there) ** 0.5)
+
+
+def _limit(found: Loaded, setting: LoaderSetting, recorded: Recorded) -> str:
+    """What limits the setting, in words."""
+    time = max(1.0, float(found.yields[-1] - found.yields[0]))
+    if not setting.num_workers:
+        return "fetching in the loop itself"
+    if found.waits[1:].sum() / time < KEEPS_UP:
+        return "the training loop"
+    if found.starved / time < KEEPS_UP:
+        return "the loader's thread"
+    if found.used + min(recorded.others, setting.cpus) >= FULL * setting.cpus:
+        return "the CPUs"
+    if found.idle / (time * setting.num_workers) > LONG and found.blocked / time > KEEPS_UP:
+        return "one slow batch in order"
+    return "the workers" if not recorded.exclusive else "what workers share"
+
+
+def _notes(recorded: Recorded, same: Predicted) -> list[str]:
+    """What to know about the predictions."""
+    base, off = recorded.base, same.by_s / recorded.rate - 1
+    notes = [f"recorded: {base.name}, {_three(recorded.rate)} batches/s; simulated with the same setting: "
+             f"{_three(same.by_s)} ({off:+.0%})"]  # fmt: skip
+    if recorded.others:
+        notes.append(
+            f"other programs used the CPUs, as {recorded.others:.1f} threads would: so they do in all predictions"
+        )
+    if not recorded.transports.measured:
+        notes.append("the costs of another transport, or of none, are typical ones: minidl bench transport --calibrate "
+                     "measures this machine's")  # fmt: skip
+    if recorded.trace.loaders and any(one.get("dataset_kind") == "iterable" for one in recorded.trace.loaders.values()):
+        notes.append("the dataset is iterable: it is assumed that any number of workers shares its samples equally")
+    cannot = ["a disk that is saturated", "locks between workers", "caches"]
+    if not recorded.exclusive and not recorded.slower:
+        notes.append(f"one recording does not tell of {and_joined(cannot)}: record another number of workers, and give "
+                     f"both recordings")  # fmt: skip
+    return [*notes, *recorded.notes]

@@ -1,0 +1,88 @@
+"""The settings of a loader, of its machine and of its program that a plan compares.
+
+Interface: `LoaderSetting` is one combination; `checked(setting)` refuses what the loader refuses; `grid` lists the
+combinations of several values.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from minidl.tracefile.format import TraceError
+from minidl.tracefile.words import counted
+
+TRANSPORTS: Final = ("upstream", "arena")
+
+MOST_WORKERS: Final = 1024
+"""More workers than any machine runs: a larger number is a mistake."""
+
+
+class PlanError(TraceError):
+    """Nothing can be predicted. The message says why, and what to record or to ask for instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderSetting:
+    """One combination. samples, consumer: how long a sample and a step of the training loop take, as a multiple of the
+    recorded time. batch_size: 0 = as recorded. cpus: of the machine that the program may use."""
+
+    num_workers: int
+    prefetch_factor: int = 2
+    transport: str = "upstream"
+    in_order: bool = True
+    persistent: bool = False
+    pin: bool = False
+    batch_size: int = 0
+    cpus: float = 1.0
+    samples: float = 1.0
+    consumer: float = 1.0
+
+    @property
+    def capacity(self) -> int:
+        """Batches that may be ahead of the training loop."""
+        return self.num_workers * self.prefetch_factor
+
+    @property
+    def name(self) -> str:
+        """Return "6 workers", with what is not the loader's default."""
+        if not self.num_workers:
+            return "no workers"
+        parts = [counted(self.num_workers, "worker")]
+        parts += [f"prefetch_factor={self.prefetch_factor}"] * (self.prefetch_factor != 2)
+        parts += [f"transport={self.transport}"] * (self.transport != "upstream")
+        parts += ["in_order=False"] * (not self.in_order) + ["pin_memory"] * self.pin
+        return ", ".join(parts)
+
+
+_LEAST: Final = {"num_workers": 0, "prefetch_factor": 1, "batch_size": 0}
+
+
+def checked(setting: LoaderSetting) -> LoaderSetting:
+    """Return the setting. Raises PlanError for one that the loader refuses, or that no machine has."""
+    for name, least in _LEAST.items():
+        if getattr(setting, name) < least:
+            raise PlanError(f"{name}={getattr(setting, name)} is refused by the loader: give {least} or more")
+    if setting.num_workers > MOST_WORKERS:
+        raise PlanError(f"num_workers={setting.num_workers}: at most {MOST_WORKERS} are simulated")
+    if setting.transport not in TRANSPORTS:
+        raise PlanError(
+            f"transport={setting.transport!r} is refused by the loader: choose from {', '.join(TRANSPORTS)}"
+        )
+    for name in ("cpus", "samples", "consumer"):
+        if not 0 < getattr(setting, name) < float("inf"):
+            raise PlanError(f"{name}={getattr(setting, name)} is no number above 0: give how many, or what multiple")
+    return setting
+
+
+def grid(base: LoaderSetting, **values: Sequence[Any]) -> list[LoaderSetting]:
+    """Return every combination of these values, checked. Without workers there is one, whatever the others are.
+
+    values: by the name of a LoaderSetting's field; an empty one keeps the base's. Raises PlanError.
+    """
+    asked = {name: some for name, some in values.items() if some}
+    made = [replace(base, **dict(zip(asked, each, strict=True))) for each in itertools.product(*asked.values())]
+    alone: dict[str, Any] = {"prefetch_factor": base.prefetch_factor, "transport": base.transport, "in_order": True}
+    return list(dict.fromkeys(checked(one if one.num_workers else replace(one, **alone)) for one in made))

@@ -1,0 +1,51 @@
+"""The benchmark of plans: what is recorded, predicted and measured; never how well."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from minidl import cli
+from minidl.prove.bench import planned
+from minidl.prove.bench.planned import Cost, Workload
+from minidl.speed.plan.transport_costs import TYPICAL, TransportCosts, transport_costs
+
+
+@pytest.mark.live
+def test_bench_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    short = {"waiting": Workload(Cost(sleeps=1), batches=24), "stream": Workload(Cost(), batches=24, stream=True)}
+    monkeypatch.setattr(planned, "WORKLOADS", short)
+    monkeypatch.setattr(planned, "WORKERS", (0, 2))
+    monkeypatch.setattr(planned, "calibrated", lambda rounds: TransportCosts(TYPICAL))
+    *rows, _, _, least, within = planned.bench_plan(quick=True)
+    names = ["no workers", "2 workers", "2 workers, transport=arena"]
+    assert [(row.group, row.name) for row in rows] == [(group, name) for group in short for name in names]
+    assert all(row.ratio is not None and row.extra["low"] <= row.values[0] <= row.extra["high"] for row in rows)
+    assert 0 < least.values[0] <= 1 >= within.values[0]
+
+
+@pytest.mark.live
+def test_calibrated_costs_are_kept_for_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(planned, "calibrated", lambda: TransportCosts(TYPICAL))
+    monkeypatch.setattr("socket.gethostname", lambda: "here")
+    assert cli.main(["bench", "transport", "--calibrate"]) == cli.OK
+    file = tmp_path / "minidl" / "transport.json"
+    assert str(file) in capsys.readouterr().out
+    assert transport_costs({"host": "here"}) == TransportCosts(TYPICAL, measured=True)
+    assert not transport_costs({"host": "elsewhere"}).measured
+    for damage in ("", "[]", json.dumps({"host": "here", "lines": {"alone": 3}})):
+        file.write_text(damage)
+        assert not transport_costs({"host": "here"}).measured
+
+
+@pytest.mark.live
+def test_a_transport_costs_more_than_none_and_more_for_more_bytes() -> None:
+    costs = planned.calibrated(rounds=1).lines
+    assert list(costs) == ["alone", "upstream", "arena"]
+    assert costs["upstream"][0][0] > costs["alone"][0][0]
+    assert all(by_byte >= 0 for lines in costs.values() for _, by_byte in lines)

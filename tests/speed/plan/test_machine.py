@@ -1,0 +1,81 @@
+"""The simulated machine: shared CPUs, waits and mailboxes, to the nanosecond."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from minidl.speed.plan.machine import Hold, Mailbox, Serial, SimulatedMachine, Work
+
+MS = 1e6
+
+
+def ends(machine: SimulatedMachine, *steps: Any) -> list[float]:
+    """When each of some actors, which begin together and take one step, has ended, in ms."""
+    done: dict[int, float] = {}
+
+    def actor(number: int, step: Any) -> Generator[Any, Any, None]:
+        yield step
+        done[number] = machine.now / MS
+
+    def last() -> Generator[Any, Any, None]:
+        for number, step in enumerate(steps):
+            machine.start(actor(number, step))
+        yield Work(0, 1000 * MS)
+
+    machine.run(last())
+    return [pytest.approx(done[number]) for number in range(len(steps))]
+
+
+COMPUTES, WAITS = Work(10 * MS), Work(0, 10 * MS)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "others", "steps", "ended"),
+    [
+        (2, 0, [COMPUTES, COMPUTES], [10, 10]),
+        (2, 0, [COMPUTES] * 4, [20] * 4),
+        (1.5, 0, [COMPUTES] * 3, [20] * 3),
+        (1, 0, [Work(5 * MS), Work(10 * MS)], [10, 15]),
+        (1, 1, [COMPUTES], [20]),
+        (1, 0, [WAITS] * 9, [10] * 9),
+        (1, 0, [Work(5 * MS, 7 * MS), Work(5 * MS)], [17, 10]),
+    ],
+)
+def test_cpus_are_shared_and_waits_are_not(cpus: float, others: float, steps: list[Any], ended: list[float]) -> None:
+    assert ends(SimulatedMachine(cpus, others), *steps) == ended
+
+
+def test_one_at_a_time_uses_what_is_exclusive() -> None:
+    disk = Serial()
+    assert ends(SimulatedMachine(2), Hold(disk, 4 * MS), WAITS, Hold(disk, 3 * MS)) == [4, 10, 7]
+
+
+def test_cpu_time_is_counted() -> None:
+    machine = SimulatedMachine(2)
+    ends(machine, *[COMPUTES] * 3)
+    assert machine.used == pytest.approx(30 * MS)
+
+
+def test_messages_come_in_order_after_their_delay() -> None:
+    machine, mailbox, came = SimulatedMachine(1), Mailbox(), []
+
+    def reader() -> Generator[Any, Any, None]:
+        for _ in range(3):
+            came.append(((yield mailbox), machine.now / MS))
+
+    machine.send(mailbox, "late", after=2 * MS)
+    machine.send(mailbox, "first")
+    machine.send(mailbox, "second", after=1 * MS)
+    machine.run(reader())
+    assert came == [("first", 0), ("second", 1), ("late", 2)]
+
+
+def test_actors_that_all_wait_are_an_error() -> None:
+    def reader() -> Generator[Any, Any, None]:
+        yield Mailbox()
+
+    with pytest.raises(RuntimeError, match="wait for each other"):
+        SimulatedMachine(1).run(reader())

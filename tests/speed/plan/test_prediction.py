@@ -1,0 +1,195 @@
+"""Plans of imagined runs, whose costs are known, of live ones, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_trace import HUNG, LOADER_PID, MIB, Run, write
+
+import minidl
+from minidl import cli
+from minidl.speed.plan.prediction import SpeedPlan, plan
+from minidl.speed.plan.settings import PlanError
+from minidl.speed.plan.transport_costs import TransportCosts
+from minidl.tracefile.reader import Trace, read_trace
+
+MS = 1_000_000
+FREE = TransportCosts(dict.fromkeys(("alone", "upstream", "arena"), ((0.0, 0.0), (0.0, 0.0))), measured=True)
+
+
+def waits(took: int) -> tuple[int, int]:
+    return took // 100, 0
+
+
+def computes(took: int) -> tuple[int, int]:
+    return took, 0
+
+
+def made(path: Path, cpu: Callable[[int], tuple[int, int]] = waits, *, params: Any = None, **run: Any) -> Trace:
+    """A run of 60 batches, each of which takes 8 ms, by 2 workers on 2 CPUs."""
+    write(path, Run(**{"batches": 60, "cost": lambda task: 8 * MS, "cpu": cpu} | run))
+    (side,) = path.glob(f"{LOADER_PID}-*.meta.jsonl")
+    told = {"kind": "loader", "loader": 1, "num_workers": 2, "dataset": "Photos", "dataset_kind": "map"} | (
+        params or {}
+    )
+    with side.open("a") as file:
+        file.write(json.dumps(told) + "\n")
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps(manifest | {"cpus": 2}))
+    return read_trace(path)
+
+
+def rates(found: SpeedPlan) -> list[float]:
+    return [one.by_s for one in found.predicted]
+
+
+def planned(trace: Trace, **values: Any) -> SpeedPlan:
+    return plan(trace, transports=FREE, **{"transport": "upstream"} | values)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "workers", "expected"),
+    [
+        (waits, [0, 1, 2, 4, 8], [120, 124, 251, 502, 982]),
+        (computes, [0, 1, 2, 4, 8], [120, 124, 241, 241, 241]),
+    ],
+)
+def test_workers_wait_together_and_compute_with_as_many_cpus(
+    tmp_path: Path, cpu: Any, workers: list[int], expected: list[float]
+) -> None:
+    found = planned(made(tmp_path / "t", cpu), num_workers=workers)
+    assert rates(found) == [pytest.approx(rate, rel=0.08) for rate in expected]
+    assert all(one.low <= one.by_s <= one.high for one in found.predicted)
+    assert found.same.by_s == pytest.approx(found.recorded.rate, rel=0.08)
+
+
+@pytest.mark.parametrize(
+    ("values", "factor"),
+    [({"samples": 0.5}, 2), ({"samples": 2.0}, 0.5), ({"batch_size": 8}, 0.5), ({"batch_size": 2}, 2)],
+)
+def test_a_change_of_the_program(tmp_path: Path, values: dict[str, Any], factor: float) -> None:
+    trace = made(tmp_path / "t")
+    (before,), (after,) = (rates(planned(trace, num_workers=2, **more)) for more in ({}, values))
+    assert after / before == pytest.approx(factor, rel=0.08)
+
+
+def test_another_training_loop_and_another_machine(tmp_path: Path) -> None:
+    slow = made(tmp_path / "slow", step=20 * MS)
+    assert rates(planned(slow, num_workers=4, consumer=0.5)) == [pytest.approx(97, rel=0.05)]
+    computing = made(tmp_path / "computing", computes)
+    assert rates(planned(computing, num_workers=4, cpus=[2, 8])) == [pytest.approx(n, rel=0.1) for n in (228, 491)]
+
+
+@pytest.mark.parametrize(
+    ("run", "workers", "limit"),
+    [
+        ({"step": 20 * MS}, 2, "the training loop"),
+        ({}, 2, "the workers"),
+        ({"cpu": computes}, 6, "the CPUs"),
+        ({"cost": lambda task: (200 if task % 20 == 5 else 4) * MS}, 4, "one slow batch in order"),
+        ({"cost": lambda task: 20_000, "step": 10_000}, 8, "the loader's thread"),
+        ({}, 0, "fetching in the loop itself"),
+    ],
+)
+def test_what_limits_is_named(tmp_path: Path, run: dict[str, Any], workers: int, limit: str) -> None:
+    found = planned(made(tmp_path / "t", **run), num_workers=workers)
+    assert found.predicted[0].limited_by == limit
+
+
+def test_the_sentence_and_the_table(tmp_path: Path) -> None:
+    found = planned(made(tmp_path / "t", step=3 * MS, batches=400), transport="upstream")
+    pattern = (
+        r"3 workers: \d+ batches/s \(\d+ to \d+\), 1\.\d+ times today's; more do not help, the training loop limits"
+    )
+    assert re.match(pattern, found.sentence), found.sentence
+    table = found.text().splitlines()
+    heads = "workers batches/s range waits first epoch ahead memory limited by"
+    assert " ".join(table[2].split()) == heads
+    assert [line.split()[0] for line in table[3:10]] == [*"0123468"]
+    assert [line.endswith(" *") for line in table[3:10]].index(True) == 3
+    assert found.predicted[3].peak_bytes == found.predicted[3].peak_batches * (MIB + 900)
+
+
+def test_facts_are_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made(tmp_path / "t")
+    assert cli.main(["plan", str(tmp_path / "t"), "--workers", "0,4", "--transport", "arena", "--json"]) == cli.OK
+    facts = json.loads(capsys.readouterr().out)
+    names = (
+        "num_workers prefetch_factor transport in_order batches_per_s low high waiting_share first_batch_s peak_bytes"
+    )
+    assert {*names.split(), "limited_by"} <= facts["settings"][1].keys()
+    assert [one["num_workers"] for one in facts["settings"]] == [0, 4]
+    assert facts["recommended"]["num_workers"] == 4
+    assert facts["recorded"]["batches_per_s"] == pytest.approx(250, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("run", "values", "said"),
+    [
+        ({"batches": 12}, {}, "shows 12 batches from begin to end, at least 20 are needed: record a longer run"),
+        (
+            {"cpu": lambda took: (0, 0)},
+            {},
+            "has no CPU times, .* it shows 25. batches/s with 2 workers, .* --cpu-time on",
+        ),
+        (HUNG | {"poll": 5_000_000_000}, {}, "the run did not end well .*: see minidl doctor"),
+        ({"params": {"unseen": ["next"]}}, {}, "does not show when the loop waits: observe torch's loader without pin"),
+        ({}, {"num_workers": [-1]}, "num_workers=-1 is refused by the loader: give 0 or more"),
+        ({}, {"num_workers": [2000]}, "num_workers=2000: at most 1024 are simulated"),
+        ({}, {"prefetch_factor": [0]}, "prefetch_factor=0 is refused by the loader: give 1 or more"),
+        ({}, {"transport": ["pigeon"]}, "transport='pigeon' is refused by the loader: choose from upstream, arena"),
+        ({}, {"consumer": 0.0}, r"consumer=0.0 is no number above 0"),
+        ({}, {"pin": True}, "no batch was pinned in the recording: record with pin_memory=True"),
+        ({}, {"dataloader": "Sounds"}, "no DataLoader is 'Sounds'"),
+    ],
+)
+def test_what_cannot_be_predicted_is_said(
+    tmp_path: Path, run: dict[str, Any], values: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(minidl.TraceError, match=said):
+        planned(made(tmp_path / "t", **run), **values)
+
+
+def test_the_errors_are_one_line_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made(tmp_path / "t", batches=12)
+    assert cli.main(["plan", str(tmp_path / "t")]) == cli.USAGE
+    assert capsys.readouterr().err.startswith(f"minidl: {tmp_path / 't'} shows 12 batches")
+    assert issubclass(PlanError, minidl.TraceError)
+
+
+def test_only_the_whole_part_of_a_ring_counts(tmp_path: Path) -> None:
+    trace = made(tmp_path / "t", batches=100)
+    middle = trace.start + 200 * MS
+    trace.processes[0].whole_from = middle
+    assert planned(trace).recorded.count < 60
+    trace.processes[0].lost, trace.processes[0].whole_from = 7, trace.start + 350 * MS
+    with pytest.raises(PlanError, match="7 events are lost: record with minidl run --full"):
+        planned(trace)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_recording_of_sleeping_samples_predicts_other_workers(tmp_path: Path, workers: int) -> None:
+    """Sleeping does not depend on the machine's load."""
+    with minidl.trace(tmp_path / "t"), minidl.DataLoader(Sleepy(), 2, num_workers=workers) as loader:
+        for _ in loader:
+            time.sleep(0.001)
+    found = minidl.plan(tmp_path / "t", num_workers=[0, 1, 2], transport="upstream")
+    alone, one, two = rates(found)
+    assert 20 < alone < one < 27
+    assert two == pytest.approx(2 * one, rel=0.1)
+
+
+class Sleepy:
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(0.02)
+        return index
