@@ -411,10 +411,12 @@ def _say_headline(directory: Path) -> str:
 
 command(
     "record", "show what the workers of a running job are doing now", "top 4711",
-    _arg("target", metavar="DIR|PID", help="a trace's directory, or the id of a process that records one"),
+    _arg("target", metavar="DIR|PID",
+         help="a trace's directory, that of a job's ranks, or the id of a process that records"),
     _arg("--interval", type=_interval, default=1.0, metavar="S",
          help="seconds between two updates (default: %(default)s)"),
     _DATALOADER,
+    _RANK,
     _flag("--once", "print the state once and exit"),
     note="Another example: minidl top --once minidl-traces/run-1. Ctrl-C ends the display, not the job.",
 )(elsewhere("top", "hang.top"))  # fmt: skip

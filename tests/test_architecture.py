@@ -64,14 +64,14 @@ ORDER = (
     ("job", "check_ranks compare"),
     ("speed", "summary critical_path transport_use side diff findings passes audit_rules audit"),
     ("speed.plan", "machine settings loading transport_costs recorded prediction"),
-    ("hang", "top"),
     ("hang", "examine"),
     (
         "views",
         "colours frame layout scene drawn attached export chrome perfetto text sampled page picture queries "
         "live_page viewer replay_page replay_terminal",
     ),
-    ("job", "heat_map"),
+    ("job", "heat_map live_job"),
+    ("hang", "top"),
     ("speed.plan", "picture"),
     ("", "merge __init__ run demo"),
     ("hang.watch", "vitals dumps folding looks digest watcher"),

@@ -21,16 +21,16 @@ AT_MOST = {
     "minidl/resume minidl/arena minidl/device minidl/dataloader.py": 2500,
     "minidl/tracefile minidl/record": 8245,
     "minidl/playback minidl/check": 3540,
-    "minidl/hang": 6770,
+    "minidl/hang": 6798,
     "minidl/speed": 4720,
     "minidl/speed/plan": 970,
-    "minidl/job": 1365,
+    "minidl/job": 1437,
     "minidl/views": 4201,
     "minidl/explore": 2486,
     "minidl/prove": 6020,
-    "minidl": 46650,
+    "minidl": 46728,
     "notebooks": 3765,
-    "tests": 47100,
+    "tests": 47182,
 }
 
 

@@ -1,23 +1,32 @@
 """`minidl top`: a running job, followed in the terminal through its trace.
 
-Interface: `follow(target)` reads, prints and sleeps in turn; `run` is the command. It prints a `snapshot.Snapshot`.
+Interface: `follow(target)` reads, prints and sleeps in turn; `run` is the command. It prints a `snapshot.Snapshot`, and
+of a job `job.live_job.screen`: `follow_job(paths)`.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 import textwrap
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from os import PathLike
+from pathlib import Path
 from typing import TextIO
 
 from minidl.hang.headline import headline
 from minidl.hang.live import LiveTrace, find_trace
 from minidl.hang.snapshot import Job, Snapshot
+from minidl.job.digests import trace_of
+from minidl.job.live_job import LiveJob, screen
+from minidl.job.report import JobReport
+from minidl.tracefile.format import TraceError
 from minidl.tracefile.loaders import only
+from minidl.tracefile.members import members_at
 from minidl.tracefile.reader import read_trace
 
 
@@ -52,6 +61,24 @@ def follow(
         out.write("" if out.isatty() else "\n")
 
 
+def follow_job(
+    paths: Sequence[Path], interval: float = 1.0, once: bool = False, out: TextIO | None = None
+) -> JobReport:
+    """Show the state of the job at `paths`, as `follow` does. Raises TraceError if it is none, or cannot be read."""
+    out = sys.stdout if out is None else out
+    job = LiveJob(paths)
+    while True:
+        report = job.look()
+        redrawn = out.isatty() and not once
+        text = screen(report, shutil.get_terminal_size().columns)
+        out.write(_framed(text) if redrawn else f"{text}\n")
+        out.flush()
+        if once or job.over:
+            return report
+        time.sleep(max(interval, job.pause))
+        out.write("" if redrawn else "\n")
+
+
 def _framed(text: str) -> str:
     """The text for a cleared screen, wrapped to its width and cut to its height."""
     columns, rows = shutil.get_terminal_size()
@@ -63,7 +90,15 @@ def _framed(text: str) -> str:
 
 def run(arguments: argparse.Namespace) -> int:
     """`minidl top`; the exit code. Raises TraceError if there is no trace."""
+    places = [Path(arguments.target)]
     try:
+        if os.path.exists(arguments.target) and members_at(places) is not None:
+            if arguments.rank is None:
+                follow_job(places, arguments.interval, arguments.once)
+                return 0
+            arguments.target = trace_of(places, arguments.rank).path
+        elif arguments.rank is not None:
+            raise TraceError(f"{arguments.target} is no directory of ranks: omit --rank")
         follow(arguments.target, arguments.interval, arguments.once, dataloader=arguments.dataloader)
     except KeyboardInterrupt:  # the usual way to leave
         print()

@@ -18,6 +18,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -88,13 +89,16 @@ class JobRecord:
 
 
 # --- A job ------------------------------------------------------------------------------------------------------------
-def read_job(paths: Sequence[Path], progress: Progress = lambda done, total: None) -> JobRecord | None:
+def read_job(
+    paths: Sequence[Path], progress: Progress = lambda done, total: None, *, behind: float = 0.0
+) -> JobRecord | None:
     """Read the job at `paths`, by its digests. None if they are a single trace, or several runs.
 
-    progress: called with the numbers of ranks read and of all. Raises TraceError if no rank can be read.
+    progress: called with the numbers of ranks read and of all. behind: by so many seconds a digest may be older than
+    its rank's events; those of ranks that run are kept then. Raises TraceError if no rank can be read.
     """
     members = members_at(paths)
-    return None if members is None else _record(members, progress)
+    return None if members is None else _record(members, progress, behind)
 
 
 def job_of(trace: Trace) -> JobRecord | None:
@@ -103,10 +107,10 @@ def job_of(trace: Trace) -> JobRecord | None:
     return JobRecord(str(trace.path), _numbered(tables), tuple(trace.problems)) if tables else None
 
 
-def _record(members: JobMembers, progress: Progress) -> JobRecord:
+def _record(members: JobMembers, progress: Progress = lambda done, total: None, behind: float = 0.0) -> JobRecord:
     ranks: list[RankTable] = []
     problems, kept = list(members.problems), 1
-    for done, (place, found) in enumerate(_read_all(members.places), 1):
+    for done, (place, found) in enumerate(_read_all(members.places, behind), 1):
         progress(done, len(members.places))
         if isinstance(found, str):
             problems.append(found)
@@ -173,7 +177,7 @@ def trace_of(paths: Sequence[Path], rank: int | None, *, or_alone: bool = False)
     named = members.of(rank)
     if named is not None and len(parts := ranks_of(read_trace(named.path))) == 1:
         return next(iter(parts.values()))
-    of_rank = {table.facts.rank: table.path for table in _record(members, lambda done, total: None).ranks}
+    of_rank = {table.facts.rank: table.path for table in _record(members).ranks}
     if (path := of_rank.get(rank)) is None:
         raise TraceError(f"{members.name} has no rank {rank}: it has {listed(of_rank)}")
     parts = ranks_of(read_trace(path))
@@ -185,15 +189,15 @@ _Found = list[RankTable] | str
 """A trace's tables, or why it cannot be read."""
 
 
-def _read_all(places: Sequence[RankPlace]) -> Iterator[tuple[RankPlace, _Found]]:
+def _read_all(places: Sequence[RankPlace], behind: float) -> Iterator[tuple[RankPlace, _Found]]:
     """Yield each place with its tables; digests first."""
     missing = []
     for place in places:
-        if (tables := load(place.path)) is not None:
+        if (tables := load(place.path, behind)) is not None:
             yield place, tables
         else:
             missing.append(place)
-    yield from zip(missing, each(make, [place.path for place in missing]), strict=True)
+    yield from zip(missing, each(partial(make, always=behind > 0), [place.path for place in missing]), strict=True)
 
 
 def make(path: Path, *, always: bool = False) -> _Found:
@@ -294,8 +298,8 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def load(path: Path) -> list[RankTable] | None:
-    """The tables in a trace's digest; None if there is none that is as new as the trace."""
+def load(path: Path, behind: float = 0.0) -> list[RankTable] | None:
+    """The tables in a trace's digest; None if there is none that is as new as the trace, or older by `behind` s."""
     place = place_of(path)
     if not place.is_file():
         return None
@@ -305,7 +309,10 @@ def load(path: Path) -> list[RankTable] | None:
                 return None
         with np.load(place, allow_pickle=False) as arrays:
             about = json.loads(arrays["about"].tobytes())
-            if about["version"] != VERSION or [tuple(one) for one in about["files"]] != _signature(path):
+            files = _signature(path)
+            late = max((changed for *_, changed in files), default=0.0) - place.stat().st_mtime
+            known = [tuple(one) for one in about["files"]]
+            if about["version"] != VERSION or (known != files and not (0 < behind >= late)):
                 return None
             ranks = enumerate(about["ranks"])
             return [RankTable(_facts(facts), _steps(arrays, number)) for number, facts in ranks] or None

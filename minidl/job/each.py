@@ -9,6 +9,8 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
+import types
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -34,7 +36,20 @@ def each(function: Callable[[Path], T], paths: Sequence[Path]) -> Iterator[T]:
             contextlib.suppress(BrokenProcessPool),
             ProcessPoolExecutor(os.cpu_count(), context, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool,
         ):
-            for found in pool.map(function, paths, chunksize=4):
+            with _main_hidden():
+                results = pool.map(function, paths, chunksize=4)
+            for found in results:
                 yield found
                 done += 1
     yield from map(function, paths[done:])
+
+
+@contextlib.contextmanager
+def _main_hidden() -> Iterator[None]:
+    """While this is open, a process that is spawned does not run the program's main module again."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main

@@ -83,7 +83,7 @@ def heat_map(report: JobReport) -> Figure:
         left=0.09, right=0.97, bottom=0.95 / high, top=1 - (0.2 + LINE * len(title)) / high,
     )  # fmt: skip
     cells = figure.add_subplot(grid[-1, 0])
-    waits = _waits(report)
+    waits = waits_of(report)
     _map(report, cells, waits, np.arange(ranks))
     _steps(report, cells)
     if len(apart):
@@ -97,7 +97,7 @@ def heat_map(report: JobReport) -> Figure:
     return figure
 
 
-def _waits(report: JobReport) -> dict[str, tuple[str, Floats]]:
+def waits_of(report: JobReport) -> dict[str, tuple[str, Floats]]:
     """Name -> colour and share of the step's usual time, of each cause that is seen: a row a rank, a column a step."""
     meetings = report.meetings
     usual = np.maximum(1.0, np.median(meetings.took))
@@ -117,7 +117,20 @@ def _waits(report: JobReport) -> dict[str, tuple[str, Floats]]:
 def _map(report: JobReport, axes: Axes, waits: dict[str, tuple[str, Floats]], rows: Ints) -> None:
     """Draw the steps of these ranks, and where one of them was the last."""
     meetings = report.meetings
-    there = meetings.there[rows]
+    image = averaged(averaged(image_of(report, waits, rows), MOST_ROWS, 0), MOST_COLUMNS, 1)
+    steps = len(meetings.keys)
+    axes.imshow(image, aspect="auto", extent=(-0.5, steps - 0.5, len(rows) - 0.5, -0.5), interpolation="nearest")
+    held = np.flatnonzero(meetings.held & np.isin(meetings.last, rows))
+    size = float(np.clip(500 / steps, 1.5, 18))
+    axes.scatter(held, np.searchsorted(rows, meetings.last[held]), s=size, c=RED, marker="s", linewidths=0, zorder=3)
+    named = range(0, len(rows), max(1, -(-len(rows) // 24)))
+    axes.set_yticks([*named], [str(report.facts[rows[at]].rank) for at in named], fontsize=7, color=INK)
+    axes.set_ylabel("rank" if len(rows) == len(report.facts) else "the last\nranks", color=INK, fontsize=7)
+
+
+def image_of(report: JobReport, waits: dict[str, tuple[str, Floats]], rows: Ints) -> Floats:
+    """The colours of these ranks' steps, from 0 to 1: a row a rank, a column a step."""
+    there = report.meetings.there[rows]
     image = np.ones((*there.shape, 3), np.float32)
     room = np.ones(there.shape, np.float32)
     for colour, share in waits.values():
@@ -125,19 +138,10 @@ def _map(report: JobReport, axes: Axes, waits: dict[str, tuple[str, Floats]], ro
         room -= part
         image -= part[..., None] * (1 - np.array(rgb(colour), np.float32) / 255)
     image[~there] = ABSENT
-    image = _averaged(_averaged(image, MOST_ROWS, 0), MOST_COLUMNS, 1)
-    axes.imshow(
-        image, aspect="auto", extent=(-0.5, there.shape[1] - 0.5, len(rows) - 0.5, -0.5), interpolation="nearest"
-    )
-    held = np.flatnonzero(meetings.held & np.isin(meetings.last, rows))
-    size = float(np.clip(500 / there.shape[1], 1.5, 18))
-    axes.scatter(held, np.searchsorted(rows, meetings.last[held]), s=size, c=RED, marker="s", linewidths=0, zorder=3)
-    named = range(0, len(rows), max(1, -(-len(rows) // 24)))
-    axes.set_yticks([*named], [str(report.facts[rows[at]].rank) for at in named], fontsize=7, color=INK)
-    axes.set_ylabel("rank" if len(rows) == len(report.facts) else "the last\nranks", color=INK, fontsize=7)
+    return image
 
 
-def _averaged(values: Floats, most: int, axis: int) -> Floats:
+def averaged(values: Floats, most: int, axis: int) -> Floats:
     """The values with at most so many places along an axis: means of neighbours."""
     count = values.shape[axis]
     if count <= most:

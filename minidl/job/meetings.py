@@ -82,7 +82,7 @@ class Meetings:
 
     def __init__(self, tables: Sequence[RankTable]) -> None:
         self.tables = list(tables)
-        every = [_keys(table.steps) for table in self.tables]
+        every = [keys_of(table.steps) for table in self.tables]
         known, counts = np.unique(np.concatenate([np.empty(0, np.int64), *every]), return_counts=True)
         known = known[counts >= min(2, len(self.tables))]
         self.keys: list[tuple[int, int]] = [(int(key >> 32), int(key & 0xFFFFFFFF)) for key in known]
@@ -267,8 +267,8 @@ def _since(meetings: Meetings, steps: Ints) -> int:
     return best + 1 if sudden else 0
 
 
-def _keys(steps: Rows) -> Ints:
-    """One number a step, in order."""
+def keys_of(steps: Rows) -> Ints:
+    """One number a step, in order: the same in all ranks."""
     found: Ints = (steps["epoch"].astype(np.int64) << 32) + steps["number"]
     return found
 

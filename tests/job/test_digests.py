@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,7 +46,7 @@ def test_a_digest_gives_what_the_events_give_and_is_read_instead(
     place = job(tmp_path / "job", "workers-4", "starved-gpu")
     first = read(place)
     assert [table.facts.rank for table in first.ranks] == [0, 1]
-    monkeypatch.setattr(digests, "make", None)
+    monkeypatch.setattr(digests, "make", lambda path, *, always: "not to be read")
     again = read(place)
     assert all(map(same, first.ranks, again.ranks))
 
@@ -168,12 +170,18 @@ def test_of_a_long_job_the_same_steps_of_all_ranks_are_judged(tmp_path: Path, mo
 
 
 @pytest.mark.live
-def test_many_ranks_are_read_by_several_processes(tmp_path: Path) -> None:
+def test_many_ranks_are_read_by_several_processes_which_do_not_run_the_program_again(tmp_path: Path) -> None:
     place = job(tmp_path / "job", *["workers-2"] * 9)
     (place / "rank-4.minidl").write_bytes(b"nothing")
-    found = read(place)
-    assert [table.facts.rank for table in found.ranks] == [0, 1, 2, 3, 5, 6, 7, 8]
-    assert len(found.problems) == 1
+    (tmp_path / "program.py").write_text(
+        "import pathlib, sys\nfrom minidl.job.digests import read_job\nprint('begins')\n"
+        "found = read_job([pathlib.Path(sys.argv[1])])\n"
+        "print([table.facts.rank for table in found.ranks], len(found.problems))\n"
+    )
+    command = [sys.executable, str(tmp_path / "program.py"), str(place)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout == "begins\n[0, 1, 2, 3, 5, 6, 7, 8] 1\n"
+    assert not done.stderr
 
 
 def test_a_digest_has_at_most_ten_bytes_a_step_and_rounds_what_does_not_fit() -> None:

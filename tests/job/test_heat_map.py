@@ -10,7 +10,7 @@ import pytest
 from made_jobs import FETCH, MadeJob
 
 from minidl import cli
-from minidl.job.heat_map import MOST_COLUMNS, MOST_ROWS, _averaged, heat_map, in_text
+from minidl.job.heat_map import MOST_COLUMNS, MOST_ROWS, averaged, heat_map, in_text
 from minidl.job.report import JobReport
 
 pytest.importorskip("matplotlib")
@@ -48,10 +48,10 @@ def test_a_node_whose_name_is_not_utf_8_is_drawn(tmp_path: Path) -> None:
     assert "\udcff" not in in_text(report, 60)
 
 
-def test_more_steps_and_ranks_than_pixels_are_averaged(tmp_path: Path) -> None:
+def test_more_steps_and_ranks_than_pixels_areaveraged(tmp_path: Path) -> None:
     values = np.arange(10, dtype=float).reshape(5, 2)
-    assert _averaged(values, 2, 0).tolist() == [[1.0, 2.0], [6.0, 7.0]]
-    assert _averaged(values, 9, 0) is values
+    assert averaged(values, 2, 0).tolist() == [[1.0, 2.0], [6.0, 7.0]]
+    assert averaged(values, 9, 0) is values
     figure = heat_map(late(4, MOST_COLUMNS + 100))
     assert np.asarray(figure.axes[0].images[0].get_array()).shape[1] == MOST_COLUMNS < MOST_ROWS + 1
     figure.savefig(tmp_path / "job.png")

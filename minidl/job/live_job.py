@@ -1,0 +1,88 @@
+"""A running job, looked at again and again.
+
+Interface: `LiveJob(paths)`: `look()` -> the report of the newest steps; `over`: no rank runs; `pause`: seconds to the
+next look. `screen(report, width)` is what `minidl top` prints.
+
+Rules of use: of a small job, the events are read at each look; of a large one the digests, which the ranks' watchdogs
+renew each minute, and the events of the ranks without one. Looks take at most a fifth of the time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from minidl.hang.live import is_small
+from minidl.job.digests import JobRecord, read_job
+from minidl.job.heat_map import in_text
+from minidl.job.meetings import keys_of
+from minidl.job.report import JobReport
+from minidl.tracefile.format import TraceError
+from minidl.tracefile.members import members_at
+from minidl.tracefile.words import counted, listed
+
+FEW: Final = 8
+"""Ranks of a small job."""
+
+BEHIND: Final = 150.0
+"""Seconds that a digest may be behind its rank: it is renewed each minute, or more seldom if that takes long."""
+
+RECENT: Final = 240
+"""The newest steps that are judged."""
+
+SHARE: Final = 5
+"""Looks take at most this part of the time."""
+
+
+class LiveJob:
+    """The job at `paths`. Raises TraceError if it is none."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        members = members_at(paths)
+        if members is None:
+            raise TraceError(f"{paths[0]} is no job")
+        self.paths, self.name = paths, members.name
+        self.over, self.pause = False, 0.0
+
+    def look(self) -> JobReport:
+        """Read what is new. Raises TraceError if no rank can be read."""
+        begun = time.monotonic()
+        members = members_at(self.paths)
+        small = members is not None and len(members.places) <= FEW and all(is_small(one.path) for one in members.places)
+        record = read_job(self.paths, behind=0.0 if small else BEHIND)
+        if record is None:
+            raise TraceError(f"{self.name} is no job any more")
+        report = JobReport(recent(record))
+        self.over = not any(one.running for one in report.facts)
+        self.pause = (SHARE - 1) * (time.monotonic() - begun)
+        return report
+
+
+def recent(record: JobRecord) -> JobRecord:
+    """The job with its newest steps alone."""
+    known = np.unique(np.concatenate([keys_of(table.steps) for table in record.ranks]))
+    if len(known) <= RECENT:
+        return record
+    ranks = [replace(one, steps=one.steps[keys_of(one.steps) >= known[-RECENT]]) for one in record.ranks]
+    return replace(record, ranks=tuple(ranks))
+
+
+def state(report: JobReport) -> str:
+    """How many ranks run, and what became of the others."""
+    counts = Counter("running" if one.running else one.outcome if one.outcome != "fine" else "" for one in report.facts)
+    running = counts.pop("running", 0)
+    others = [f"{count} {name or 'ended well'}" for name, count in counts.most_common()]
+    return f"{running} of {counted(len(report.facts), 'rank')} running" + f"; {listed(others)}" * bool(others)
+
+
+def screen(report: JobReport, width: int) -> str:
+    """The job now: its headline, the ranks that matter, and what they did in each step."""
+    _, *rows = in_text(report, width).splitlines()
+    text = report.text().splitlines()
+    return "\n".join([*text, f"{state(report)}; the newest {counted(len(report.meetings.keys), 'step')}:", *rows])
