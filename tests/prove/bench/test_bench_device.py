@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -144,15 +143,14 @@ def used() -> None:
 
 @gpu
 def test_our_copies_are_the_profilers(used: None) -> None:
-    """The same copies, of the same length, at the same times; what is left between is what an event costs."""
+    """One shift of the clocks puts each of the profiler's copies into our span of it, to our clock's error.
+
+    Ours begins and ends with an event of the stream: it holds what the host needs to issue a copy on an idle stream.
+    """
     found = compare_with_profiler(plan(False), size=16, batches=32)
     assert set(found.bytes.tolist()) == {16 << 20}
-    longer = found.ours - found.theirs
-    assert np.median(longer) < 50_000
-    assert np.median(longer) > -5_000
-    off = found.begins - np.median(found.begins)
-    assert np.percentile(np.abs(off), 90) < 100_000 + found.error
-    assert abs(np.median(found.begins)) < 5_000_000, "both are times of this host"
+    ends = found.begins + found.ours - found.theirs
+    assert found.begins.max() <= ends.min() + 2 * found.error
 
 
 @gpu
