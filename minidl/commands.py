@@ -595,12 +595,12 @@ def _save(command: str, path: Path, draw: Callable[[], Figure]) -> None:
 
 
 @command(
-    "understand", "open a trace in the browser, served by this machine", f"view {_RUN}",
+    "understand", "open a trace or a job in the browser, served by this machine", f"view {_RUN}",
     _TRACE_UNLESS_LIST,
     _DATALOADER,
     _RANK,
     _flag("--perfetto", "open Perfetto instead of the page (the page has a link to it)"),
-    _flag("--live", "follow a running job; TRACE is its directory, or the id of its process"),
+    _flag("--live", "follow a running job; TRACE is its directory, also of all ranks, or the id of its process"),
     _arg("--along", action="store_true", help=argparse.SUPPRESS),
     _arg("--port", type=_port, default=0, metavar="N", help="listen on this port (default: any free one)"),
     _arg("--query", dest="queries", action="append", metavar="NAME",
@@ -610,10 +610,16 @@ def _save(command: str, path: Path, draw: Callable[[], Figure]) -> None:
 )  # fmt: skip
 def view(arguments: Namespace) -> int:
     from minidl.views.queries import QUERIES
-    from minidl.views.viewer import ViewerError, serve
+    from minidl.views.viewer import ViewerError, serve, serve_job
 
     if arguments.list_queries:
         print("\n".join(f"{name:<8} {query.about}" for name, query in QUERIES.items()))
+        return OK
+    if _is_job(arguments):
+        if arguments.dataloader is not None or arguments.perfetto or arguments.queries:
+            raise CommandError(f"view: {arguments.trace} is a job: --dataloader, --perfetto and --query need --rank N")
+        with _prefixed("view", ViewerError):
+            serve_job([arguments.trace], arguments.browser, arguments.port, live=arguments.live)
         return OK
     if arguments.live:
         return _view_live(arguments)
@@ -630,13 +636,24 @@ def view(arguments: Namespace) -> int:
     return OK
 
 
+def _is_job(arguments: Namespace) -> bool:
+    """Whether a command with one path is about all ranks of a job."""
+    from minidl.tracefile.members import members_at
+
+    there = arguments.trace is not None and arguments.trace.exists() and arguments.rank is None
+    return there and members_at([arguments.trace]) is not None
+
+
 def _view_live(arguments: Namespace) -> int:
+    from minidl.job.digests import trace_of
     from minidl.views.viewer import ViewerError, serve_along, serve_live
 
     if arguments.dataloader is not None:
         raise CommandError("view: --live shows all DataLoaders: omit --dataloader, and choose one in the page")
     if arguments.trace is None:
         raise CommandError("view: --live needs a trace's directory, or the id of a process that records one")
+    if arguments.rank is not None:
+        arguments.trace = trace_of([arguments.trace], arguments.rank).path
     with _prefixed("view", ViewerError):
         if arguments.along:
             serve_along(arguments.trace, arguments.browser, arguments.port, sys.stdin)

@@ -67,10 +67,10 @@ ORDER = (
     ("hang", "examine"),
     (
         "views",
-        "colours frame layout scene drawn attached export chrome perfetto text sampled page picture queries "
-        "live_page viewer replay_page replay_terminal",
+        "colours frame layout scene drawn attached export chrome perfetto text sampled page picture queries live_page",
     ),
-    ("job", "heat_map live_job"),
+    ("job", "heat_map live_job job_page"),
+    ("views", "viewer replay_page replay_terminal"),
     ("hang", "top"),
     ("speed.plan", "picture"),
     ("", "merge __init__ run demo"),

@@ -54,7 +54,7 @@ _COLOURS: Final = {
     Cause.PIN: paint(ev.PIN[0]).colour,
     Cause.SAMPLER: paint(ev.SAMPLER_NEXT[0]).colour,
 }
-_REST, _WAITS_FOR_OTHERS = "#4c5054", "#c9d6e6"
+_REST, _WAITS_FOR_OTHERS, _OWN = "#4c5054", "#c9d6e6", "#a9997f"
 
 SEEN: Final = 0.01
 """The share of a rank's time from which a cause is in the legend."""
@@ -63,7 +63,7 @@ INK, FAINT, PAPER = (THEMES["light"][name] for name in ("ink", "faint", "paper")
 
 
 def heat_map(report: JobReport) -> Figure:
-    """Draw a job: above, the lateness of the last rank in each step; below, ranks by steps; beside, who is late.
+    """Draw a job: above, how late the last rank of each step was, and why; below, ranks by steps; beside, who is late.
 
     Of many ranks, those that are late most are drawn once more, as rows that one can see. Raises ValueError without two
     steps, ImportError without matplotlib.
@@ -168,11 +168,16 @@ def _steps(report: JobReport, axes: Axes) -> None:
 
 
 def _lateness(report: JobReport, axes: Axes) -> None:
-    """Draw by how much the last rank of each step was late."""
+    """Draw the critical path: by how much the last rank of each step was late, and because of what."""
     meetings = report.meetings
     unit = unit_of(1000 * float(meetings.cost.max(initial=1)))
-    late = meetings.cost * 1000 / unit.ns
-    axes.stairs(late, np.arange(len(late) + 1) - 0.5, fill=True, color=RED, alpha=0.75, linewidth=0)
+    colours = [*(_COLOURS.get(cause, _REST) for cause in CAUSES), _OWN]
+    below = np.zeros(len(meetings.keys))
+    for colour, part in zip(colours, meetings.why(), strict=True):
+        above = below + part * 1000 / unit.ns
+        if part.any():
+            axes.stairs(above, np.arange(len(above) + 1) - 0.5, baseline=below, fill=True, color=colour, linewidth=0)
+        below = above
     axes.set_ylabel(f"last rank\nlate, {unit.name}", color=INK, fontsize=7)
     axes.tick_params(axis="x", labelbottom=False, length=0)
     axes.tick_params(axis="y", labelsize=7, colors=INK)
@@ -204,6 +209,7 @@ def _legend(figure: Figure, signs: dict[str, str]) -> None:
 
     handles: list[Patch | Line2D] = [Patch(facecolor=colour, label=name) for name, colour in signs.items()]
     handles.append(Patch(facecolor=PAPER, edgecolor=FAINT, linewidth=0.5, label="its own step"))
+    handles.append(Patch(facecolor=_OWN, label="above: a longer step of its own"))
     handles.append(Line2D([], [], color=RED, marker="s", linewidth=0, markersize=4, label="the last rank of a step"))
     figure.legend(handles=handles, loc="lower left", bbox_to_anchor=(0.08, 0.0), ncols=4, fontsize=7, frameon=False)
 

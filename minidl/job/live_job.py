@@ -50,15 +50,15 @@ class LiveJob:
         self.paths, self.name = paths, members.name
         self.over, self.pause = False, 0.0
 
-    def look(self) -> JobReport:
-        """Read what is new. Raises TraceError if no rank can be read."""
+    def look(self, *, newest: bool = True) -> JobReport:
+        """Read what is new. newest: judge the newest steps alone. Raises TraceError if no rank can be read."""
         begun = time.monotonic()
         members = members_at(self.paths)
         small = members is not None and len(members.places) <= FEW and all(is_small(one.path) for one in members.places)
-        record = read_job(self.paths, behind=0.0 if small else BEHIND)
+        record = read_job(self.paths, behind=0.0 if small or not newest else BEHIND)
         if record is None:
             raise TraceError(f"{self.name} is no job any more")
-        report = JobReport(recent(record))
+        report = JobReport(recent(record) if newest else record)
         self.over = not any(one.running for one in report.facts)
         self.pause = (SHARE - 1) * (time.monotonic() - begun)
         return report

