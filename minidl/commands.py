@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from minidl.job.digests import JobRecord
+    from minidl.speed.diff import Diff
+    from minidl.speed.gate import GateResult, Limit
     from minidl.tracefile.reader import Trace
 
 OK, FOUND = 0, 1
@@ -139,6 +141,18 @@ def _listed(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
             raise argparse.ArgumentTypeError(f"{text!r} is no list of values with commas between them") from None
 
     return read
+
+
+def _limit(text: str) -> Limit:
+    from minidl.speed.gate import KINDS, limit  # imports NumPy: only if the option is given
+
+    try:
+        return limit(text)
+    except ValueError:
+        kinds = ", ".join(KINDS)
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no limit: give one of {kinds}, and a share, as slower:5%"
+        ) from None
 
 
 def _yes(word: str) -> bool:
@@ -807,6 +821,9 @@ command(
     _RANK,
     _flag("--workers", "also compare the stages of each worker"),
     _flag("--force", "compare even if the datasets differ"),
+    _arg("--fail-if", action="append", type=_limit, default=[], metavar="WHAT:LIMIT",
+         help="exit code 1 if B is worse by more than LIMIT, beyond the noise: slower:5%%, waiting:10%% (points of the "
+              "loop's time), first-batch:50%%, memory:20%%; may be repeated"),
     _flag("--json", "print the comparison as JSON"),
     _arg("-o", "--output", type=Path, metavar="FILE",
          help="also draw both timelines on one axis, as a picture (.png, .svg) or a page (.html)"),
@@ -839,8 +856,23 @@ def diff(arguments: Namespace) -> int:
             from minidl.views.picture import before_and_after
 
             _save("diff", arguments.output, lambda: before_and_after(traces, loaders, found.headline))
-    print(json.dumps(found.facts(), indent=1) if arguments.json else found.text(workers=arguments.workers))
-    return OK
+    limits = _judged(found, traces, arguments.fail_if)
+    if arguments.json:
+        print(json.dumps(found.facts() | {"limits": [one.facts() for one in limits]}, indent=1))
+    else:
+        print(*(one.reason for one in limits), found.text(workers=arguments.workers), sep="\n")
+    return FOUND if any(one.exceeded for one in limits) else OK
+
+
+def _judged(found: Diff, traces: Sequence[Trace], limits: Sequence[Limit]) -> list[GateResult]:
+    """Judge a comparison. Raises CommandError if one of the limits cannot be judged."""
+    from minidl.speed.gate import judged
+
+    judgements = judged(found, traces, limits)
+    for one in judgements:
+        if one.exceeded is None:
+            raise CommandError(f"diff: --fail-if {one.reason}")
+    return judgements
 
 
 def _diff_of_jobs(arguments: Namespace, a: JobRecord, b: JobRecord) -> int:
@@ -849,6 +881,8 @@ def _diff_of_jobs(arguments: Namespace, a: JobRecord, b: JobRecord) -> int:
     from minidl.job.compare import JobDiff
     from minidl.job.report import JobReport
 
+    if arguments.fail_if:
+        raise CommandError(f"diff: {a.name} and {b.name} are jobs: --fail-if needs one rank of each, by --rank N")
     if arguments.workers:
         raise CommandError(f"diff: {a.name} and {b.name} are jobs: --workers needs one rank of each, by --rank N")
     if arguments.output is not None:

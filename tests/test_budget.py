@@ -22,15 +22,15 @@ AT_MOST = {
     "minidl/tracefile minidl/record": 8245,
     "minidl/playback minidl/check": 3540,
     "minidl/hang": 6798,
-    "minidl/speed": 4720,
-    "minidl/speed/plan": 970,
+    "minidl/speed": 4760,
+    "minidl/speed/plan": 928,
     "minidl/job": 1540,
     "minidl/views": 4222,
     "minidl/explore": 2486,
     "minidl/prove": 6020,
-    "minidl": 46870,
+    "minidl": 46986,
     "notebooks": 3765,
-    "tests": 47268,
+    "tests": 47338,
 }
 
 

@@ -23,7 +23,7 @@ import torch
 
 import minidl
 from minidl.prove.bench.child import in_child
-from minidl.prove.bench.loader import Kind, Samples, _picture, epochs_of, serving
+from minidl.prove.bench.loader import Samples, _picture, _record, epochs_of, serving
 from minidl.prove.bench.pairs import Row
 from minidl.speed.plan.loading import steady
 from minidl.speed.plan.prediction import plan
@@ -74,10 +74,6 @@ class Stream(minidl.IterableDataset[Any]):
         return map(self.make, range(first, self.count, each))
 
 
-def _number(index: int) -> int:
-    return index
-
-
 @dataclass(frozen=True)
 class Workload:
     """A program: samples, batches, and a training step that sleeps and burns so many ms."""
@@ -122,7 +118,7 @@ WORKLOADS: Final = {
     "consumer that computes": Workload(Cost(burns=2), sleeps=0, burns=6),
     "real JPEGs": Workload(_picture, 8, sleeps=3),
     "a stream": Workload(Cost(sleeps=3, burns=0.5), stream=True),
-    "many tiny samples": Workload(_number, 256, 1000, sleeps=0.2),
+    "many tiny samples": Workload(_record, 64),
 }
 
 
@@ -133,7 +129,7 @@ def _rate(workload: Workload, setting: LoaderSetting) -> float:
     return 1e9 * count / ns
 
 
-def _record(workload: Workload, setting: LoaderSetting, place: str) -> None:
+def _run_recorded(workload: Workload, setting: LoaderSetting, place: str) -> None:
     with minidl.trace(place):
         workload.run(setting)
 
@@ -163,7 +159,7 @@ def bench_plan(quick: bool) -> list[Row]:
 def _rows(name: str, workload: Workload, costs: TransportCosts, rounds: int) -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="minidl-bench-") as place:
         progress(f"plan: {name}: recording")
-        in_child(_record, workload, LoaderSetting(RECORDED), place + "/trace")
+        in_child(_run_recorded, workload, LoaderSetting(RECORDED), place + "/trace")
         recorded = read(minidl.read_trace(place + "/trace"))
         found = plan(recorded.trace, num_workers=list(WORKERS), transport=list(TRANSPORTS), transports=costs)
     measured: dict[LoaderSetting, list[float]] = {}
@@ -183,35 +179,36 @@ def _rows(name: str, workload: Workload, costs: TransportCosts, rounds: int) -> 
 # --- The costs of transports ------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class _Same:
-    """A sample that costs nothing: the same tensor always, of so many bytes."""
+    """A sample that costs nothing: so many tensors of so many bytes, always the same."""
 
+    tensors: int
     size: int
 
-    def __call__(self, index: int) -> torch.Tensor:
-        return torch.from_numpy(np.zeros(self.size, np.uint8))
+    def __call__(self, index: int) -> tuple[torch.Tensor, ...]:
+        return (torch.from_numpy(np.zeros(self.size, np.uint8)),) * self.tensors
 
 
 def calibrated(rounds: int = 8) -> TransportCosts:
     """Measure what a batch costs by each transport, in CPU time of a worker and of the loader."""
     lines: dict[str, tuple[Line, Line]] = {}
-    sizes = 1 << 10, 1 << 22
+    size, large, many = 1 << 10, 1 << 22, 17
     for name in ("alone", *TRANSPORTS):
         progress(f"transport: calibrating {name}")
-        small, large = (in_child(_cpu_times, name, size, rounds) for size in sizes)
-        by_byte = [max(0.0, (b - a) / (sizes[1] - sizes[0])) for a, b in zip(small, large, strict=True)]
-        worker, loader = (max(0.0, a - each * sizes[0]) for a, each in zip(small, by_byte, strict=True))
-        lines[name] = (worker, by_byte[0]), (loader, by_byte[1])
+        kinds = _Same(1, size), _Same(1, large), _Same(many, size)
+        one, larger, more = (np.array(in_child(_cpu_times, name, kind, rounds)) for kind in kinds)
+        byte, tensor = (larger - one).clip(0) / (large - size), (more - one).clip(0) / (many - 1)
+        batch = (one - tensor - byte * size).clip(0)
+        lines[name] = tuple(tuple(map(float, line)) for line in np.array([batch, tensor, byte]).T)  # type: ignore[assignment]
     progress("")
     return TransportCosts(lines, measured=True)
 
 
-def _cpu_times(name: str, size: int, rounds: int) -> tuple[float, float]:
-    """CPU ns a batch of `size` bytes, of the worker (or, alone, of all) and of the loader."""
-    kind = Kind(_Same(size), 1, 200 if size < 1 << 20 else 50)
-    options: dict[str, Any] = (
-        {} if name == "alone" else {"num_workers": 1, "transport": name, "persistent_workers": True}
-    )
-    with serving(minidl.DataLoader(Samples(kind.batches, kind.make), 1, **options)) as loader:
+def _cpu_times(name: str, make: _Same, rounds: int) -> tuple[float, float]:
+    """CPU ns of such a batch, of the worker (or, alone, of all) and of the loader."""
+    batches = 200 if make.size < 1 << 20 else 50
+    options: dict[str, Any] = {"num_workers": 1, "transport": name, "persistent_workers": True}
+    options = {} if name == "alone" else options
+    with serving(minidl.DataLoader(Samples(batches, make), 1, **options)) as loader:
         found = [next(epochs).extra for epochs in [epochs_of(loader)] for _ in range(rounds)]
     own, workers = (1000 * statistics.median(one[f"CPU µs, {who}"] for one in found) for who in ("loader", "workers"))
     return (own, 0.0) if name == "alone" else (workers, own)

@@ -39,8 +39,9 @@ class Costs:
     waiting for what only one worker can use at a time. send: pickling and writing, by a feeder thread if `feeder`.
     read: receiving and rebuilding; pin: copying into page-locked memory. step: of the training loop, an item for each
     yielded batch. alone: fetching without workers. sizes: bytes. own: CPU time of the loader's thread for each batch.
-    start: CPU time of the loader to start a worker, and of the worker until it is ready. hops: waits between putting a
-    task and the worker's work on it, between a result and its feeder's work, between writing and reading it.
+    start: CPU time of the loader to start a worker, and what the worker does before its first batch. hops: waits
+    between putting a task and the worker's work on it, between a result and its feeder's work, between writing and
+    reading it.
     """
 
     draw: Sequence[float]
@@ -53,7 +54,7 @@ class Costs:
     sizes: Sequence[int]
     exclusive: float = 0.0
     own: float = 0.0
-    start: tuple[float, float] = (0.0, 0.0)
+    start: tuple[float, Work] = (0.0, Work(0.0))
     hops: tuple[float, float, float] = (0.0, 0.0, 0.0)
     feeder: bool = True
 
@@ -193,7 +194,7 @@ class Loading:
     # --- Workers and threads ------------------------------------------------------------------------------------------
     def _worker(self, number: int) -> Actor:
         costs, machine = self.costs, self.machine
-        yield Work(costs.start[1])
+        yield costs.start[1]
         while True:
             waits = machine.now
             task = yield self.tasks[number]

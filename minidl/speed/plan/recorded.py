@@ -45,7 +45,10 @@ COMPUTES: Final = 0.2
 they are what it takes to wake a thread."""
 
 HOPS: Final = (250_000.0, 60_000.0, 80_000.0)
-"""ns between put and get, where the recording has no worker that waited; see `Costs.hops`."""
+"""ns that a message travels, see `Costs.hops`: through a feeder thread and a pipe, and until its reader wakes."""
+
+COLD: Final = 0.5
+"""A first batch of a worker that takes longer than others by a larger share of their time warms the worker up."""
 
 START: Final = (8e6, 15e6)
 """CPU ns to start a worker by fork, of the loader and of the worker, where the recording has started none."""
@@ -80,8 +83,9 @@ class Parts:
 class Recorded:
     """The costs that one recording shows. base: its own setting; rate: its batches/s in the steady state.
 
-    worker: what a worker's thread does beside a fetch, ns; cpus: that the run could use; epoch: batches of an epoch;
-    others: threads of other programs that computed meanwhile; notes: what it cannot tell, in words.
+    sizes, tensors: bytes of each batch, and tensors of one. worker: what a worker's thread does beside a fetch, ns;
+    epoch: batches of an epoch; others: threads of other programs that computed meanwhile; notes: what it cannot tell,
+    in words.
     """
 
     trace: Trace
@@ -94,11 +98,11 @@ class Recorded:
     pin: Parts
     step: Parts
     sizes: Ints
+    tensors: float
     batch_size: float
     own: float
     worker: float
-    start: tuple[float, float]
-    hops: tuple[float, float, float]
+    start: tuple[float, Work]
     epoch: int
     shutdown: float
     transports: TransportCosts
@@ -124,11 +128,13 @@ class Recorded:
         base, table = self.base, self.transports
         had = base.transport if base.num_workers else "alone"
         gets = setting.transport if setting.num_workers else "alone"
-        more_in_worker = table.worker(gets, self.sizes) - table.worker(had, self.sizes)
-        more_in_loader = table.loader(gets, self.sizes) - table.loader(had, self.sizes)
+        in_worker, in_loader = (
+            {name: table.cpu(who, name, self.tensors, self.sizes) for name in (had, gets, "alone")} for who in (0, 1)
+        )
         fetch = Parts(self.fetch.cpu + self.worker, self.fetch.wait - self.exclusive).times(setting.samples)
-        alone = (fetch + self.send).plus(table.worker("alone", self.sizes) - table.worker(had, self.sizes))
-        costs = [fetch.plus(more_in_worker), self.send, self.read.plus(more_in_loader), self.pin, alone]
+        alone = (fetch + self.send).plus(in_worker["alone"] - in_worker[had])
+        worker, loader = fetch.plus(in_worker[gets] - in_worker[had]), self.read.plus(in_loader[gets] - in_loader[had])
+        costs = [worker, self.send, loader, self.pin, alone]
         step, draw, sizes = self.step.times(setting.consumer), self.draw, self.sizes
         if setting.batch_size and setting.batch_size != self.batch_size:
             by = setting.batch_size / self.batch_size
@@ -139,7 +145,7 @@ class Recorded:
         return Costs(
             draw=draw.tolist(), fetch=fetch.steps(), send=send.steps(), read=read.steps(), pin=pin.steps(),
             step=step.steps(), alone=alone.steps(), sizes=sizes.tolist(), exclusive=self.exclusive * setting.samples,
-            own=self.own, start=(0.0, 0.0) if setting.persistent else self.start, hops=self.hops,
+            own=self.own, start=(0.0, Work(0.0)) if setting.persistent else self.start, hops=HOPS,
             feeder=setting.transport == "upstream",
         )  # fmt: skip
 
@@ -264,7 +270,8 @@ class _CostsReader:
             cpus=cpus_of(self.trace.manifest) or 1.0,
         )
         draws = self.of(ev.SAMPLER_NEXT)
-        fetch = self.split(self.fetches).plus(-self._recording())
+        fetch, warm = self._warmed(self.split(self.fetches).plus(-self._recording()))
+        rebuilt = self.of(ev.RESULT_REBUILD)
         send = self.parts(ev.RESULT_PICKLE, ev.RESULT_WRITE)
         epochs = max(1, int(np.count_nonzero(self.events["code"] == ev.EPOCH[0])))
         shutdown = durations(self.of(ev.SHUTDOWN))
@@ -280,11 +287,11 @@ class _CostsReader:
             pin=self.parts(ev.PIN),
             step=self.split(self.steps),
             sizes=self._sizes(),
+            tensors=float(rebuilt["ex"].mean()) if len(rebuilt) else 1.0,
             batch_size=float(self.fetches["bx"].mean()) or 1.0,
             own=max(0.0, self._own() - float(np.median(draw))),
             worker=self._beside_fetches(float(np.median(send.cpu + send.wait)) if slabs else 0.0),
-            start=self._start(),
-            hops=self._hops(slabs),
+            start=self._start(warm),
             epoch=max(1, len(self.steps) // epochs),
             shutdown=float(shutdown.mean()) if len(shutdown) else 0.0,
             transports=transport_costs(self.trace.manifest),
@@ -336,59 +343,28 @@ class _CostsReader:
             found.append(took - durations(fetches[whole]))
         return max(0.0, float(np.median(np.concatenate(found))) - sending) if found else 0.0
 
-    def _start(self) -> tuple[float, float]:
-        """What a worker's start costs the loader, and the worker until it is ready."""
+    def _warmed(self, fetch: Parts) -> tuple[Parts, Work]:
+        """The costs with each worker's first batch as its others, and what such a first one costs more on average."""
+        _, first = np.unique(self.fetches["process"], return_index=True)
+        cold, more = np.zeros(len(self.keys), bool), []
+        cold[first] = True
+        parts = []
+        for values in (fetch.cpu, fetch.wait):
+            median = float(np.median(values))
+            more.append(max(0.0, float(values[cold].mean()) - median))
+            parts.append(np.where(cold, np.minimum(values, median), values))
+        slow = sum(more) > COLD * float(np.median(fetch.cpu + fetch.wait))
+        return (Parts(*parts), Work(*more)) if slow else (fetch, Work(0.0))
+
+    def _start(self, warm: Work) -> tuple[float, Work]:
+        """What a worker's start costs the loader, and the worker until its first batch is as fast as others."""
         begun, ready = self.of(ev.WORKER_START), self.events[self.events["code"] == ev.WORKER_READY]
         if not len(begun) or not len(ready):
-            return START
+            return START[0], Work(START[1] + warm.cpu, warm.wait)
         order = np.argsort(begun["ex"])
         at = np.searchsorted(begun["ex"][order], ready["x"]).clip(max=len(begun) - 1)  # both have its pid
         after = ready["time"] - begun["end"][order[at]]
-        return float(np.median(durations(begun))), max(0.0, float(np.median(after)))
-
-    def _hops(self, slabs: bool) -> tuple[float, float, float]:
-        """See `Costs.hops`."""
-        if not self.workers:
-            return HOPS
-        puts = self.events[self.events["code"] == ev.INDEX_PUT]
-        tasks = self.of(ev.INDEX_GET)
-        put = self.aligned(_as_spans(puts), puts["time"].astype(float))
-        got, asked = (self.aligned(tasks[tasks["end_task"] >= 0], tasks[tasks["end_task"] >= 0][name].astype(float))
-                      for name in ("end", "begin"))  # fmt: skip
-        results = self.events[self.events["code"] == ev.RESULT_PUT]
-        answered = self.aligned(_as_spans(results), results["time"].astype(float))
-        pickled, written = self.of(ev.RESULT_PICKLE), self.of(ev.RESULT_WRITE)
-        rebuilt, gets = self.of(ev.RESULT_REBUILD), self.of(ev.RESULT_GET)
-        gets = gets[gets["end_task"] >= 0]
-        came, waited = self.aligned(rebuilt, rebuilt["begin"].astype(float)), self._begins(gets)
-        sent = self.aligned(written, written["end"].astype(float))
-        taken = self.aligned(pickled, pickled["begin"].astype(float))
-        return (
-            _median(got - put, asked < put, HOPS[0]),
-            0.0 if slabs else _median(taken - answered, answered > 0, HOPS[1]),
-            _median(came - sent, waited < sent, HOPS[2]),
-        )
-
-    def _begins(self, gets: Rows) -> Floats:
-        """When the read of each batch began: of spans whose end alone names the task."""
-        rows = gets.copy()
-        rows["task"] = rows["end_task"]
-        return self.aligned(rows, rows["begin"].astype(float))
-
-
-def _as_spans(events: Rows) -> Rows:
-    """Events with the column that `aligned` takes their time from."""
-    names = [(name, events.dtype[name]) for name in ("loader", "task")]
-    out = np.zeros(len(events), [*names, ("begin", "<i8")])
-    for name in ("loader", "task"):
-        out[name] = events[name]
-    out["begin"] = events["time"]
-    return out
-
-
-def _median(values: Floats, which: Any, otherwise: float) -> float:
-    found = values[which & (values > 0)]
-    return float(np.median(found)) if len(found) else otherwise
+        return float(np.median(durations(begun))), Work(max(0.0, float(np.median(after))) + warm.cpu, warm.wait)
 
 
 def _others(recorded: Recorded, without_cpu: float) -> float:

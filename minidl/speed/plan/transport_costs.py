@@ -21,13 +21,13 @@ import numpy as np
 
 from minidl.tracefile.arrays import Floats, Ints
 
-Line = tuple[float, float]
-"""ns of CPU time for a batch, and for each byte of it."""
+Line = tuple[float, float, float]
+"""ns of CPU time for a batch, for each tensor, and for each byte of it."""
 
 TYPICAL: Final[Mapping[str, tuple[Line, Line]]] = {
-    "alone": ((60_000.0, 0.25), (0.0, 0.0)),
-    "upstream": ((400_000.0, 0.6), (500_000.0, 0.15)),
-    "arena": ((250_000.0, 0.25), (250_000.0, 0.05)),
+    "alone": ((10_000.0, 5_000.0, 0.13), (0.0, 0.0, 0.0)),
+    "upstream": ((150_000.0, 120_000.0, 0.55), (100_000.0, 100_000.0, 0.06)),
+    "arena": ((35_000.0, 8_000.0, 0.15), (35_000.0, 4_000.0, 0.01)),
 }
 """By transport: of a worker, and of the loader; of a machine that is not known."""
 
@@ -39,17 +39,13 @@ class TransportCosts:
     lines: Mapping[str, tuple[Line, Line]]
     measured: bool = False
 
-    def worker(self, transport: str, sizes: Ints) -> Floats:
-        """CPU ns of the worker for batches of these bytes; of the loader's process if it fetches alone."""
-        return _on(self.lines[transport][0], sizes)
+    def cpu(self, who: int, transport: str, tensors: float, sizes: Ints) -> Floats:
+        """CPU ns for batches of these bytes, of the worker (who=0) or of the loader's process (1).
 
-    def loader(self, transport: str, sizes: Ints) -> Floats:
-        """CPU ns of the loader's process for batches of these bytes."""
-        return _on(self.lines[transport][1], sizes)
-
-
-def _on(line: Line, sizes: Ints) -> Floats:
-    return np.add(line[0], line[1] * sizes.astype(np.float64))
+        transport "alone": the loader's process fetches, and stands in the worker's place.
+        """
+        batch, tensor, byte = self.lines[transport][who]
+        return np.add(batch + tensor * tensors, byte * sizes.astype(np.float64))
 
 
 def place() -> Path:
@@ -71,6 +67,8 @@ def transport_costs(manifest: Mapping[str, Any]) -> TransportCosts:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         kept = json.loads(place().read_text())
         if kept["host"] == manifest.get("host"):
-            lines = {name: tuple((float(a), float(b)) for a, b in kept["lines"][name]) for name in TYPICAL}
+            lines = {name: tuple(tuple(map(float, line)) for line in kept["lines"][name]) for name in TYPICAL}
+            if {len(line) for both in lines.values() for line in both} != {3}:
+                raise ValueError(lines)
             return TransportCosts(lines, measured=True)  # type: ignore[arg-type]
     return TransportCosts(TYPICAL)

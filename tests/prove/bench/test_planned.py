@@ -48,4 +48,4 @@ def test_a_transport_costs_more_than_none_and_more_for_more_bytes() -> None:
     costs = planned.calibrated(rounds=1).lines
     assert list(costs) == ["alone", "upstream", "arena"]
     assert costs["upstream"][0][0] > costs["alone"][0][0]
-    assert all(by_byte >= 0 for lines in costs.values() for _, by_byte in lines)
+    assert all(cost >= 0 for lines in costs.values() for line in lines for cost in line)
