@@ -317,14 +317,15 @@ def _after_demo(path: Path, losses: Sequence[float]) -> int:
     _flag("-m", "run a module, as python -m does", dest="module"),
     _arg("command", nargs=argparse.REMAINDER, metavar="SCRIPT ARGS…",
          help="the script or module, then its own arguments"),
-    note="With several ranks (torchrun sets RANK), each rank records into DIR/rank-N. The exit code is the\n"
+    note="With several ranks (of torchrun, srun, mpirun, accelerate), each rank records into DIR/rank-N; after an\n"
+    "elastic restart into DIR/rank-N.2; without --trace, DIR is minidl-traces/job-ID. The exit code is the\n"
     "script's; 2 if there is no such script. A program that uses minidl itself does not need this command:\n"
     "MINIDL_TRACE=DIR records it. MINIDL_TRACE_DETAIL=batch, MINIDL_TRACE_RING=full (or MiB per process),\n"
     "MINIDL_TRACE_CPU=on|off, MINIDL_HANG_AFTER=S and MINIDL_ON_HANG stand for the options above.",
 )  # fmt: skip
 def run(arguments: Namespace) -> int:
     from minidl import run
-    from minidl.record.group import rank_directory, rank_name
+    from minidl.record.group import job_directory, rank_directory, rank_name
 
     if arguments.command[:1] == ["--"]:
         del arguments.command[0]
@@ -333,7 +334,7 @@ def run(arguments: Namespace) -> int:
         raise CommandError(f"run: no {what} given; example: minidl run train.py --epochs 2")
     rank = rank_name()
     if arguments.trace is None:
-        directory = run.free_directory(Path("minidl-traces"), rank or "run")
+        directory = job_directory() or run.free_directory(Path("minidl-traces"), rank or "run")
     else:
         directory = rank_directory(arguments.trace)  # the ranks of a job share one command line
     taken = (directory / "manifest.json").exists()
@@ -360,7 +361,7 @@ def run(arguments: Namespace) -> int:
         if not taken and (directory / "manifest.json").exists():
             command = _say_headline(directory)
             terminal.say(f"minidl: recorded in {directory}; next: minidl {command} {directory}")
-        elif arguments.trace is None:
+        elif arguments.trace is None and directory.exists():
             directory.rmdir()
     return code
 

@@ -2,7 +2,8 @@
 
 Interface: `stat_fields(pid)`, `stat_of(text)` of a file that was read, `born(fields)`, `was_there(fields, moment)`,
 `is_alive(pid)`, `status_of(text)`; `children_of(pid)`, `descendants_of(pid)`, `every_process()`; `boot_id()`;
-`HeldProcess(pid)`, `signal_if(pid, signum, is_meant)`, `kill_if(pid, is_meant)`; `remove_segments_of(pids)`.
+`HeldProcess(pid)`, `signal_if(pid, signum, is_meant)`, `kill_if(pid, is_meant)`; `remove_segments_of(pids)`;
+`launched(variables)`: which rank of a job a process is.
 proc(5) names the fields; here the first one is the state, since the name before it may have blanks and brackets.
 
 Rules of use: a process that is no child of this one is signalled by these alone: once it has ended, its id may be
@@ -17,14 +18,52 @@ import re
 import select
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
+from typing import Final, NamedTuple
 
 SAMPLER_NAME = "minidl-sampler"
 """The kernel's name of a thread that samples stacks (`record.stack_samples`): it is none of the program's."""
 
 ENDED = ("Z", "X")
 """States of a process that has ended, and that its parent has not waited for."""
+
+
+class Launched(NamedTuple):
+    """A process's place in its job; -1 = it is no rank of several. restart: how often the ranks were started before.
+
+    job: what tells this job from others, "" = the launcher does not say.
+    """
+
+    rank: int = -1
+    ranks: int = -1
+    local_rank: int = -1
+    restart: int = 0
+    job: str = ""
+
+
+LAUNCHERS: Final = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_RESTART_COUNT", "SLURM_JOB_ID SLURM_STEP_ID"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "", "PMIX_NAMESPACE"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "", ""),
+)
+"""The variables of torchrun (Accelerate and Ray Train set them, too), srun, Open MPI, and MPICH or Intel MPI.
+
+A batch script outside of srun has SLURM_PROCID and SLURM_NTASKS, and is no rank.
+"""
+
+
+def launched(variables: Mapping[str, str]) -> Launched:
+    """Which rank of a job the process with these environment variables is."""
+    for *numbers, jobs in LAUNCHERS:
+        texts = [variables.get(name, "") for name in numbers]
+        rank, ranks, local, restart = (int(text) if text.isdecimal() else -1 for text in texts)
+        if 0 <= rank < ranks > 1:
+            ids = [variables.get(name, "") for name in jobs.split()]
+            job = re.sub(r"[^\w.-]+", "-", ".".join(one for one in ids if one not in ("", "none")))
+            return Launched(rank, ranks, local, max(0, restart), job)
+    return Launched()
 
 
 def stat_of(text: str) -> tuple[str, list[str]]:

@@ -5,20 +5,32 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from minidl.process_stat import launched
+
 HOMES: tuple[Any, ...] = (dist, getattr(dist, "distributed_c10d", dist))
 """The modules that a program finds torch's functions of process groups in."""
 
 
 def rank_name() -> str:
-    """The name of a rank's trace: "rank-3"; "" if no launcher has started several ranks (RANK, WORLD_SIZE)."""
-    rank = os.environ.get("RANK", "")
-    return f"rank-{rank}" if rank.isdecimal() and os.environ.get("WORLD_SIZE") != "1" else ""
+    """The name of a rank's trace: "rank-3", "rank-3.2" if all ranks were started again; "" if it is no rank of several.
+
+    See `process_stat.LAUNCHERS`; RANK alone is enough, if WORLD_SIZE is not set.
+    """
+    place = launched({"WORLD_SIZE": str(sys.maxsize), **os.environ})
+    return f"rank-{place.rank}" + f".{place.restart + 1}" * bool(place.restart) if place.rank >= 0 else ""
+
+
+def job_directory() -> Path | None:
+    """Where this process records as a rank if no place is given, None = its launcher does not name the job."""
+    place = launched(os.environ)
+    return Path("minidl-traces", f"job-{place.job}", rank_name()) if place.job else None
 
 
 def rank_directory(base: str | os.PathLike[str]) -> Path:
@@ -27,17 +39,15 @@ def rank_directory(base: str | os.PathLike[str]) -> Path:
 
 
 def place_in_group() -> dict[str, int]:
-    """This process's rank and the number of ranks: by its process group, else by RANK and WORLD_SIZE; {} if alone.
+    """This process's rank and the number of ranks: by its process group, else by its launcher; {} if alone.
 
-    restart: how often torchrun has started the ranks anew before, if it has.
+    restart: how often the launcher has started the ranks before, if it has.
     """
-    rank, size, restart = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"))
-    again = {"restart": int(restart)} if restart.isdecimal() and int(restart) else {}
+    place = launched(os.environ)
+    again = {"restart": place.restart} if place.restart else {}
     if dist.is_available() and dist.is_initialized():
         return {"rank": dist.get_rank(), "world_size": dist.get_world_size(), **again}
-    if rank.isdecimal() and size.isdecimal() and int(rank) < int(size) > 1:
-        return {"rank": int(rank), "world_size": int(size), **again}
-    return {}
+    return {"rank": place.rank, "world_size": place.ranks, **again} if place.rank >= 0 else {}
 
 
 @contextlib.contextmanager

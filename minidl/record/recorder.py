@@ -36,7 +36,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from minidl.process_stat import boot_id
+from minidl.process_stat import LAUNCHERS, boot_id, launched
 from minidl.record.bracketing import bracketed
 from minidl.record.cpu_time import usable_cpus
 from minidl.record.pauses import Pauses
@@ -586,9 +586,7 @@ def _manifest() -> dict[str, Any]:
         "cpus": os.cpu_count(),
         **usable_cpus(),
         "boot_id": boot_id(),
-        "rank": _env_int("RANK"),
-        "local_rank": _env_int("LOCAL_RANK"),
-        "world_size": _env_int("WORLD_SIZE"),
+        **_rank(),
         "command": list(getattr(sys, "orig_argv", sys.argv)),
         "cwd": os.getcwd(),
         "pid": os.getpid(),
@@ -619,6 +617,9 @@ def _version(name: str) -> str:
         return str(getattr(sys.modules.get(name), "__version__", "unknown"))
 
 
-def _env_int(name: str) -> int | None:
-    text = os.environ.get(name, "")
-    return int(text) if text.isdecimal() else None
+def _rank() -> dict[str, int | None]:
+    """The place in a job that a launcher gave this process; torchrun's also if it is alone."""
+    place = launched(os.environ)
+    alone = (os.environ.get(name, "") for name in LAUNCHERS[0][:3])
+    found = place[:3] if place.rank >= 0 else [int(text) if text.isdecimal() else -1 for text in alone]
+    return {name: n if n >= 0 else None for name, n in zip(("rank", "world_size", "local_rank"), found, strict=True)}

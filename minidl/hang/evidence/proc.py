@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from minidl.hang.evidence.model import Semaphore
 from minidl.hang.evidence.syscalls import Memory
-from minidl.process_stat import ENDED, born, stat_of, status_of
+from minidl.process_stat import ENDED, born, launched, stat_of, status_of
 
 TICK: Final = os.sysconf("SC_CLK_TCK")
 _MOST_BYTES: Final = 1 << 24
@@ -30,13 +30,6 @@ _LIMITS: Final = {
     "Max processes": "processes",
     "Max locked memory": "locked memory",
 }
-
-
-_LAUNCHERS: Final = (
-    ("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("PMI_RANK", "PMI_SIZE"),
-)  # fmt: skip
-"""The variables of torchrun, Slurm, Open MPI and MPICH."""
 
 
 class Unseen:
@@ -133,11 +126,7 @@ class ProcFiles:
     def rank(self) -> tuple[int, int]:
         """The number of a job's rank and of its ranks, by the variables that a launcher sets; -1 = it has none."""
         known = dict(one.partition("=")[::2] for one in self.text("environ").split("\0"))
-        for names in _LAUNCHERS:
-            rank, ranks = (int(text) if text.isdecimal() else -1 for text in map(known.get, names, ("", "")))
-            if 0 <= rank < ranks > 1:
-                return rank, ranks
-        return -1, -1
+        return launched(known)[:2]
 
     def cgroups(self) -> list[str]:
         return self.text("cgroup").splitlines()
