@@ -762,6 +762,41 @@ def plan(arguments: Namespace) -> int:
 
 
 @command(
+    "understand", "try on the real program the settings that a plan recommends", "tune train.py --epochs 2",
+    _arg("--batches", type=_positive, default=100, metavar="N",
+         help="end each run after so many batches of a loader (default: %(default)s)"),
+    _arg("--settings", type=_positive, default=3, metavar="N", help="try so many (default: %(default)s)"),
+    _flag("--yes", "the program may write again what it writes"),
+    _flag("--json", "print what was predicted and measured as JSON"),
+    _flag("-m", "run a module, as python -m does", dest="module"),
+    _arg("command", nargs=argparse.REMAINDER, metavar="SCRIPT ARGS…",
+         help="the script or module, then its own arguments"),
+    note="Each run begins the unmodified program anew, and ends it early. If the first run writes anything, nothing\n"
+    "is tried without --yes. Exit codes: 0 tried; 1 nothing was tried; 2 the program cannot be recorded.",
+)  # fmt: skip
+def tune(arguments: Namespace) -> int:
+    import json
+
+    from minidl import tune
+
+    command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+    if not command:
+        raise CommandError("tune: no script given; example: minidl tune train.py --epochs 2")
+    options = {"module": arguments.module, "batches": arguments.batches, "settings": arguments.settings}
+    with _prefixed("tune", tune.TuneError):
+        *_, found = map(_told, tune.tune(command, **options, again=arguments.yes))
+    print(json.dumps(found.facts(), indent=1) if arguments.json else found.text())
+    return OK if found.tried else FOUND
+
+
+def _told(step: Any) -> Any:
+    """Say on stderr what is done; what is found is passed on."""
+    if isinstance(step, str):
+        terminal.say(f"minidl: {step}")
+    return step
+
+
+@command(
     "understand", "print every copy of every batch, and whether it is needed", f"ledger {_RUN}",
     _TRACE,
     _DATALOADER,

@@ -73,7 +73,7 @@ ORDER = (
     ("views", "viewer replay_page replay_terminal"),
     ("hang", "top"),
     ("speed.plan", "picture"),
-    ("", "merge __init__ run demo"),
+    ("", "merge __init__ run tune demo"),
     ("hang.watch", "vitals dumps folding looks digest watcher"),
     ("startup", "sitecustomize"),
     (
