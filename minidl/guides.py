@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-_FOLDERS: Final = ("tutorials", "guides", "explanation", "reference")
+_FOLDERS: Final = ("tutorials", "guides", "explanation", "reference", "findings")
 
 PAGE_OF: Final = {
     "hung": "hang",

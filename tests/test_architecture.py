@@ -239,7 +239,7 @@ def test_a_loader_loads_nothing_that_records_or_reads_traces() -> None:
 # --- The tests' own layout --------------------------------------------------------------------------------------------
 TESTS = Path(__file__).parent
 OTHER_TESTS = {
-    "": "architecture budget core_coverage examples holdings limits live namesakes on_gpu package readme "
+    "": "architecture budget core_coverage examples findings holdings limits live namesakes on_gpu package readme "
     "segments site subclasses",
     "companion": "companion_page companion_text",
     "clients": "clients correct planted state table",

@@ -1,0 +1,60 @@
+"""torch with patches from this folder, without changing the installed one: `python patched.py PATCH,... PROGRAM ...`.
+
+PATCH is the name of a finding, "all", or "none". The files that a patch changes are copied into a temporary folder and
+patched there; every Python process of PROGRAM, workers started by spawn included, imports them from it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+SITE = """
+import importlib.abc, importlib.util, pathlib, sys
+
+class Patched(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        file = pathlib.Path(__file__).parent.joinpath(*name.split(".")).with_suffix(".py")
+        return importlib.util.spec_from_file_location(name, file) if file.is_file() else None
+
+sys.meta_path.insert(0, Patched())
+"""
+"""What each process runs first: imports of the patched modules come from the folder."""
+
+
+def patches(names: str) -> list[Path]:
+    """The patches with these names, separated by commas; "all" is one file, because some touch the same lines."""
+    if names == "none":
+        return []
+    return [HERE / ("all.patch" if name == "all" else f"{name}/fix.patch") for name in names.split(",")]
+
+
+def overlay(folder: Path, chosen: list[Path]) -> dict[str, str]:
+    """Fill the folder with the patched modules; return the variables with which Python imports them.
+
+    Raises subprocess.CalledProcessError if a patch does not apply to the installed torch.
+    """
+    for patch in chosen:
+        for line in patch.read_text().splitlines():
+            name = line.removeprefix("--- a/")
+            if name != line and not (folder / name).exists():
+                package, _, rest = name.partition("/")
+                installed = Path(str(importlib.util.find_spec(package).origin)).parent / rest  # type: ignore[union-attr]
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_bytes(installed.read_bytes())
+        command = ["patch", "-p1", "--no-backup-if-mismatch", "-s", "-i", str(patch.resolve())]
+        subprocess.run(command, cwd=folder, check=True, stdout=sys.stderr)
+    (folder / "sitecustomize.py").write_text(SITE)
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))}
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        variables = overlay(Path(folder), patches(sys.argv[1]))
+        sys.exit(subprocess.run([sys.executable, *sys.argv[2:]], env=os.environ | variables, check=False).returncode)

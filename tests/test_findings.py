@@ -1,0 +1,77 @@
+"""The findings about torch: each page has its program, its patch applies to torch, and the program shows both."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+FOLDER = Path(__file__).parents[1] / "docs" / "findings"
+sys.path.insert(0, str(FOLDER))
+import patched  # noqa: E402  # the script of that folder
+
+NAMES = sorted(page.parent.name for page in FOLDER.glob("*/README.md"))
+USUAL = {"interrupted-epoch", "joins-in-turn", "unpicklable-batch"}
+"""The ones that are run each time: they take the least time."""
+
+of_this_torch = pytest.mark.skipif(
+    not torch.__version__.startswith("2.13.") or sys.version_info[:2] != (3, 11),
+    reason="the patches are against torch 2.13, and one against Python 3.11",
+)
+
+
+def patch_of(name: str) -> str:
+    """The finding whose patch mends this one, by its page; "" if none does."""
+    found = re.search(r"\]\((?:\.\./)?([\w-]*)/?fix\.patch\)", (FOLDER / name / "README.md").read_text())
+    return "" if found is None else found[1] or name
+
+
+PATCHES = sorted({patch_of(name) for name in NAMES} - {""})
+
+
+def said(name: str, patches: str) -> str:
+    """The last line of a program, in a fresh process on torch with these patches."""
+    command = [sys.executable, str(FOLDER / "patched.py"), patches, str(FOLDER / name / "program.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return (done.stdout.splitlines() or [done.stderr])[-1]
+
+
+def test_the_table_has_a_row_for_each() -> None:
+    rows = re.findall(r"^\| \[[\w-]+\]\(([\w-]+)/README\.md\) \|", (FOLDER / "holes.md").read_text(), re.M)
+    assert sorted(rows) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_program_is_short_and_needs_torch_alone(name: str) -> None:
+    text = (FOLDER / name / "program.py").read_text()
+    assert len(text.splitlines()) <= 40
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    names = {getattr(node, "module", None) or node.names[0].name for node in nodes}
+    assert {name.partition(".")[0] for name in names} <= sys.stdlib_module_names | {"torch"}
+
+
+@pytest.mark.live
+@of_this_torch
+@pytest.mark.parametrize("name", [*PATCHES, "all"])
+def test_a_patch_applies(name: str, tmp_path: Path) -> None:
+    patched.overlay(tmp_path, patched.patches(name))
+    changed = [path for path in tmp_path.rglob("*.py") if path.name != "sitecustomize.py"]
+    assert changed
+    for path in changed:
+        compile(path.read_text(), path, "exec")
+
+
+@pytest.mark.live
+@of_this_torch
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in USUAL else pytest.mark.slow) for name in NAMES]
+)
+def test_a_program_shows_the_hole_and_is_healed_by_the_patch(name: str) -> None:
+    assert said(name, "none").startswith("hole: ")
+    if patch := patch_of(name):
+        assert said(name, patch).startswith("healed")
