@@ -724,6 +724,8 @@ def before(arguments: Namespace) -> int:
 @command(
     "understand", "predict what other settings would give, from one recording", f"plan {_RUN} --workers 0,2,4,8",
     _TRACE,
+    _arg("other", type=Path, nargs="?", metavar="OTHER",
+         help="a recording of the same program with another number of workers: it tells how workers hinder each other"),
     _DATALOADER,
     _RANK,
     _arg("--workers", dest="num_workers", type=_listed(_count), metavar="N,...",
@@ -750,9 +752,9 @@ def plan(arguments: Namespace) -> int:
     names = ("num_workers", "prefetch_factor", "transport", "in_order", "persistent", "pin", "batch_size", "cpus",
              "samples", "consumer")  # fmt: skip
     values = {name: value for name in names if (value := getattr(arguments, name)) is not None}
-    trace = _read(arguments.trace, rank=arguments.rank)
+    traces = [_read(path, rank=arguments.rank) for path in (arguments.trace, arguments.other) if path is not None]
     with terminal.busy("simulating"):
-        found = predict(trace, dataloader=arguments.dataloader, **values)
+        found = predict(*traces, dataloader=arguments.dataloader, **values)
     if arguments.output is not None:
         from minidl.speed.plan.picture import draw
 

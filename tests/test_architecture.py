@@ -63,7 +63,7 @@ ORDER = (
     ("job", "each step_table digests meetings lateness report"),
     ("job", "check_ranks compare"),
     ("speed", "summary critical_path transport_use side diff gate findings passes audit_rules audit"),
-    ("speed.plan", "machine settings loading transport_costs recorded prediction"),
+    ("speed.plan", "machine settings loading transport_costs recorded fitting prediction"),
     ("hang", "examine"),
     (
         "views",

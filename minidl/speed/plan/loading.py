@@ -65,7 +65,7 @@ class Loaded:
 
     yields: ns of each batch; waits: ns that the loop waited for each; peak: most batches, and bytes, that were made and
     not yielded; used: CPUs in use on average; starved: ns that the loader's thread waited for results, and blocked,
-    those of them in which later batches were there; idle: ns that the workers waited for tasks.
+    those of them in which later batches were there; idle: ns that the workers waited for tasks; queued: for their turn.
     """
 
     yields: Floats = field(default_factory=lambda: np.zeros(0))
@@ -76,6 +76,7 @@ class Loaded:
     starved: float = 0.0
     blocked: float = 0.0
     idle: float = 0.0
+    queued: float = 0.0
 
 
 class Loading:
@@ -210,7 +211,9 @@ class Loading:
 
     def _hold(self) -> Doing:
         if self.costs.exclusive:
+            asked = self.machine.now
             yield Hold(self.shared, self.costs.exclusive)
+            self.found.queued += self.machine.now - asked - self.costs.exclusive
 
     def _made(self, batch: int) -> None:
         self.there += 1

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from minidl.speed.plan.fitting import fitted
 from minidl.speed.plan.loading import Loaded, load, steady
 from minidl.speed.plan.recorded import Recorded, read
 from minidl.speed.plan.settings import LoaderSetting, grid
@@ -175,23 +176,27 @@ def _three(value: float) -> str:
 # --- From a recording to predictions ----------------------------------------------------------------------------------
 def plan(
     trace: Trace | str | os.PathLike[str],
+    other: Trace | str | os.PathLike[str] | None = None,
     *,
     dataloader: str | None = None,
     transports: TransportCosts | None = None,
     **values: Any,
 ) -> SpeedPlan:
-    """Predict what other settings would give, from one recording.
+    """Predict what other settings would give, from one recording, or from two with different numbers of workers.
 
     values: lists by the name of a LoaderSetting's field (num_workers=[0, 2, 4], transport=["arena"]), or one value for
     all. transports: what transports cost, if that is measured already. Raises PlanError if nothing can be predicted, or
     a setting is refused.
-    """  # fmt: skip
+    """
     recorded = read(read_trace(trace), dataloader)
     recorded = replace(recorded, transports=transports or recorded.transports)
+    recorded = recorded if other is None else fitted(recorded, read(read_trace(other), dataloader))
     same = _predict(recorded, recorded.base, 0.0)
     off = abs(np.log(same.by_s / recorded.rate))
     asked = choices(recorded, **{name: _listed(value) for name, value in values.items()})
-    return SpeedPlan(recorded, same, [_predict(recorded, one, off) for one in asked], _notes(recorded, same))
+    return SpeedPlan(
+        recorded, same, [_predict(recorded, one, off) for one in asked], _notes(recorded, same, other is not None)
+    )
 
 
 def _listed(value: Any) -> Sequence[Any]:
@@ -263,7 +268,7 @@ def _limit(found: Loaded, setting: LoaderSetting, recorded: Recorded) -> str:
     return "the workers" if not recorded.exclusive else "what workers share"
 
 
-def _notes(recorded: Recorded, same: Predicted) -> list[str]:
+def _notes(recorded: Recorded, same: Predicted, several: bool) -> list[str]:
     """What to know about the predictions."""
     base, off = recorded.base, same.by_s / recorded.rate - 1
     notes = [f"recorded: {base.name}, {_three(recorded.rate)} batches/s; simulated with the same setting: "
@@ -278,7 +283,7 @@ def _notes(recorded: Recorded, same: Predicted) -> list[str]:
     if recorded.trace.loaders and any(one.get("dataset_kind") == "iterable" for one in recorded.trace.loaders.values()):
         notes.append("the dataset is iterable: it is assumed that any number of workers shares its samples equally")
     cannot = ["a disk that is saturated", "locks between workers", "caches"]
-    if not recorded.exclusive and not recorded.slower:
+    if not several:
         notes.append(f"one recording does not tell of {and_joined(cannot)}: record another number of workers, and give "
                      f"both recordings")  # fmt: skip
     return [*notes, *recorded.notes]

@@ -131,7 +131,8 @@ class Recorded:
         in_worker, in_loader = (
             {name: table.cpu(who, name, self.tensors, self.sizes) for name in (had, gets, "alone")} for who in (0, 1)
         )
-        fetch = Parts(self.fetch.cpu + self.worker, self.fetch.wait - self.exclusive).times(setting.samples)
+        crowd = self._slowdown(setting) / self._slowdown(base)
+        fetch = Parts(self.fetch.cpu * crowd + self.worker, self.fetch.wait - self.exclusive).times(setting.samples)
         alone = (fetch + self.send).plus(in_worker["alone"] - in_worker[had])
         worker, loader = fetch.plus(in_worker[gets] - in_worker[had]), self.read.plus(in_loader[gets] - in_loader[had])
         costs = [worker, self.send, loader, self.pin, alone]
@@ -148,6 +149,9 @@ class Recorded:
             own=self.own, start=(0.0, Work(0.0)) if setting.persistent else self.start, hops=HOPS,
             feeder=setting.transport == "upstream",
         )  # fmt: skip
+
+    def _slowdown(self, setting: LoaderSetting) -> float:
+        return 1 + self.slower * (max(1.0, min(setting.num_workers, setting.cpus)) - 1)
 
 
 def _resized(parts: Parts, by: float) -> Parts:

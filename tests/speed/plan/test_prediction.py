@@ -156,6 +156,42 @@ def test_what_cannot_be_predicted_is_said(
         planned(made(tmp_path / "t", **run), **values)
 
 
+# --- Two recordings ---------------------------------------------------------------------------------------------------
+def crowded(place: Path, workers: int) -> Trace:
+    """Samples that wait for 4 ms together, and then for 4 ms for a disk that serves one worker at a time."""
+    return made(place, cost=lambda task: max(8, 4 * workers) * MS, workers=workers, params={"num_workers": workers})
+
+
+def test_two_recordings_tell_what_workers_use_one_at_a_time(tmp_path: Path) -> None:
+    few, many = crowded(tmp_path / "few", 2), crowded(tmp_path / "many", 4)
+    alone, together = planned(few, num_workers=[2, 8]), planned(few, other=many, num_workers=[2, 8])
+    assert rates(alone)[1] > 900
+    assert rates(together) == [pytest.approx(235, rel=0.1), pytest.approx(245, rel=0.1)]
+    assert together.predicted[1].limited_by == "what workers share"
+    assert any(
+        re.match(r"workers use something one at a time for (3\.\d+|4\.[0-4]\d) ms", note) for note in together.notes
+    )
+    swapped = planned(many, other=few, num_workers=[2, 8])
+    assert rates(swapped) == [pytest.approx(235, rel=0.15), pytest.approx(245, rel=0.15)]
+
+
+def test_two_recordings_tell_how_cpu_time_grows(tmp_path: Path) -> None:
+    few, many = (
+        made(tmp_path / str(n), computes, cost=lambda task, n=n: (4 + 2 * n) * MS, workers=n, params={"num_workers": n})
+        for n in (1, 2)
+    )
+    found = planned(few, other=many, num_workers=[1, 2])
+    assert "CPU time of a fetch grows by 33% with each CPU in use" in found.notes
+    assert rates(found)[1] == pytest.approx(2 / 8.3e-3, rel=0.1)
+
+
+def test_two_recordings_that_wait_alike_change_nothing(tmp_path: Path) -> None:
+    few, many = made(tmp_path / "few"), made(tmp_path / "many", workers=4, params={"num_workers": 4})
+    assert rates(planned(few, other=many, num_workers=8)) == rates(planned(few, num_workers=8))
+    with pytest.raises(PlanError, match="have 2 workers each: record one with another number"):
+        planned(few, other=few)
+
+
 def test_the_errors_are_one_line_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made(tmp_path / "t", batches=12)
     assert cli.main(["plan", str(tmp_path / "t")]) == cli.USAGE

@@ -1,0 +1,81 @@
+"""What two recordings with different numbers of workers tell together: how much workers hinder each other.
+
+Interface: `fitted(a, b)` -> the costs of recording A, with what only one worker can use at a time (a disk, a lock), and
+by how much CPU time grows with each CPU that is in use (cores that share their parts, memory's bandwidth).
+
+Rules of use: that part of a fetch's waiting is chosen with which simulations of both settings wait as long as recorded.
+The rest is that of the recording with fewer workers, where the queue is shorter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from minidl.speed.plan.loading import load
+from minidl.speed.plan.recorded import Parts, Recorded
+from minidl.speed.plan.settings import LoaderSetting, PlanError
+from minidl.tracefile.words import duration, percent
+
+NOTABLE: Final = 1.1
+"""A smaller factor between two recordings is noise."""
+
+HALVINGS: Final = 10
+ROUNDS: Final = 3
+
+
+def fitted(a: Recorded, b: Recorded) -> Recorded:
+    """Return A's costs with what both recordings tell. Raises PlanError for recordings of one number of workers."""
+    few, many = sorted((a, b), key=lambda one: one.base.num_workers)
+    if few.base.num_workers == many.base.num_workers:
+        raise PlanError(f"{a.trace.path} and {b.trace.path} have {few.base.num_workers} workers each: record one with "
+                        f"another number of workers")  # fmt: skip
+    return _with_queue(_with_slowdown(a, few, many), few, many)
+
+
+def _with_slowdown(a: Recorded, few: Recorded, many: Recorded) -> Recorded:
+    """CPU time that grows with the number of CPUs in use, if it grew by a NOTABLE factor."""
+    once, more = (max(1.0, min(one.base.num_workers, one.base.cpus)) for one in (few, many))
+    cost, larger = (float(np.mean(one.fetch.cpu)) for one in (few, many))
+    if larger < NOTABLE * cost or more == once:
+        return a
+    alone = max(cost * (more - 1) - larger * (once - 1), larger / 10)
+    slower = min(1.0, (larger - cost) / alone)
+    words = f"CPU time of a fetch grows by {percent(slower)} with each CPU in use"
+    return replace(a, slower=slower, notes=[*a.notes, words])
+
+
+def _with_queue(a: Recorded, few: Recorded, many: Recorded) -> Recorded:
+    """What only one worker can use at a time, if fetches waited longer by a NOTABLE factor with more workers."""
+    waited, longer = (float(np.mean(one.fetch.wait)) for one in (few, many))
+    if longer < NOTABLE * waited or not few.base.num_workers:
+        return a
+    low, high = 0.0, waited
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        trial = _queued(few, middle)
+        wait = float(np.mean(trial.fetch.wait)) + _queue(trial, replace(many.base, transport=few.base.transport))
+        low, high = (middle, high) if wait < longer else (low, middle)
+    rest = float(np.mean(_queued(few, low).fetch.wait)) / max(1.0, float(np.mean(a.fetch.wait)))
+    waits = np.maximum(low, a.fetch.wait * rest)
+    words = f"workers use something one at a time for {duration(low)} of each fetch, as a disk or a lock"
+    return replace(a, exclusive=low, fetch=Parts(a.fetch.cpu, waits), notes=[*a.notes, words])
+
+
+def _queued(recorded: Recorded, exclusive: float) -> Recorded:
+    """The recording with a part of its waits as exclusive use, and the rest without the queue for it."""
+    waited, trial = recorded.fetch.wait, replace(recorded, exclusive=exclusive)
+    queue = 0.0
+    for _ in range(ROUNDS):
+        rest = np.maximum(exclusive, waited - queue)
+        trial = replace(trial, fetch=Parts(recorded.fetch.cpu, rest))
+        queue = _queue(trial, recorded.base)
+    return trial
+
+
+def _queue(recorded: Recorded, setting: LoaderSetting) -> float:
+    """How long a simulated fetch waits for its turn, ns."""
+    order = recorded.order(setting)
+    return load(recorded.costs(setting), setting, order, recorded.others).queued / len(order)
