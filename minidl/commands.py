@@ -229,6 +229,8 @@ _DATALOADER = _arg(
     help="only one DataLoader, by its dataset, its sampler or its line of code, e.g. train.py:12",
 )
 _RANK = _arg("--rank", type=_count, metavar="N", help="of a job: only this rank")
+_LOG_TO = _arg("--log-to", choices=("tensorboard", "wandb", "mlflow"),
+               help="also write the headline and figures there, offline")  # fmt: skip
 _OUTPUT = _arg("-o", "--output", type=Path, metavar="FILE", help="default: beside the trace, under its name")
 
 
@@ -309,6 +311,7 @@ def _after_demo(path: Path, losses: Sequence[float]) -> int:
          help="if no batch arrives for S seconds, record evidence and report it; or 'off' (default: 120)"),
     _arg("--on-hang", choices=("report", "raise", "kill"),
          help="after that, only report the hang (default), raise LoaderHangError, or kill the run"),
+    _LOG_TO,
     _flag("--align-clocks", "with several ranks: compare their clocks at start and end"),
     _flag("--functions", "also record the functions that workers call (needs viztracer)"),
     _flag("--functions-main", "also record the functions that the script's own process calls"),
@@ -333,6 +336,7 @@ def run(arguments: Namespace) -> int:
         what = "module" if arguments.module else "script"
         raise CommandError(f"run: no {what} given; example: minidl run train.py --epochs 2")
     rank = rank_name()
+    _check_log_to(arguments)
     if arguments.trace is None:
         directory = job_directory() or run.free_directory(Path("minidl-traces"), rank or "run")
     else:
@@ -361,9 +365,33 @@ def run(arguments: Namespace) -> int:
         if not taken and (directory / "manifest.json").exists():
             command = _say_headline(directory)
             terminal.say(f"minidl: recorded in {directory}; next: minidl {command} {directory}")
+            if arguments.log_to and rank in ("", "rank-0"):
+                _log_run(directory, arguments.log_to)
         elif arguments.trace is None and directory.exists():
             directory.rmdir()
     return code
+
+
+def _check_log_to(arguments: Namespace) -> None:
+    from minidl.job.log_to import check
+
+    if arguments.log_to:
+        with _prefixed(arguments.act.__name__, ImportError):
+            check(arguments.log_to)
+
+
+def _log_run(directory: Path, tool: str) -> None:
+    """Log a run, or the job that it is a rank of, as far as its ranks have recorded. An error changes no exit code."""
+    from minidl.job.digests import read_job, record_of
+    from minidl.job.log_to import log
+    from minidl.job.report import JobReport
+    from minidl.tracefile.members import rank_in_name
+
+    try:
+        place = directory.parent if rank_in_name(directory) >= 0 else directory
+        log(JobReport(read_job([place]) or record_of(directory)), tool, f"minidl-{place.name}")
+    except Exception as error:
+        terminal.say(f"minidl: nothing was logged to {tool}: {error}")
 
 
 @contextlib.contextmanager
@@ -488,16 +516,22 @@ def _check_doctor() -> int:
     _TRACE_OR_JOB,
     _DATALOADER,
     _RANK,
+    _LOG_TO,
 )  # fmt: skip
 def summary(arguments: Namespace) -> int:
     from minidl.hang.headline import headline
-    from minidl.job.digests import job_of
+    from minidl.job.digests import job_of, record_of
+    from minidl.job.log_to import log
     from minidl.job.report import JobReport
     from minidl.speed.summary import summary
 
+    _check_log_to(arguments)
+    name = f"minidl-{arguments.traces[0].stem}"
     if (job := _read_job(arguments)) is not None:
         report = JobReport(job)
         print(report.text())
+        if arguments.log_to:
+            log(report, arguments.log_to, name)
         _say_more(report.finding.outcome.value)
         return OK
     trace = _read_one(arguments.traces, arguments.dataloader, arguments.rank)
@@ -509,6 +543,8 @@ def summary(arguments: Namespace) -> int:
     if ranks is not None:
         print(f"{JobReport(ranks).text()}\n")
     print(text)
+    if arguments.log_to:
+        log(JobReport(record_of(trace)), arguments.log_to, name)
     _say_more(outcome.value)
     return OK
 

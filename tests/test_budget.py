@@ -24,11 +24,11 @@ AT_MOST = {
     "minidl/hang": 6798,
     "minidl/speed": 4822,
     "minidl/speed/plan": 990,
-    "minidl/job": 1540,
+    "minidl/job": 1598,
     "minidl/views": 4222,
     "minidl/explore": 2486,
     "minidl/prove": 6020,
-    "minidl": 47304,
+    "minidl": 47381,
     "notebooks": 3765,
     "tests": 47737,
 }

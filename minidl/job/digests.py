@@ -103,8 +103,13 @@ def read_job(
 
 def job_of(trace: Trace) -> JobRecord | None:
     """The job in a trace that has several ranks; None if it has one."""
-    tables = tables_of(trace) if len(numbered_in(trace)) > 1 else []
-    return JobRecord(str(trace.path), _numbered(tables), tuple(trace.problems)) if tables else None
+    return record_of(trace) if len(numbered_in(trace)) > 1 else None
+
+
+def record_of(path: Trace | Path) -> JobRecord:
+    """A trace as a job, of one rank or of several. Raises TraceError if there is none."""
+    trace = read_trace(path)
+    return JobRecord(str(trace.path), _numbered(tables_of(trace)), tuple(trace.problems))
 
 
 def _record(members: JobMembers, progress: Progress = lambda done, total: None, behind: float = 0.0) -> JobRecord:
