@@ -44,6 +44,7 @@ from minidl.explore.search import Bad, Run, shortest
 from minidl.explore.trace import write
 from minidl.loader.dispatcher import Dispatcher
 from minidl.loader.driver import Driver
+from minidl.process_stat import every_process, is_alive, remove_segments_of
 from minidl.record.decisions import TracedDispatcher
 
 
@@ -134,17 +135,28 @@ def apart(job: Callable[[], Outcome], seconds: float = PATIENCE) -> Outcome:
     except EOFError:
         return _nothing_came(child, seconds)
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid or 0, signal.SIGKILL)
-        child.kill()  # if it was not yet the leader of its group
-        child.join()
         reader.close()
+        _kill(child)
+
+
+def _kill(child: Any) -> None:
+    """Kill a process and its group, and remove the shared memory that killed workers leave."""
+    members = {pid for pid, fields in every_process() if int(fields[2]) == child.pid} | {child.pid}
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.kill()  # if it was not yet the leader of its group
+    child.join()
+    until = time.monotonic() + 1
+    while any(map(is_alive, members)) and time.monotonic() < until:
+        time.sleep(0.005)
+    remove_segments_of(members)
 
 
 def _alone(job: Callable[[], Outcome], answer: Connection) -> None:
     os.setpgrp()  # so that a kill reaches workers, too
     torch.set_num_threads(1)  # the threads of torch's pool were not forked
     answer.send(job())
+    time.sleep(5)  # until it is killed, with its group: workers that Python's exit terminates would leave shared memory
 
 
 def _nothing_came(child: Any, seconds: float) -> Outcome:

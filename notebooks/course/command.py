@@ -30,20 +30,20 @@ def _build(arguments: Namespace) -> int:
 # --- Texts ------------------------------------------------------------------------------------------------------------
 def of_file(name: str) -> list[texts.Text]:
     """The texts whose translations are in the file of this name."""
-    if name == "course":
-        return texts.of_modules(*texts.SHARED)
+    if name in texts.SHARED:
+        return texts.of_modules(*texts.SHARED[name])
     (path,) = (path for path in originals() if path.stem == name)
     return texts.of_cells(json.loads(path.read_text(encoding="utf-8"))) + texts.of_modules(texts.module_of(name))
 
 
 def _texts(arguments: Namespace) -> int:
     """Print what a language lacks: of all files in numbers, or of those that are named as entries to be translated."""
-    only = [name for name in arguments.only if name != "course"]
+    only = [name for name in arguments.only if name not in texts.SHARED]
     names = [path.stem for path in originals(only)] if only else []
-    names += ["course"] * ("course" in arguments.only)
+    names += [name for name in texts.SHARED if name in arguments.only]
     lacks = 0
     for language in (arguments.language,) if arguments.language != "en" else LANGUAGES:
-        for name in names or [*(path.stem for path in originals()), "course"]:
+        for name in names or [*(path.stem for path in originals()), *texts.SHARED]:
             all_of_it = of_file(name)
             faults = texts.faults(all_of_it, texts.read(texts.file_of(language, name)))
             lacks += len(faults)

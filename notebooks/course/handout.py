@@ -63,7 +63,7 @@ def made(path: Path, handout: Handout) -> Any:
 def _alone(source: str) -> str:
     """A text without its line on solutions, and without links to files that a student has not got."""
     source = re.sub(r"^.*\]\((?:\.\./)?solutions/.*\n*", "", source, flags=re.MULTILINE)
-    return re.sub(r"\[([^\]]*)\]\(\.\./(?:minidl|docs|traces)/[^)]*\)", r"\1", source)
+    return re.sub(r"\[([^\]]*)\]\((?:\.\./)+(?:minidl|docs|traces)/[^)]*\)", r"\1", source)
 
 
 def build(folder: Path, handout: Handout, chosen: Iterable[str] = ()) -> list[Path]:
@@ -89,7 +89,8 @@ def build(folder: Path, handout: Handout, chosen: Iterable[str] = ()) -> list[Pa
 
 def translate(module: Path, language: str, notebooks: Iterable[Path]) -> None:
     """Put a language's texts into a copied module of the course."""
-    owner = next((path.stem for path in notebooks if texts.module_of(path.stem) == module.stem), "course")
+    owner = next((path.stem for path in notebooks if texts.module_of(path.stem) == module.stem), None)
+    owner = owner or next((name for name, modules in texts.SHARED.items() if module.stem in modules), "")
     chosen = {key: said for key, said in texts.read(texts.file_of(language, owner)).items() if said != "="}
     if chosen:
         source = module.read_text(encoding="utf-8")

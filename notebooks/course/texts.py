@@ -1,8 +1,8 @@
 """The course in other languages: which texts it has, which of them are translated, and how they are put in.
 
 A text is a Markdown cell, the title of a picture in a code cell, or a string of a module (a question, a hint, what a check
-says). texts/LANGUAGE/NAME.md has the translations for the notebook NAME and for its module; texts/LANGUAGE/course.md has
-those for the modules that all notebooks share. An entry begins with a line that says where the original stands, and its mark,
+says). texts/LANGUAGE/NAME.md has the translations for the notebook NAME and for its module; texts/LANGUAGE/course.md and
+labs.md have those for modules that notebooks share. An entry begins with a line that says where the original stands, and its mark,
 a hash of it. If the original changes, its mark does, and the entry is older than the original:
 
     <!-- cell-03 8f3a21bc -->
@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parents[1]
-SHARED = ("asking", "checking", "labs")
-"""Modules of which all notebooks show texts."""
+SHARED = {"course": ("asking", "checking"), "labs": ("labs",)}
+"""A file of translations -> modules of which several notebooks show texts."""
 
 ENTRY = re.compile(r"^<!-- (\S+) ([0-9a-f]{8}) -->\n", re.MULTILINE)
 NO_TEXT = ("query", "compile", "fullmatch", "sub", "search", "match", "filterwarnings", "replace", "described")

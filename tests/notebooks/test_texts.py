@@ -12,7 +12,7 @@ from course import texts
 from course.command import LANGUAGES, of_file
 from course.handout import originals
 
-NAMES = [*(path.stem for path in originals()), "course"]
+NAMES = [*(path.stem for path in originals()), *texts.SHARED]
 BEGUN = {"00_first_look", "course"}
 """What is translated into all languages. Each file that there is is held whole, too."""
 

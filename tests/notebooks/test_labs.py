@@ -1,0 +1,194 @@
+"""The labs of a loader of one's own: right loaders pass, and wrong ones are told what differs."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.utils.data
+
+import minidl
+from course import labs
+from course.texts import FOLDER
+from minidl import mini
+
+SOLUTION = FOLDER / "solutions" / "labs" / "loader.py"
+SKELETON = FOLDER / "labs" / "loader.py"
+Change = tuple[str, str]
+
+NAIVE: list[Change] = [
+    (r"        while True:\n            try:\n                return self._data_queue.get\(.*?(?=\n    # ---)",
+     "        return self._data_queue.get()\n"),
+    (r"        if self._shutdown or os.getpid.*?(?=\n    def __del__)",
+     "        for index_queue in self._index_queues:\n            index_queue.put((None, None))\n"
+     "        for worker in self._workers:\n            worker.join()\n"),
+    (r"        self._shutdown_workers\(\)\n\n\n", "        pass\n\n\n"),
+    (r"while os.getppid\(\) == parent", "while True"),
+]  # fmt: skip
+"""What the skeleton has in the place of labs 4 and 5: it is right until then."""
+
+OTHERWISE: list[Change] = [
+    (r"worker\.kill\(\)", "worker.terminate()"),
+    (r"        self\._workers_done_event\.set\(\)\n(.*?put\(\(None, None\)\)\n)",
+     r"\1        self._workers_done_event.set()\n"),
+    (r"itertools\.cycle\(range\(self\._num_workers\)\)", "iter(lambda: self._send_idx % self._num_workers, None)"),
+    (r"os\.getppid\(\) == parent", "multiprocessing.parent_process().is_alive()"),
+]  # fmt: skip
+
+PRIMED = r"range\(self\._prefetch_factor \* self\._num_workers\)"
+TURNS = r"itertools\.cycle\(range\(self\._num_workers\)\)"
+WRONG: list[tuple[int, list[Change], str]] = [
+    (1, [(r"if len\(batch\) == batch_size or not drop_last", "if len(batch) == batch_size")], "batches"),
+    (1, [(r", dtype=torch\.float64", "")], "float64"),
+    (1, [(r"    indices = iter\(indices\)\n", "    indices = iter(list(indices))\n")], "more than 10,000"),
+    (1, [(r'hasattr\(self\.dataset, "__getitems__"\)', "False")], "with __getitems__"),
+    (1, [(r"or \(self\.ended and self\.drop_last\)", "")], "streams of"),
+    (2, [(PRIMED, "range(1)")], "trial ahead"),
+    (2, [(PRIMED, "range(90)")], "samples fetched after 1 batches"),
+    (2, [(r"attempt\(worker_id, fetcher\.fetch, index\)", "fetcher.fetch(index)")], "trial batches_of_a_worker"),
+    (2, [(r"    begin_worker\(.*?\n", "")], "trial elsewhere"),
+    (2, [(r"base_seed, fetching", "0, fetching")], "trial seeds"),
+    (3, [(r"self\._task_info\[idx\] \+= \(data,\)", "return data")], "trial in_order"),
+    (3, [(TURNS, "itertools.cycle([0])")], "trial turns"),
+    (3, [(TURNS, "iter(lambda: random.randrange(self._num_workers), None)")], "trial turns"),
+    (3, [(r"self\._active\[data\.worker_id\] = False", "pass")], "trial streams_of_workers"),
+    (3, [(PRIMED, "range(1)")], "trial held"),
+    (4, [(r"        self\._shutdown_workers\(\)\n\n\n", "        pass\n\n\n")], "trial broken_off"),
+    (4, [(r"            if worker\.is_alive\(\):\n.*?worker\.join\(\)\n", "            worker.join()\n"),
+         (r"worker\.join\(MP_STATUS_CHECK_INTERVAL\)", "worker.join()")], "trial long_sample"),
+    (4, [(r"if self\._pin_thread is not None", "if False")], "threads run"),
+    (4, [(r'attempt\("pin", pin_memory, data\)', "pin_memory(data)")], "trial pin_raises"),
+    (4, [(r"        if self\._pin_memory:\n            self", "        if False:\n            self"),
+         (r"                return data\n", "                return pin_memory(data) if self._pin_memory else data\n")],
+     "calls of pin_memory in the main thread"),
+    (5, [(r"if dead:", "if False:")], "trial killed"),
+    (5, [(r"not worker\.is_alive\(\)\]", "worker.exitcode]")], "trial exits"),
+    (5, [(r"while os\.getppid\(\) == parent", "while True")], "workers live"),
+    (5, [(r"if self\._timeout:", "if False:")], "trial too_slow"),
+    (5, [(r"if dead:", "if True:")], "a slow sample, no timeout"),
+]  # fmt: skip
+"""Lab, what is changed in the solution, and what is said of it."""
+
+ENDLESS = {
+    "trial ahead", "trial in_order", "trial streams_of_workers", "trial long_sample", "trial pin_raises",
+    "trial killed", "trial exits",
+}  # fmt: skip
+"""What is told by the trial's bound, and takes so long."""
+
+
+def changed(place: Path, changes: list[Change]) -> Path:
+    source = SOLUTION.read_text()
+    for old, new in changes:
+        source, times = re.subn(old, new, source, flags=re.DOTALL)
+        assert times, old
+    (place / "loader.py").write_text(source)
+    return place / "loader.py"
+
+
+RIGHT: list[tuple[str, Any, tuple[int, ...]]] = [
+    ("mini", mini, (1, 2, 3, 4, 5)),
+    ("solution", [], (1, 2, 3, 4, 5)),
+    ("otherwise", OTHERWISE, (4, 5)),
+    ("naive", NAIVE, (1, 2, 3)),
+    ("minidl", minidl, (2, 3)),
+    ("torch", torch.utils.data, (1,)),
+]  # fmt: skip
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    ("lab", "loader"),
+    [pytest.param(lab, loader, id=f"{lab}-{name}") for name, loader, those in RIGHT for lab in those],
+)
+def test_a_right_loader_passes(lab: int, loader: Any, tmp_path: Path) -> None:
+    outcome = labs.check(lab, changed(tmp_path, loader) if isinstance(loader, list) else loader, rounds=1)
+    assert outcome.passed, repr(outcome)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    ("lab", "changes", "said"),
+    [pytest.param(*case, id=f"{case[0]}-{at}", marks=pytest.mark.slow if case[2] in ENDLESS else ())
+     for at, case in enumerate(WRONG)],
+)  # fmt: skip
+def test_a_wrong_loader_is_told_what_differs(
+    lab: int, changes: list[Change], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(labs, "BOUND", 12.0)  # but for a loop without end, it is told after SOON
+    monkeypatch.setattr(labs, "SOON", 4.0)
+    outcome = labs.check(lab, changed(tmp_path, changes), rounds=1)
+    assert outcome.passed is False
+    assert said in repr(outcome), repr(outcome)
+    assert re.search("Given: .* Expected: .* Got: |has not come to its end|has raised", outcome.words)
+    assert len(outcome.step) > 40  # the hint
+
+
+def test_each_lab_has_three_right_loaders_and_four_wrong_ones() -> None:
+    for lab in labs.TRIALS:
+        assert sum(lab in those for _, _, those in RIGHT) >= 3
+        assert sum(lab == of for of, _, _ in WRONG) >= 4
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("lab", labs.TRIALS)
+def test_the_skeleton_is_not_written_yet(lab: int) -> None:
+    outcome = labs.check(lab, SKELETON, rounds=1)
+    assert outcome.passed is None
+    assert "Not written yet: lab 1: batches_of" in repr(outcome)
+
+
+def given(path: Path) -> dict[str, str]:
+    """What each function of a file does, and with which arguments."""
+    tree = ast.parse(path.read_text())
+    owners = [("", tree), *((f"{node.name}.", node) for node in tree.body if isinstance(node, ast.ClassDef))]
+    found = {}
+    for owner, part in owners:
+        for node in part.body:
+            if isinstance(node, ast.FunctionDef):
+                found |= {owner + node.name: ast.dump(node), f"{owner}{node.name}: head": ast.dump(node.args)}
+    return found
+
+
+def test_the_skeleton_has_what_the_solution_has_but_for_what_is_the_students() -> None:
+    skeleton, solution = given(SKELETON), given(SOLUTION)
+    assert skeleton.keys() == solution.keys()
+    many = "_MultiProcessingDataLoaderIter."
+    mine = ("__init__", "_try_put_index", "__next__", "_get_data", "_shutdown_workers", "__del__")
+    assert {name for name in skeleton if skeleton[name] != solution[name]} == {
+        "batches_of", "_MapDatasetFetcher.fetch", "_IterableDatasetFetcher.fetch", "default_collate", "worker_loop",
+        "pin_memory_loop", *(many + name for name in mine),
+    }  # fmt: skip
+
+
+@pytest.mark.live
+def test_a_file_that_is_not_there_or_does_not_end_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "There is no file" in repr(labs.check(1, tmp_path / "none.py"))
+    monkeypatch.setattr(labs, "BOUND", 0.5)
+    (tmp_path / "endless.py").write_text("while True: pass")
+    assert "has not come to its end within 0.5 s" in repr(labs.check(1, tmp_path / "endless.py"))
+
+
+NOTEBOOKS = sorted((FOLDER / "labs").glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_of_a_lab_asks_for_its_check_and_has_whole_links(path: Path) -> None:
+    cells = json.loads(path.read_text())["cells"]
+    source = ["".join(cell["source"]) for cell in cells]
+    assert f"labs.check({path.stem[3]})" in source
+    assert all(promise in source[0] for promise in ("What you'll do", "What you'll learn", "What you need"))
+    links = [link for text in source for link in re.findall(r"\]\(([^)#]+)", text)]
+    assert [link for link in links if not (path.parent / link).exists()] == []
+    outputs = [output for cell in cells for output in cell.get("outputs", ())]
+    assert [one for one in outputs if one["output_type"] == "error" or one.get("name") == "stderr"] == []
+    assert not re.search(r"(?<![\w.])/(?:tmp|root|home|work|usr)/", path.read_text())
+
+
+@pytest.mark.live
+@pytest.mark.slow
+def test_the_solution_trains_the_demo() -> None:
+    assert "the loss fell" in repr(labs.train(SOLUTION))
