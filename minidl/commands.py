@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 OK, FOUND = 0, 1
 
+PACKED: Final = ".minidl"
+"""The suffix of a packed trace."""
+
 VIEW_ENDS_IN = 20.0
 """Seconds for the view of a run to show its end."""
 
@@ -778,7 +781,8 @@ def before(arguments: Namespace) -> int:
          help="if each step of the training loop took X times as long: 0.25 is a GPU four times as fast"),
     _flag("--json", "print the predictions as JSON"),
     _arg("-o", "--output", type=Path, metavar="FILE",
-         help="also draw batches/s against workers (.png, .svg)"),
+         help="also draw batches/s against workers (.png, .svg), or write the recommended setting's simulated run as a "
+              "trace (.minidl)"),
 )  # fmt: skip
 def plan(arguments: Namespace) -> int:
     import json
@@ -792,9 +796,14 @@ def plan(arguments: Namespace) -> int:
     with terminal.busy("simulating"):
         found = predict(*traces, dataloader=arguments.dataloader, **values)
     if arguments.output is not None:
-        from minidl.speed.plan.picture import draw
+        if arguments.output.suffix == PACKED:
+            from minidl.speed.plan.written import write
 
-        _save("plan", arguments.output, lambda: draw(found))
+            write(found, arguments.output)
+        else:
+            from minidl.views.plan_picture import draw
+
+            _save("plan", arguments.output, lambda: draw(found))
     print(json.dumps(found.facts(), indent=1) if arguments.json else found.text())
     return OK
 

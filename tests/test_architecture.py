@@ -43,7 +43,8 @@ ORDER = (
     ),
     (
         "record",
-        "harmless patches bracketing cpu_time pauses recorder stack_dumps stack_samples watchdog forks group functions "
+        "harmless patches bracketing cpu_time pauses recorder made_up stack_dumps stack_samples watchdog forks group "
+        "functions "
         "indices datasets draws fetching shared step_parts loader_spans slabs sampling device_clock spans decisions "
         "channels device_stream ports session handover "
         "observed_loader observed_worker observed_alone observed_channels observe stand_in clocks",
@@ -63,16 +64,16 @@ ORDER = (
     ("job", "each step_table digests meetings lateness report"),
     ("job", "check_ranks compare log_to"),
     ("speed", "summary critical_path transport_use side diff gate findings passes audit_rules audit"),
-    ("speed.plan", "machine settings loading transport_costs recorded fitting prediction"),
+    ("speed.plan", "machine settings loading transport_costs recorded fitting prediction written"),
     ("hang", "examine"),
     (
         "views",
-        "colours frame layout scene drawn attached export chrome perfetto text sampled page picture queries live_page",
+        "colours frame layout scene drawn attached export chrome perfetto text sampled page picture plan_picture "
+        "queries live_page",
     ),
     ("job", "heat_map live_job job_page"),
     ("views", "viewer replay_page replay_terminal"),
     ("hang", "top"),
-    ("speed.plan", "picture"),
     ("", "merge __init__ run tune demo"),
     ("hang.watch", "vitals dumps folding looks digest watcher"),
     ("startup", "sitecustomize"),

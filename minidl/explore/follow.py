@@ -17,8 +17,9 @@ from minidl.explore.configurations import Configuration, Crash
 from minidl.explore.guards import OURS
 from minidl.explore.model import Model
 from minidl.explore.steps import MAIN, PIN_THREAD, TAKES_LOCK, Label, result_feeder
-from minidl.explore.trace import Telling, Thread, Told, told
+from minidl.explore.trace import Telling, Told, told
 from minidl.explore.world import State
+from minidl.record.made_up import Thread
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS, Ending, Message, Outcome, Phase
 

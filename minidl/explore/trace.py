@@ -8,7 +8,6 @@ and what goes wrong; each step is a line "step" in the loader's side file. Times
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,20 +16,13 @@ from minidl.explore.model import Model
 from minidl.explore.search import Run
 from minidl.explore.steps import MAIN, PIN_THREAD, Label, Step
 from minidl.explore.world import State, World
-from minidl.record.recorder import create
+from minidl.record.made_up import LOADER, LOADER_PID, MadeUpRun, Thread, pid_of
 from minidl.tracefile import events as ev
-from minidl.tracefile.events import EVENTS
-from minidl.tracefile.format import EVENTS_SUFFIX, PACK, SIDE_SUFFIX, Header, side_line, stem_of
 
-START: Final = 1_000_000_000
-"""Monotonic ns of a run's first event."""
 STEP: Final = 1_000_000
 """Made-up length of a step, ns."""
-LOADER_PID: Final = 1000
-LOADER: Final = 1
 SEED: Final = 0
 
-Thread = tuple[int, int]
 Told = tuple[Thread, int, tuple[int, ...]]
 """Process and thread of an event, its code, its other arguments."""
 
@@ -77,21 +69,13 @@ def opening(model: Model) -> list[Told]:
     out: list[Told] = []
     for number in range(model.configuration.workers):
         out.append((MAIN, ev.WORKER_START[0], (-1, number)))
-        out.append((MAIN, ev.WORKER_START[1], (-1, number, _pid(number))))
-        out.append(((number, 0), ev.WORKER_READY, (-1, number, _pid(number), LOADER_PID, SEED + number)))
+        out.append((MAIN, ev.WORKER_START[1], (-1, number, pid_of(number))))
+        out.append(((number, 0), ev.WORKER_READY, (-1, number, pid_of(number), LOADER_PID, SEED + number)))
         out.append(((number, 0), ev.INDEX_GET[0], (-1, number)))
     if model.configuration.pin:
         out.append((PIN_THREAD, ev.PIN_START, (-1, -1, 1)))
         out.append((PIN_THREAD, ev.RESULT_GET[0], (-1, -1, 5_000_000_000)))
     return out
-
-
-def _pid(process: int) -> int:
-    return LOADER_PID + 1 + process
-
-
-def _tid(thread: Thread) -> int:
-    return _pid(thread[0]) if thread[1] == 0 else 10 * _pid(thread[0]) + thread[1]
 
 
 def write(directory: str | os.PathLike[str], model: Model, run: Run, **facts: Any) -> Path:
@@ -106,33 +90,14 @@ def write(directory: str | os.PathLike[str], model: Model, run: Run, **facts: An
         "wrong": "" if run.bad is None else run.bad.what,
         "times": "made up: 1 ms a step",
     }
-    told_facts = {"explored": explored, "host": "a model, not a machine", "pid": LOADER_PID,
-                  "cpus": None, "cpus_allowed": None, "cpu_quota": None,
-                  "realtime_ns": START, "monotonic_ns": START, "detail": "sample", "ring_bytes": None}  # fmt: skip
-    path = create(directory, **told_facts, **facts)
-    records: dict[int, list[bytes]] = defaultdict(list)
-    threads: dict[int, set[Thread]] = defaultdict(set)
+    made = MadeUpRun()
     for number, events in enumerate(steps):
         for place, (thread, code, arguments) in enumerate(events):
-            time = START + number * STEP + place * (STEP * 4 // 5) // len(events)
-            threads[thread[0]].add(thread)
-            own = records[thread[0]]
-            own.append(_record(time, thread, code, arguments, len(own) + 1))
+            made.add(number * STEP + place * (STEP * 4 // 5) // len(events), thread, code, arguments)
     lines = [{"kind": "step", "number": n, "who": who, "what": what, "which": which}
              for n, (who, what, which) in enumerate(run.labels, 1)]  # fmt: skip
     lines.append({"kind": "loader", "loader": LOADER, **_parameters(model)})
-    for process, own in records.items():
-        _write_process(path, process, own, sorted(threads[process]), lines if process < 0 else [])
-    return path
-
-
-def _record(time: int, thread: Thread, code: int, arguments: tuple[int, ...], seq: int) -> bytes:
-    task, worker, *own = (*arguments, -1, -1)[:2] if len(arguments) < 2 else arguments
-    xyz = [int(value) for value in (*own, 0, 0, 0)[:3]]
-    for place, field in enumerate(EVENTS[code].fields):
-        if field.name == "pid" and worker >= 0:
-            xyz[place] = _pid(worker)
-    return PACK.pack(time, code, LOADER, _tid(thread), task, worker, *xyz, seq)
+    return made.write(directory, lines, {"explored": explored, **facts}, host="a model, not a machine")
 
 
 def _parameters(model: Model) -> dict[str, Any]:
@@ -140,27 +105,3 @@ def _parameters(model: Model) -> dict[str, Any]:
     return {"dataset": "a model's", "dataset_kind": "map" if c.streams is None else "iterable",
             "num_workers": c.workers, "in_order": c.in_order, "persistent_workers": c.persistent, "pin_memory": c.pin,
             "pin_memory_device": "simulated" if c.pin else None, "timeout_s": 0, "batch_size": 1}  # fmt: skip
-
-
-def _write_process(
-    path: Path, process: int, records: list[bytes], threads: list[Thread], lines: list[dict[str, Any]]
-) -> None:
-    pid = _pid(process)
-    stem = stem_of(pid, START + process + 1)
-    role: dict[str, Any] = {"role": "loader"} if process < 0 else {"role": "worker", "worker": process}
-    parent = LOADER_PID - 1 if process < 0 else LOADER_PID
-    side = [side_line("process", pid=pid, ppid=parent, loader=LOADER, argv=[], **role)]
-    side += [side_line("thread", tid=_tid(thread), name=_thread_name(thread)) for thread in threads]
-    side += [side_line(**line) for line in lines]
-    (path / (stem + SIDE_SUFFIX)).write_bytes(b"".join(side))
-    header = Header(pid, START, START, slots=len(records))
-    (path / (stem + EVENTS_SUFFIX)).write_bytes(header.page() + b"".join(records))
-
-
-def _thread_name(thread: Thread) -> str:
-    process, number = thread
-    if number == 0:
-        return "MainThread"
-    if process < 0:
-        return {1: "pin_memory", 2: "QueueFeederThread (results)"}.get(number, f"QueueFeederThread ({number - 3})")
-    return "QueueFeederThread"

@@ -89,6 +89,7 @@ class Recorded:
     """
 
     trace: Trace
+    params: dict[str, Any]
     base: LoaderSetting
     rate: float
     draw: Floats
@@ -147,7 +148,7 @@ class Recorded:
             draw=draw.tolist(), fetch=fetch.steps(), send=send.steps(), read=read.steps(), pin=pin.steps(),
             step=step.steps(), alone=alone.steps(), sizes=sizes.tolist(), exclusive=self.exclusive * setting.samples,
             own=self.own, start=(0.0, Work(0.0)) if setting.persistent else self.start, hops=HOPS,
-            feeder=setting.transport == "upstream",
+            feeder=setting.transport == "upstream", samples=max(1, round(setting.batch_size or self.batch_size)),
         )  # fmt: skip
 
     def _slowdown(self, setting: LoaderSetting) -> float:
@@ -282,6 +283,7 @@ class _CostsReader:
         draw = self.aligned(draws, durations(draws).astype(float))
         return Recorded(
             trace=self.trace,
+            params=params,
             base=base,
             rate=self._rate(),
             draw=draw,

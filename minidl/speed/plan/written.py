@@ -1,0 +1,55 @@
+"""A simulated run as a trace, which every command and view opens beside the recorded one.
+
+Interface: `write(plan, path)` packs one epoch of the recommended setting. Its manifest says that the run is simulated
+(`"simulated"`), and of which recording; views mark all of its steps.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from minidl.loader.dispatcher import Dispatcher
+from minidl.loader.protocol import LoaderLifecycle
+from minidl.record.decisions import TracedDispatcher
+from minidl.record.made_up import LOADER, START, MadeUpRun
+from minidl.speed.plan.loading import MAIN, Loading, Thread
+from minidl.speed.plan.prediction import SpeedPlan
+from minidl.tracefile.reader import read_trace
+
+
+class ToldLoading(Loading):
+    """A simulated loader whose events are kept."""
+
+    def _deciders(self) -> tuple[LoaderLifecycle, Dispatcher]:
+        self.made, setting = MadeUpRun(), self.setting
+        shared: Any = SimpleNamespace(emit=self._decided, dispatcher=None, delivered=None)
+        workers = max(1, setting.num_workers)
+        return LoaderLifecycle(), TracedDispatcher(shared, workers, setting.prefetch_factor, setting.in_order)
+
+    def say(self, thread: Thread, code: int, task: int = -1, worker: int = -1, *own: int) -> None:
+        self.made.add(int(self.machine.now), thread, code, (task, worker, *own))
+
+    def _decided(self, code: int, task: int = -1, worker: int = -1, x: int = 0, y: int = 0, z: int = 0) -> None:
+        self.say(MAIN, code, task, worker, x, y, z)
+
+
+def write(plan: SpeedPlan, path: Path) -> Path:
+    """Write the recommended setting's simulated run as a packed trace; return its path."""
+    recorded, setting = plan.recorded, plan.recommended.setting
+    run = ToldLoading(recorded.costs(setting), setting, recorded.order(setting), recorded.others)
+    run.run()
+    names = "dataset dataset_kind sampler collate_fn batch_size made_at dataset_length"
+    params = {name: recorded.params[name] for name in names.split() if name in recorded.params}
+    params |= {"num_workers": setting.num_workers, "prefetch_factor": setting.prefetch_factor,
+               "in_order": setting.in_order, "persistent_workers": setting.persistent, "pin_memory": setting.pin,
+               "transport": setting.transport, "timeout_s": 0}  # fmt: skip
+    lines = [{"kind": "loader", "loader": LOADER, **params},
+             {"kind": "program_end", "monotonic_ns": START + int(run.machine.now)}]  # fmt: skip
+    simulated = {"of": str(recorded.trace.path), "setting": setting.name}
+    with tempfile.TemporaryDirectory(prefix="minidl-plan-") as place:
+        facts = {"simulated": simulated, "cpus": setting.cpus, "command": recorded.trace.manifest.get("command", [])}
+        made = run.made.write(Path(place, "run"), lines, facts, host="a simulation, not a machine")
+        return read_trace(made).pack(path)
