@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import logging
 import os
 import tempfile
 import textwrap
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import minidl
+from course import handout
 from course.data import PATIENCE, STEP, Canonical, Held, Stream, Uneven, Walk, numbers
 from minidl.tracefile.format import TraceError
 
@@ -34,6 +36,27 @@ __all__ = [
 
 warnings.filterwarnings("ignore", "This DataLoader will create")
 warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
+
+CHINESE = (
+    "Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "PingFang SC", "Hiragino Sans GB", "Microsoft YaHei", "SimHei",
+    "WenQuanYi Micro Hei", "WenQuanYi Zen Hei",
+)  # fmt: skip
+"""Fonts with Chinese letters, of which the font of matplotlib has none."""
+
+
+def _letters(language: str) -> None:
+    """Let pictures of the Chinese course take their letters from the fonts that the reader's machine has."""
+    if language == "zh":
+        import matplotlib as mpl
+        from matplotlib.font_manager import get_font_names
+
+        # Not every font has the weight asked for; the reader need not know that another one is taken.
+        logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
+        known = get_font_names()
+        mpl.rcParams["font.family"] = ["DejaVu Sans", *(font for font in CHINESE if font in known)]
+
+
+_letters(handout.read(Path(__file__).parents[1]).language)
 
 WIDTH = 120
 """Characters of a line that a saved page shows whole."""

@@ -8,12 +8,16 @@ from pathlib import Path
 
 import pytest
 
+import course
 from course import texts
 from course.command import LANGUAGES, of_file
 from course.handout import originals
 
 NAMES = [*(path.stem for path in originals()), *texts.SHARED]
-BEGUN = {"00_first_look", "course"}
+BEGUN = {
+    "00_first_look", "01_datasets", "02_samplers", "03_ranks", "04_one_page", "05_many_workers", "06_tensors",
+    "09_hang_lab", "11_transport", "12_checkpointing", "course",
+}  # fmt: skip
 """What is translated into all languages. Each file that there is is held whole, too."""
 
 MODULES = sorted(path for path in (texts.FOLDER / "course").glob("*.py") if path.stem != "texts")
@@ -101,3 +105,12 @@ def test_faults_are_named() -> None:
 def test_how_lines_are_broken_makes_no_translation_old() -> None:
     one, other = (texts.Text("cell-1", original, wanted=True).mark for original in ("a b\nc", "a\nb c "))
     assert one == other != texts.Text("cell-1", "a b d", wanted=True).mark
+
+
+def test_chinese_letters_come_from_fonts_that_are_installed() -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    with matplotlib.rc_context():
+        course._letters("zh")
+        first, *others = matplotlib.rcParams["font.family"]
+        assert first == "DejaVu Sans"
+        assert set(others) <= set(matplotlib.font_manager.get_font_names())
