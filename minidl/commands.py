@@ -76,12 +76,24 @@ def _read_job(arguments: Namespace) -> JobRecord | None:
     """Read the job at the paths of a command, if they are one and the command is about all of its ranks."""
     from minidl.job.digests import read_job
 
+    if arguments.engine is not None or any(isinstance(one, str) for one in arguments.traces):
+        return _read_remote(arguments)
     if arguments.rank is not None:
         return None
     job = read_job(arguments.traces, terminal.counting("ranks read"))
     if job is not None and arguments.dataloader is not None:
         raise CommandError(f"{job.name} has {len(job.ranks)} ranks: --dataloader needs one of them, by --rank N")
     return job
+
+
+def _read_remote(arguments: Namespace) -> JobRecord:
+    """Read the job at a URL, or by an engine."""
+    from minidl.job.remote import read_remote
+
+    if len(arguments.traces) > 1 or arguments.rank is not None or arguments.dataloader is not None:
+        raise CommandError("a URL, and --engine, stand for one whole job: omit other traces, --rank and --dataloader")
+    with _prefixed(str(arguments.traces[0]), ImportError, ValueError), terminal.busy(f"reading {arguments.traces[0]}"):
+        return read_remote(str(arguments.traces[0]), arguments.engine or "processes")
 
 
 def _beside(trace: Path, suffix: str) -> Path:
@@ -92,6 +104,10 @@ def _beside(trace: Path, suffix: str) -> Path:
 
 
 # --- Types of arguments -----------------------------------------------------------------------------------------------
+def _path_or_url(text: str) -> Path | str:
+    return text if "://" in text else Path(text)
+
+
 def _count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
@@ -225,6 +241,10 @@ _RUN = "minidl-demo/trace-1"
 _TRACE = _arg("trace", type=Path, metavar="TRACE", help="a trace: its directory or its packed file")
 _TRACE_OR_JOB = _arg("traces", type=Path, nargs="+", metavar="TRACE",
                      help="a trace; or a job: a directory of its ranks' traces, or these traces")  # fmt: skip
+_URL_OR_JOB = _arg("traces", type=_path_or_url, nargs="+", metavar="TRACE",
+                  help="a trace; or a job: its ranks' directory, its URL (s3://...), or these traces")  # fmt: skip
+_ENGINE = _arg("--engine", choices=("processes", "dask"),
+               help="what reads the ranks of a job (default: processes of this machine)")  # fmt: skip
 _TRACE_UNLESS_LIST = _arg("trace", type=Path, nargs="?", metavar="TRACE", help=_TRACE[1]["help"])
 _DATALOADER = _arg(
     "--dataloader",
@@ -516,9 +536,10 @@ def _check_doctor() -> int:
 # --- Understand -------------------------------------------------------------------------------------------------------
 @command(
     "understand", "print where time and bytes went, and what limits the loader or the job", f"summary {_RUN}",
-    _TRACE_OR_JOB,
+    _URL_OR_JOB,
     _DATALOADER,
     _RANK,
+    _ENGINE,
     _LOG_TO,
 )  # fmt: skip
 def summary(arguments: Namespace) -> int:
@@ -529,7 +550,7 @@ def summary(arguments: Namespace) -> int:
     from minidl.speed.summary import summary
 
     _check_log_to(arguments)
-    name = f"minidl-{arguments.traces[0].stem}"
+    name = f"minidl-{Path(arguments.traces[0]).stem}"
     if (job := _read_job(arguments)) is not None:
         report = JobReport(job)
         print(report.text())
@@ -554,9 +575,10 @@ def summary(arguments: Namespace) -> int:
 
 @command(
     "understand", "draw what each process did: as text, picture or HTML page", f"timeline {_RUN} --until 0.5",
-    _TRACE_OR_JOB,
+    _URL_OR_JOB,
     _DATALOADER,
     _RANK,
+    _ENGINE,
     _flag("--ranks", "of a trace with several ranks: draw ranks by steps, as of a job"),
     _arg("--width", type=_positive, metavar="N", help="characters per line (default: terminal width)"),
     _arg("--since", type=float, metavar="S", help="begin S seconds after the first event"),
@@ -918,7 +940,7 @@ def diff(arguments: Namespace) -> int:
     from minidl.speed.diff import diff as compare
     from minidl.tracefile.loaders import only
 
-    jobs = [_read_job(Namespace(**vars(arguments), traces=[path])) for path in (arguments.a, arguments.b)]
+    jobs = [_read_job(Namespace(**vars(arguments), traces=[path], engine=None)) for path in (arguments.a, arguments.b)]
     if jobs[0] is not None and jobs[1] is not None:
         return _diff_of_jobs(arguments, jobs[0], jobs[1])
     with terminal.busy("reading"):

@@ -62,7 +62,7 @@ ORDER = (
     ("hang", "life job allowed live recent snapshot consult"),
     ("hang.headline", "run_context held_up bounds hangs ends uneven __init__"),
     ("job", "each step_table digests meetings lateness report"),
-    ("job", "check_ranks compare log_to"),
+    ("job", "check_ranks compare log_to remote"),
     ("speed", "summary critical_path transport_use side diff gate findings passes audit_rules audit"),
     ("speed.plan", "machine settings loading transport_costs recorded fitting prediction written"),
     ("hang", "examine"),

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 
@@ -64,6 +64,12 @@ MOST_RANKS: Final = 1 << 20
 """A damaged file may say any number."""
 
 Progress = Callable[[int, int], None]
+
+_Found = list[RankTable] | str
+"""A trace's tables, or why it cannot be read."""
+
+_Signature = list[tuple[str, int, float]]
+"""Name, size and time of each of its files."""
 
 
 @dataclass(frozen=True)
@@ -113,20 +119,43 @@ def record_of(path: Trace | Path) -> JobRecord:
 
 
 def _record(members: JobMembers, progress: Progress = lambda done, total: None, behind: float = 0.0) -> JobRecord:
-    ranks: list[RankTable] = []
-    problems, kept = list(members.problems), 1
+    read = JobPart(problems=members.problems)
     for done, (place, found) in enumerate(_read_all(members.places, behind), 1):
         progress(done, len(members.places))
-        if isinstance(found, str):
-            problems.append(found)
-            continue
-        ranks += [_every(_placed(table, place, alone=len(found) == 1), kept) for table in found]
-        while sum(len(table.steps) for table in ranks) > MOST_CELLS:
-            kept *= 2
-            ranks = [_every(table, kept) for table in ranks]
-    if not ranks:
-        raise TraceError(f"{members.name}: none of its {len(members.places)} ranks can be read: {problems[-1]}")
-    return JobRecord(members.name, _numbered(ranks), tuple(problems), kept)
+        read = merged([read, part_of(place, found)])
+    return read.whole(members.name)
+
+
+@dataclass(frozen=True)
+class JobPart:
+    """Some ranks of a job, as they were read; kept: one step in so many was."""
+
+    ranks: tuple[RankTable, ...] = ()
+    problems: tuple[str, ...] = ()
+    kept: int = 1
+
+    def whole(self, name: str) -> JobRecord:
+        """The job, if these are all of its ranks. Raises TraceError if none can be read."""
+        if not self.ranks:
+            raise TraceError(f"{name}: none of its ranks can be read: {[*self.problems, 'there is none'][-1]}")
+        return JobRecord(name, _numbered(self.ranks), self.problems, self.kept)
+
+
+def part_of(place: RankPlace, found: _Found) -> JobPart:
+    """One trace as a part of its job."""
+    if isinstance(found, str):
+        return JobPart(problems=(found,))
+    return JobPart(tuple(_placed(table, place, alone=len(found) == 1) for table in found))
+
+
+def merged(parts: Sequence[JobPart]) -> JobPart:
+    """The parts as one, with as many steps as can be judged: the same in whichever order they are merged."""
+    kept = max(part.kept for part in parts)
+    ranks = [_every(table, kept) for part in parts for table in part.ranks]
+    while sum(len(table.steps) for table in ranks) > MOST_CELLS:
+        kept *= 2
+        ranks = [_every(table, kept) for table in ranks]
+    return JobPart(tuple(ranks), tuple(text for part in parts for text in part.problems), kept)
 
 
 def _numbered(ranks: Sequence[RankTable]) -> tuple[RankTable, ...]:
@@ -190,10 +219,6 @@ def trace_of(paths: Sequence[Path], rank: int | None, *, or_alone: bool = False)
 
 
 # --- Its ranks --------------------------------------------------------------------------------------------------------
-_Found = list[RankTable] | str
-"""A trace's tables, or why it cannot be read."""
-
-
 def _read_all(places: Sequence[RankPlace], behind: float) -> Iterator[tuple[RankPlace, _Found]]:
     """Yield each place with its tables; digests first."""
     missing = []
@@ -239,9 +264,6 @@ def _noted(table: RankTable, dropped: int) -> RankTable:
 def place_of(path: Path) -> Path:
     """Where a trace's digest is kept."""
     return path / DIGEST if path.is_dir() else path.with_suffix(f".{DIGEST}")
-
-
-_Signature = list[tuple[str, int, float]]
 
 
 def _signature(path: Path) -> _Signature:
@@ -306,18 +328,24 @@ def _private(path: str, flags: int) -> int:
 def load(path: Path, behind: float = 0.0) -> list[RankTable] | None:
     """The tables in a trace's digest; None if there is none that is as new as the trace, or older by `behind` s."""
     place = place_of(path)
-    if not place.is_file():
-        return None
+
+    def is_new(known: _Signature) -> bool:
+        files = _signature(path)
+        late = max((changed for *_, changed in files), default=0.0) - place.stat().st_mtime
+        return known == files or 0 < behind >= late
+
+    return tables_in(place, is_new) if place.is_file() else None
+
+
+def tables_in(digest: Path | BinaryIO, is_new: Callable[[_Signature], bool]) -> list[RankTable] | None:
+    """The tables in a digest; None if it is damaged, or not new, by the files that it was made from."""
     try:
-        with zipfile.ZipFile(place) as file:
+        with zipfile.ZipFile(digest) as file:
             if sum(member.file_size for member in file.infolist()) > LARGEST:
                 return None
-        with np.load(place, allow_pickle=False) as arrays:
+        with np.load(digest, allow_pickle=False) as arrays:
             about = json.loads(arrays["about"].tobytes())
-            files = _signature(path)
-            late = max((changed for *_, changed in files), default=0.0) - place.stat().st_mtime
-            known = [tuple(one) for one in about["files"]]
-            if about["version"] != VERSION or (known != files and not (0 < behind >= late)):
+            if about["version"] != VERSION or not is_new([tuple(one) for one in about["files"]]):
                 return None
             ranks = enumerate(about["ranks"])
             return [RankTable(_facts(facts), _steps(arrays, number)) for number, facts in ranks] or None

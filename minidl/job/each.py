@@ -1,6 +1,7 @@
-"""The same work on each rank of a job, by several processes if the ranks are many.
+"""The same work on each rank of a job, by several processes if the ranks are many, or by an engine.
 
-Interface: `each(function, paths)` yields what the function returns for each path, in order.
+Interface: `each(function, items)` yields what the function returns for each item, in order. `reduced(function, merge,
+items, engine)` merges the results.
 """
 
 from __future__ import annotations
@@ -14,16 +15,46 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from pathlib import Path
-from typing import Final, TypeVar
+from importlib import import_module
+from typing import Any, Final, TypeVar
 
 MANY: Final = 8
 """Paths from which several processes work on them."""
 
+ENGINES: Final = ("processes", "dask")
+
+AT_ONCE: Final = 8
+"""Results that a task of an engine merges."""
+
+S = TypeVar("S")
 T = TypeVar("T")
 
 
-def each(function: Callable[[Path], T], paths: Sequence[Path]) -> Iterator[T]:
+def reduced(
+    function: Callable[[S], T], merge: Callable[[Sequence[T]], T], items: Sequence[S], engine: str = ENGINES[0]
+) -> T:
+    """Merge what the function returns for each item, in their order. engine: one of ENGINES.
+
+    dask: the cluster that DASK_SCHEDULER_ADDRESS or dask's configuration names, else one of this machine; a task for
+    each item, and a tree of tasks that merge. Raises ImportError without dask.distributed.
+    """
+    if engine == "processes":
+        return merge([*each(function, items)])
+    dask: Any = import_module("dask")
+    distributed: Any = import_module("distributed")
+    address = dask.config.get("scheduler-address", None)
+    with contextlib.ExitStack() as stack:
+        with _main_hidden():
+            cluster = address or stack.enter_context(distributed.LocalCluster(dashboard_address=None))
+            client = stack.enter_context(distributed.Client(cluster))
+        found = client.map(function, items, pure=False)
+        while len(found) > 1:
+            groups = [found[at : at + AT_ONCE] for at in range(0, len(found), AT_ONCE)]
+            found = [client.submit(merge, group, pure=False) for group in groups]
+        return merge([found[0].result()])
+
+
+def each(function: Callable[[S], T], paths: Sequence[S]) -> Iterator[T]:
     """Yield `function(path)` for each path. If a process of several dies, this one does what is left.
 
     function: of a module, not a local one; raises nothing.
