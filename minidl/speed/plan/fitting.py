@@ -48,9 +48,10 @@ def _with_slowdown(a: Recorded, few: Recorded, many: Recorded) -> Recorded:
 
 
 def _with_queue(a: Recorded, few: Recorded, many: Recorded) -> Recorded:
-    """What only one worker can use at a time, if fetches waited longer by a NOTABLE factor with more workers."""
+    """What only one worker can use at a time, if waiting made fetches longer by a NOTABLE factor."""
     waited, longer = (float(np.mean(one.fetch.wait)) for one in (few, many))
-    if longer < NOTABLE * waited or not few.base.num_workers:
+    whole = waited + float(np.mean(few.fetch.cpu))
+    if whole - waited + longer < NOTABLE * whole or not few.base.num_workers:
         return a
     low, high = 0.0, waited
     for _ in range(HALVINGS):
@@ -66,12 +67,10 @@ def _with_queue(a: Recorded, few: Recorded, many: Recorded) -> Recorded:
 
 def _queued(recorded: Recorded, exclusive: float) -> Recorded:
     """The recording with a part of its waits as exclusive use, and the rest without the queue for it."""
-    waited, trial = recorded.fetch.wait, replace(recorded, exclusive=exclusive)
-    queue = 0.0
+    trial = replace(recorded, exclusive=exclusive)
     for _ in range(ROUNDS):
-        rest = np.maximum(exclusive, waited - queue)
+        rest = np.maximum(exclusive, recorded.fetch.wait - _queue(trial, recorded.base))
         trial = replace(trial, fetch=Parts(recorded.fetch.cpu, rest))
-        queue = _queue(trial, recorded.base)
     return trial
 
 

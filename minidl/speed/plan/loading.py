@@ -237,7 +237,9 @@ class Loading:
         batch = self.order[result.idx]
         self.say(thread, ev.RESULT_READ, -1, -1, MESSAGE)
         shared = (1, self.costs.sizes[batch])
-        yield from self._during(thread, ev.RESULT_REBUILD, self.costs.read[batch], *_about(result), (MESSAGE,), shared)
+        yield from self._during(
+            thread, ev.RESULT_REBUILD, self.costs.read[batch], result.idx, result.worker_id, (MESSAGE,), shared
+        )
 
     # --- Workers and threads ------------------------------------------------------------------------------------------
     def _worker(self, number: int) -> Actor:
@@ -291,16 +293,12 @@ class Loading:
             self.say(PIN_THREAD, ev.RESULT_GET[0], -1, -1, POLL)
             result = yield self.results
             yield from self._rebuilds(PIN_THREAD, result)
-            self.say(PIN_THREAD, ev.RESULT_GET[1], *_about(result), ev.Message.RESULT, ev.Outcome.DATA)
+            self.say(PIN_THREAD, ev.RESULT_GET[1], result.idx, result.worker_id, ev.Message.RESULT, ev.Outcome.DATA)
             size = self.costs.sizes[self.order[result.idx]]
             pin = self.costs.pin[self.order[result.idx]]
-            yield from self._during(PIN_THREAD, ev.PIN, pin, *_about(result), (size, 1), (size, 1))
-            self.say(PIN_THREAD, ev.READY_PUT, *_about(result), ev.Outcome.DATA)
+            yield from self._during(PIN_THREAD, ev.PIN, pin, result.idx, result.worker_id, (size, 1), (size, 1))
+            self.say(PIN_THREAD, ev.READY_PUT, result.idx, result.worker_id, ev.Outcome.DATA)
             self.machine.send(self.ready, result, self.costs.hops[2] / 2)
-
-
-def _about(result: Result) -> tuple[int, int]:
-    return result.idx, result.worker_id
 
 
 def load(costs: Costs, setting: LoaderSetting, order: Ints, others: float = 0.0) -> Loaded:

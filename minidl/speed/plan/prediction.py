@@ -50,6 +50,9 @@ FULL: Final = 0.93
 LONG: Final = 0.25
 """The share of a cycle that one cause must take to be the limit."""
 
+WIDE: Final = 12
+"""Characters of a column that not every table has."""
+
 WORKERS: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
@@ -118,8 +121,7 @@ class SpeedPlan:
     @property
     def limit(self) -> float:
         """The batches/s that the training loop itself takes, however fast the loader is."""
-        consumer = self.same.setting.consumer if not self.predicted else self.predicted[0].setting.consumer
-        step = self.recorded.step.times(consumer)
+        step = self.recorded.step.times(self.predicted[0].setting.consumer)
         return float(1e9 / max(1.0, (step.cpu + step.wait).mean()))
 
     def text(self) -> str:
@@ -128,11 +130,11 @@ class SpeedPlan:
 
     def _table(self) -> Iterator[str]:
         varying = [name for name in _COLUMNS if len({getattr(p.setting, name) for p in self.predicted}) > 1]
-        heads = "".join(f"{_COLUMNS[name]:>{_width(name)}}" for name in varying if name != "num_workers")
+        heads = "".join(f"{_COLUMNS[name]:>{WIDE}}" for name in varying if name != "num_workers")
         yield (f"{'workers':>7}{heads}{'batches/s':>11}{'range':>16}{'waits':>7}{'first':>9}{'epoch':>9}{'ahead':>7}"
                f"{'memory':>11}  limited by")  # fmt: skip
         for one in self.predicted:
-            values = "".join(f"{_value(one, name):>{_width(name)}}" for name in varying if name != "num_workers")
+            values = "".join(f"{_value(one, name):>{WIDE}}" for name in varying if name != "num_workers")
             between = f"{_three(one.low)} to {_three(one.high)}"
             mark = " *" if one is self.recommended else ""
             yield (f"{one.setting.num_workers:>7}{values}{_three(one.by_s):>11}{between:>16}{percent(one.waiting):>7}"
@@ -156,10 +158,6 @@ _COLUMNS: Final = {
     "num_workers": "workers", "prefetch_factor": "prefetch", "transport": "transport", "in_order": "in_order",
     "persistent": "persistent", "pin": "pinned", "batch_size": "batch", "cpus": "CPUs",
 }  # fmt: skip
-
-
-def _width(name: str) -> int:
-    return max(10, len(_COLUMNS[name]) + 2)
 
 
 def _value(one: Predicted, name: str) -> str:

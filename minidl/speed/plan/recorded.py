@@ -20,7 +20,7 @@ from minidl.speed.plan.loading import Costs, load, steady
 from minidl.speed.plan.machine import Work
 from minidl.speed.plan.settings import LoaderSetting, PlanError
 from minidl.speed.plan.transport_costs import TransportCosts, transport_costs
-from minidl.speed.side import Group, groups
+from minidl.speed.side import groups
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Floats, Ints, Rows
 from minidl.tracefile.batches import keys_at
@@ -60,10 +60,6 @@ class Parts:
 
     cpu: Floats
     wait: Floats
-
-    @classmethod
-    def none(cls, count: int) -> Parts:
-        return cls(np.zeros(count), np.zeros(count))
 
     def __add__(self, more: Parts) -> Parts:
         return Parts(self.cpu + more.cpu, self.wait + more.wait)
@@ -112,14 +108,10 @@ class Recorded:
     others: float = 0.0
     notes: list[str] = field(default_factory=list)
 
-    @property
-    def count(self) -> int:
-        return len(self.sizes)
-
     def order(self, setting: LoaderSetting) -> Ints:
         """The batches of a simulated epoch: as recorded, again from the first if there are few."""
         larger = setting.batch_size / self.batch_size if setting.batch_size else 1.0
-        there = max(1, int(self.count / max(1.0, larger)))
+        there = max(1, int(len(self.sizes) / max(1.0, larger)))
         return np.arange(max(min(there, MOST), 16 * setting.capacity, 10 * FEWEST)) % there
 
     def costs(self, setting: LoaderSetting) -> Costs:
@@ -168,24 +160,23 @@ def _resized(parts: Parts, by: float) -> Parts:
 
 
 # --- From a trace -----------------------------------------------------------------------------------------------------
-def read(trace: Trace, dataloader: str | None = None, loader: Group | None = None) -> Recorded:
+def read(trace: Trace, dataloader: str | None = None) -> Recorded:
     """Return what the trace's loader with the most batches cost. Raises PlanError if that is not enough to predict."""
     trace = only(trace, dataloader)
     outcome = headline(trace).outcome
     if outcome.wrong:
         raise PlanError(f"{trace.path}: the run did not end well ({outcome.value}), so its times say nothing about "
                         f"other settings: see minidl doctor {trace.path}")  # fmt: skip
-    numbers, params = loader or groups(trace)[0]
-    reader = _CostsReader(trace, numbers, params)
+    reader = _CostsReader(trace, *groups(trace)[0])
     recorded = reader.recorded()
-    return replace(recorded, others=_others(recorded, reader.without_cpu) if reader.computes else 0.0)
+    return replace(recorded, others=_others(recorded) if reader.computes and reader.without_cpu else 0.0)
 
 
 class _CostsReader:
     """Reads the costs of the iterators `numbers`, whose parameters are `params`."""
 
     def __init__(self, trace: Trace, numbers: tuple[int, ...], params: dict[str, Any]) -> None:
-        self.trace, self.numbers, self.params = trace, numbers, params
+        self.trace, self.params = trace, params
         begin = max(trace.whole_from(number) for number in numbers)
         end = min(trace.whole_until(number) for number in numbers)
         events = trace.events[np.isin(trace.events["loader"], numbers)]
@@ -202,7 +193,9 @@ class _CostsReader:
         self.steps = steps[steps["task"] >= 0]
         self._refuse()
         rows = np.concatenate([self.fetches, self.steps])
-        self.computes = float(rows["cpu"].sum()) >= COMPUTES * total(rows)
+        self.computes, self.without_cpu = (
+            rows[name].sum() >= share * total(rows) for name, share in (("cpu", COMPUTES), ("cpu_wait", OTHERS_MATTER))
+        )
 
     def of(self, *pairs: tuple[int, int]) -> Rows:
         rows: Rows = self.spans[np.isin(self.spans["code"], [pair[0] for pair in pairs])]
@@ -256,12 +249,11 @@ class _CostsReader:
 
     def parts(self, *pairs: tuple[int, int]) -> Parts:
         """The CPU time and waits of these spans, for each batch."""
-        found = Parts.none(len(self.keys))
-        for pair in pairs:
-            rows = self.of(pair)
-            own = self.split(rows)
-            found += Parts(self.aligned(rows, own.cpu), self.aligned(rows, own.wait))
-        return found
+        each = [(rows, self.split(rows)) for rows in map(self.of, pairs)]
+        return Parts(
+            sum((self.aligned(rows, own.cpu) for rows, own in each), np.zeros(len(self.keys))),
+            sum((self.aligned(rows, own.wait) for rows, own in each), np.zeros(len(self.keys))),
+        )
 
     def recorded(self) -> Recorded:
         params, slabs = self.params, self.params.get("transport") == "arena"
@@ -311,12 +303,6 @@ class _CostsReader:
         gaps = (samples["begin"][1:] - samples["end"][:-1])[same]
         found: Floats = (2.0 * float(np.median(gaps)) if len(gaps) else 0.0) * self.fetches["bx"].astype(np.float64)
         return found
-
-    @property
-    def without_cpu(self) -> float:
-        """The share of the steps' time in which they were ready and had no CPU."""
-        rows = np.concatenate([self.fetches, self.steps])
-        return float(rows["cpu_wait"].sum() / max(1, durations(rows).sum()))
 
     def _sizes(self) -> Ints:
         """The bytes of each batch, in shared memory and in its message."""
@@ -373,10 +359,8 @@ class _CostsReader:
         return float(np.median(durations(begun))), Work(max(0.0, float(np.median(after))) + warm.cpu, warm.wait)
 
 
-def _others(recorded: Recorded, without_cpu: float) -> float:
+def _others(recorded: Recorded) -> float:
     """How many threads of other programs computed during the run: so many that the steps lacked a CPU as recorded."""
-    if without_cpu < OTHERS_MATTER:
-        return 0.0
     costs, order = recorded.costs(recorded.base), recorded.order(recorded.base)
 
     def rate(others: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import time
@@ -15,11 +16,13 @@ from made_trace import HUNG, LOADER_PID, MIB, Run, write
 import minidl
 from minidl import cli
 from minidl.speed.plan.prediction import SpeedPlan, plan
+from minidl.speed.plan.recorded import Recorded, read
 from minidl.speed.plan.settings import PlanError
 from minidl.speed.plan.transport_costs import TransportCosts
 from minidl.tracefile.reader import Trace, read_trace
 
 MS = 1_000_000
+TRACES = Path(__file__).parents[3] / "traces"
 FREE = TransportCosts(dict.fromkeys(("alone", "upstream", "arena"), ((0.0,) * 3,) * 2), measured=True)
 
 
@@ -192,6 +195,23 @@ def test_two_recordings_that_wait_alike_change_nothing(tmp_path: Path) -> None:
         planned(few, other=few)
 
 
+@pytest.mark.parametrize(
+    ("folder", "recorded", "within"),
+    [(".", [1], 0.1), (".", [2], 0.08), (".", [4], 0.09), ("h200", [2], 0.16), ("h200", [1, 2], 0.09)],
+)
+def test_recordings_of_a_training_predict_each_other(folder: str, recorded: list[int], within: float) -> None:
+    """One program, recorded with 0, 1, 2, 4, 8 and 12 workers: on 2 CPUs, and with an H200 and 16 CPUs."""
+    known = {n: recording(folder, n) for n in (0, 1, 2, 4, 8, 12)}
+    found = plan(*(known[n].trace for n in recorded), num_workers=[*known], transport="upstream")
+    for one, other in zip(found.predicted, known.values(), strict=True):
+        assert one.by_s == pytest.approx(other.rate, rel=within), one.setting
+
+
+@functools.cache
+def recording(folder: str, workers: int) -> Recorded:
+    return read(read_trace(TRACES / folder / f"workers-{workers}.minidl"))
+
+
 def test_the_errors_are_one_line_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made(tmp_path / "t", batches=12)
     assert cli.main(["plan", str(tmp_path / "t")]) == cli.USAGE
@@ -203,7 +223,7 @@ def test_only_the_whole_part_of_a_ring_counts(tmp_path: Path) -> None:
     trace = made(tmp_path / "t", batches=100)
     middle = trace.start + 200 * MS
     trace.processes[0].whole_from = middle
-    assert planned(trace).recorded.count < 60
+    assert len(planned(trace).recorded.sizes) < 60
     trace.processes[0].lost, trace.processes[0].whole_from = 7, trace.start + 350 * MS
     with pytest.raises(PlanError, match="7 events are lost: record with minidl run --full"):
         planned(trace)
