@@ -60,7 +60,7 @@ def strings(source: str, place: str, *, titles_only: bool = False) -> Iterator[t
 
 
 def _within(node: ast.AST, place: str, titles_only: bool, wanted: bool) -> Iterator[tuple[Text, ast.expr]]:
-    has_docstring = isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef)
+    has_docstring = isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef) and not _is_trial(node)
     for child in ast.iter_child_nodes(node):
         if has_docstring and isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant):
             continue
@@ -79,6 +79,12 @@ def _within(node: ast.AST, place: str, titles_only: bool, wanted: bool) -> Itera
                 options.of_choice = True  # type: ignore[attr-defined]
         title = titles_only and isinstance(child, ast.keyword) and child.arg == "title"
         yield from _within(child, inner, titles_only, (wanted or title) and name not in NO_TEXT)
+
+
+def _is_trial(node: ast.AST) -> bool:
+    """Whether it is a trial of a lab: its docstring is the hint that a failed one gives."""
+    decorators = getattr(node, "decorator_list", ())
+    return any(isinstance(one, ast.Call) and getattr(one.func, "id", "") == "trial" for one in decorators)
 
 
 def _is_prose(text: str, option: bool) -> bool:

@@ -77,13 +77,16 @@ def asks(task):
     rows("no text of a reader at all", query("a == 'b' and c == 'd'"))
     return Asked(f"Which worker gets task {task!r}?", Choice("it", {"it": ("",), "none": ("Yes, it is.", "no one")}),
                  "One" ' "more" {thing}.')
+@trial(1)
+def ends(module):
+    """Its hint is shown."""
 '''
 
 
 def test_what_is_wanted_are_sentences_and_answers() -> None:
     found = {text.original: text.place for text, _ in texts.strings(SOURCE, "m") if text.wanted}
     prose = "no text of a reader at all", "Which worker gets task {task!r}?", "Yes, it is.", 'One "more" {thing}.'
-    assert found == dict.fromkeys([*prose, "it", "none"], "m.asks")
+    assert found == dict.fromkeys([*prose, "it", "none"], "m.asks") | {"Its hint is shown.": "m.ends"}
 
 
 def test_faults_are_named() -> None:
