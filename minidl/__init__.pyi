@@ -28,6 +28,7 @@ from minidl.data.sampler import (
 from minidl.data.worker_info import WorkerInfo as WorkerInfo, get_worker_info as get_worker_info
 from minidl.dataloader import DataLoader as DataLoader
 from minidl.device.loader import DeviceLoader as DeviceLoader
+from minidl.hardening import Hardened as Hardened, harden as harden
 from minidl.loader.iterators import (
     _BaseDataLoaderIter as _BaseDataLoaderIter,
     _MultiProcessingDataLoaderIter as _MultiProcessingDataLoaderIter,

@@ -327,6 +327,7 @@ def _after_demo(path: Path, losses: Sequence[float]) -> int:
          help="record the CPU time of spans (default: if reading the clock takes up to 100 ns per event)"),
     _flag("--full", "keep all events (default: the newest million of each process, 64 MiB)"),
     _flag("--observe", "record torch's own DataLoader (default: minidl's replaces it)"),
+    _flag("--harden", "with --observe: put minidl's guards around torch's loader (see: minidl help holes)"),
     _arg("--transport", choices=("upstream", "arena"),
          help="how batches travel: as in torch (default), or in reused memory"),
     _flag("--view", "follow the run in the browser (with several ranks: the first one)"),
@@ -358,6 +359,8 @@ def run(arguments: Namespace) -> int:
     if not arguments.command:
         what = "module" if arguments.module else "script"
         raise CommandError(f"run: no {what} given; example: minidl run train.py --epochs 2")
+    if arguments.harden and not arguments.observe:
+        raise CommandError("run: --harden guards torch's own loader, and minidl's replaces it: add --observe")
     rank = rank_name()
     _check_log_to(arguments)
     if arguments.trace is None:
@@ -374,6 +377,7 @@ def run(arguments: Namespace) -> int:
                 observe=arguments.observe,
                 transport=arguments.transport,
                 align_clocks=arguments.align_clocks,
+                harden=arguments.harden,
                 exits=arguments.exits,
                 detail=arguments.detail,
                 hang_after=_hang_after(arguments.hang_after),

@@ -88,6 +88,7 @@ def run_script(
     observe: bool = False,
     transport: str | None = None,
     align_clocks: bool = False,
+    harden: bool = False,
     exits: bool = False,
     **recording: Any,
 ) -> int:
@@ -95,8 +96,9 @@ def run_script(
 
     observe: keep torch's loader, and record loaders that have workers (see `record.observe`).
     transport: of the loaders that do not choose one (see `DataLoader`), in all processes of the run.
-    align_clocks: compare the ranks' clocks when their process group begins and ends (see `record.clocks`). exits: this
-    process ends with the script, so that the watchdog watches its exit handlers, too. recording: further options of
+    align_clocks: compare the ranks' clocks when their process group begins and ends (see `record.clocks`). harden:
+    guard torch's own loader (see `hardening`). exits: this process ends with the script, so that the watchdog watches
+    its exit handlers, too. recording: further options of
     `minidl.trace`. Returns how the script ends: its exit code, 1 after an uncaught exception or if it is no Python, -2
     if SIGINT (Ctrl-C) ends it. Raises RunError if the script or module cannot be loaded, or the simulated accelerator
     if the environment asks for it, or if `transport`, MINIDL_TRANSPORT or MINIDL_ARENA_BYTES is unusable; TraceError
@@ -115,7 +117,7 @@ def run_script(
             stack.enter_context(_default_transport(transport))
             writer = current_recorder()
             assert writer is not None  # the trace has just begun
-            settings = Settings(writer.config, observe, align_clocks)
+            settings = Settings(writer.config, observe, align_clocks, harden)
             stack.enter_context(_recorded(settings))
             stack.enter_context(handed_on(settings))
             others = set(threading.enumerate())
@@ -165,7 +167,13 @@ def _recorded(settings: Settings) -> Iterator[None]:
     clocks = aligning() if settings.align_clocks else contextlib.nullcontext()
     loaders = contextlib.nullcontext() if settings.observe else replaced()
     with loaders, observed_iterators(), step_parts_recorded(), at_process_group(write_place), clocks:
-        yield
+        if not settings.harden:
+            yield
+            return
+        from minidl.hardening import harden
+
+        with contextlib.closing(harden()):  # later than observed_iterators(): an observed queue wraps a guarded one
+            yield
 
 
 _for_ever = contextlib.ExitStack()

@@ -49,6 +49,7 @@ ORDER = (
         "channels device_stream ports session handover "
         "observed_loader observed_worker observed_alone observed_channels observe stand_in clocks",
     ),
+    ("", "hardening"),
     ("playback", "actors state missing inferred follower words stepper"),
     (
         "check",
