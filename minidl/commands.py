@@ -56,31 +56,33 @@ def _prefixed(command: str, *errors: type[Exception]) -> Iterator[None]:
         raise CommandError(f"{command}: {error}") from error
 
 
-def _read(path: Path | None, dataloader: str | None = None, rank: int | None = None) -> Trace:
-    """Read a trace; of a job, the trace of a rank; of one DataLoader alone, if one is named."""
-    return _read_one([] if path is None else [path], dataloader, rank)
+def _read(arguments: Namespace, *paths: Path, or_alone: bool = False) -> Trace:
+    """Read the trace of a command, or that at `paths`: of --rank alone in a job, of --dataloader alone.
 
-
-def _read_one(paths: Sequence[Path], dataloader: str | None, rank: int | None) -> Trace:
+    or_alone: a trace of one rank is read whatever its number is.
+    """
     from minidl.job.digests import trace_of
     from minidl.tracefile.loaders import only
 
-    if not paths:
+    given = vars(arguments)
+    chosen = [path for path in paths or given.get("traces") or [given.get("trace")] if path is not None]
+    if not chosen:
         raise CommandError("no trace given: `minidl demo` and `minidl run train.py` record one and print its path")
-    with terminal.busy(f"reading {paths[0]}"):
-        trace = trace_of(paths, rank)
-    return only(trace, dataloader)
+    with terminal.busy(f"reading {chosen[0]}"):
+        trace = trace_of(chosen, given.get("rank"), or_alone=or_alone)
+    return only(trace, given.get("dataloader"))
 
 
-def _read_job(arguments: Namespace) -> JobRecord | None:
-    """Read the job at the paths of a command, if they are one and the command is about all of its ranks."""
+def _read_job(arguments: Namespace, *paths: Path) -> JobRecord | None:
+    """Read the job of a command, or that at `paths`, if it is one and the command is about all of its ranks."""
     from minidl.job.digests import read_job
 
-    if arguments.engine is not None or any(isinstance(one, str) for one in arguments.traces):
+    chosen = paths or arguments.traces
+    if vars(arguments).get("engine") is not None or any(isinstance(one, str) for one in chosen):
         return _read_remote(arguments)
     if arguments.rank is not None:
         return None
-    job = read_job(arguments.traces, terminal.counting("ranks read"))
+    job = read_job(chosen, terminal.counting("ranks read"))
     if job is not None and arguments.dataloader is not None:
         raise CommandError(f"{job.name} has {len(job.ranks)} ranks: --dataloader needs one of them, by --rank N")
     return job
@@ -303,7 +305,7 @@ def _after_demo(path: Path, losses: Sequence[float]) -> int:
     if len(losses) > 1:
         fell = "fell" if losses[-1] < losses[0] else "did not fall"
         print(f"the loss {fell}: {losses[0]:.3f} in the first epoch, {losses[-1]:.3f} in the last")
-    trace = _read(path)
+    trace = _read(Namespace(), path)
     report = examine(trace)
     yields = trace.select("yield")["time"][:SHOWN_BATCHES]
     until = float(yields[-1] - trace.start) / 1e9
@@ -562,7 +564,7 @@ def summary(arguments: Namespace) -> int:
             log(report, arguments.log_to, name)
         _say_more(report.finding.outcome.value)
         return OK
-    trace = _read_one(arguments.traces, arguments.dataloader, arguments.rank)
+    trace = _read(arguments)
     with terminal.busy("summing up"):
         text = summary(trace).text()
         outcome = headline(trace).outcome
@@ -601,14 +603,14 @@ def timeline(arguments: Namespace) -> int:
         )
     job = _read_job(arguments)
     if job is None and arguments.ranks:
-        job = job_of(_read_one(arguments.traces, arguments.dataloader, arguments.rank))
+        job = job_of(_read(arguments))
         if job is None:
             raise CommandError(f"timeline: {arguments.traces[0]} has one rank: omit --ranks")
     if job is not None:
         return _timeline_of_job(arguments, job)
     if arguments.output is not None:
         return _page(arguments) if arguments.output.suffix == ".html" else _picture(arguments)
-    trace = _read_one(arguments.traces, arguments.dataloader, arguments.rank)
+    trace = _read(arguments)
     with _prefixed("timeline", ValueError), terminal.busy("drawing"):
         text = render(
             trace,
@@ -643,7 +645,7 @@ def _page(arguments: Namespace) -> int:
     from minidl.views.page import html
 
     workers = None if arguments.worker is None else [arguments.worker]
-    trace = _read_one(arguments.traces, arguments.dataloader, arguments.rank)
+    trace = _read(arguments)
     with _prefixed("timeline", ValueError), terminal.busy("drawing"):
         html(trace, arguments.output, since=arguments.since, until=arguments.until, workers=workers)
     print(arguments.output)
@@ -653,7 +655,7 @@ def _page(arguments: Namespace) -> int:
 def _picture(arguments: Namespace) -> int:
     from minidl.views.picture import timeline
 
-    trace = _read_one(arguments.traces, arguments.dataloader, arguments.rank)
+    trace = _read(arguments)
     workers = None if arguments.worker is None else [arguments.worker]
     batches = None if arguments.batch is None else [arguments.batch]
     window = {"since": arguments.since, "until": arguments.until}
@@ -706,7 +708,7 @@ def view(arguments: Namespace) -> int:
     progress = terminal.counting("events written")
     with _prefixed("view", ViewerError):
         serve(
-            _read(arguments.trace, arguments.dataloader, arguments.rank),
+            _read(arguments),
             arguments.browser,
             arguments.port,
             perfetto=arguments.perfetto or bool(arguments.queries),
@@ -773,7 +775,7 @@ def before(arguments: Namespace) -> int:
     from minidl.speed.critical_path import critical_path
     from minidl.tracefile.words import lacking
 
-    trace = _read(arguments.trace, arguments.dataloader, arguments.rank)
+    trace = _read(arguments)
     with _prefixed(f"before: {arguments.trace}", ValueError), terminal.busy("following the causes"):
         text = critical_path(
             trace,
@@ -818,7 +820,8 @@ def plan(arguments: Namespace) -> int:
     names = ("num_workers", "prefetch_factor", "transport", "in_order", "persistent", "pin", "batch_size", "cpus",
              "samples", "consumer")  # fmt: skip
     values = {name: value for name in names if (value := getattr(arguments, name)) is not None}
-    traces = [_read(path, rank=arguments.rank) for path in (arguments.trace, arguments.other) if path is not None]
+    of_rank = Namespace(rank=arguments.rank)
+    traces = [_read(of_rank, path) for path in (arguments.trace, arguments.other) if path is not None]
     with terminal.busy("simulating"):
         found = predict(*traces, dataloader=arguments.dataloader, **values)
     if arguments.output is not None:
@@ -879,7 +882,7 @@ def ledger(arguments: Namespace) -> int:
     from minidl.speed.ledger import ledger
     from minidl.tracefile.words import lacking
 
-    trace = _read(arguments.trace, arguments.dataloader, arguments.rank)
+    trace = _read(arguments)
     with terminal.busy("following the copies"):
         text = ledger(trace).text()
     print("\n".join([text, *lacking(trace.problems)]))
@@ -907,7 +910,7 @@ def check(arguments: Namespace) -> int:
     if members is not None:
         with terminal.busy(f"checking {members.name}"):
             return check_ranks(members, as_json=arguments.json)
-    return run(_read_one(arguments.traces, arguments.dataloader, arguments.rank), as_json=arguments.json)
+    return run(_read(arguments), as_json=arguments.json)
 
 
 command(
@@ -940,18 +943,12 @@ command(
 def diff(arguments: Namespace) -> int:
     import json
 
-    from minidl.job.digests import trace_of
     from minidl.speed.diff import diff as compare
-    from minidl.tracefile.loaders import only
 
-    jobs = [_read_job(Namespace(**vars(arguments), traces=[path], engine=None)) for path in (arguments.a, arguments.b)]
+    jobs = [_read_job(arguments, path) for path in (arguments.a, arguments.b)]
     if jobs[0] is not None and jobs[1] is not None:
         return _diff_of_jobs(arguments, jobs[0], jobs[1])
-    with terminal.busy("reading"):
-        traces = [
-            only(trace_of([path], arguments.rank, or_alone=True), arguments.dataloader)
-            for path in (arguments.a, arguments.b)
-        ]
+    traces = [_read(arguments, path, or_alone=True) for path in (arguments.a, arguments.b)]
     with terminal.busy("comparing"):
         found = compare(*traces, force=arguments.force)
     if arguments.output is not None:
@@ -1030,7 +1027,7 @@ def export(arguments: Namespace) -> int:
     write = {".json": write_chrome, ".pftrace": write_perfetto}.get(target.suffix)
     if write is None:
         raise CommandError(f"export: {target}: the name must end in .json (chrome://tracing) or .pftrace (Perfetto)")
-    write(_read(arguments.trace, arguments.dataloader, arguments.rank), target, terminal.counting("events written"))
+    write(_read(arguments), target, terminal.counting("events written"))
     print(target)
     return OK
 
@@ -1044,7 +1041,7 @@ def export(arguments: Namespace) -> int:
 def pack(arguments: Namespace) -> int:
     from minidl.tracefile.attachments import too_large
 
-    trace = _read(arguments.trace, rank=arguments.rank)
+    trace = _read(arguments)
     print(trace.pack(arguments.output or _beside(arguments.trace, ".minidl")))
     for attachment in too_large(trace.attachments):
         terminal.say(f"minidl: attachment {attachment!r} is too large to pack: it is left out")
