@@ -1079,14 +1079,21 @@ command(
 
 
 @command(
-    "teach", "hand out, translate and grade the course of notebooks", "course build --student anna --language ru",
-    _arg("action", choices=("build", "texts"),
-         help="build: write copies of the course; texts: list what a language lacks"),
-    _arg("paths", nargs="*", type=Path, metavar="DIR", help="folders to write"),
+    "teach", "hand out, translate and grade the course of notebooks",
+    "course build --student anna --language ru",
+    _arg("action", choices=("build", "grade", "progress", "reset", "slides", "texts"),
+         help="build: write copies; grade: run what students hand in (their code is executed) and count points; "
+              "progress: count what is answered; reset: write a notebook anew; slides: write slides; texts: what a "
+              "language lacks"),
+    _arg("paths", nargs="*", type=Path, metavar="DIR", help="folders to write, or of students"),
     _arg("--student", nargs="+", type=Path, default=[], metavar="DIR",
          help="build: folders for students, without solutions and folded answers; a folder's name is the student's"),
     _arg("--language", choices=("en", "ru", "zh"), default="en", help="default: %(default)s"),
     _arg("--only", action="append", default=[], metavar="NAME", help="only this notebook (00, lab1); may be repeated"),
+    _arg("--seed", type=_count, default=0, metavar="N",
+         help="build: chooses each student's numbers (default: %(default)s)"),
+    _flag("--csv", "grade, progress: print a row for each student as CSV"),
+    _flag("--json", "grade, progress: print each mark, with what was said, as JSON"),
     _arg("--course", type=Path, metavar="DIR",
          help="the folder notebooks/ of a checkout, which an installed package does not contain"),
     note="DIR stands before the options. Another example: minidl course texts --language zh --only 05.",

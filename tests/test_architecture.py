@@ -249,7 +249,7 @@ OTHER_TESTS = {
     "data": "containers",
     "device": "pin_memory_differential",
     "prove/lab": "lab_runner lab_table",
-    "notebooks": "course exercises labs notebooks pages texts",
+    "notebooks": "course exercises grading labs notebooks pages texts",
     "playback": "replay",
     "hang": "headline",
     "loader": "layers shutdown",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import sys
 from argparse import Namespace
 from collections.abc import Callable
+from pathlib import Path
 
 from course import texts
-from course.handout import Handout, build, originals
+from course.handout import Handout, build, originals, reset, slides
 
 LANGUAGES = ("ru", "zh")
 
@@ -21,9 +24,55 @@ def _build(arguments: Namespace) -> int:
     if not arguments.paths + arguments.student:
         raise ValueError("build: give a folder")
     for folder in arguments.paths + arguments.student:
-        handout = Handout(folder.resolve().name if folder in arguments.student else "", arguments.language)
+        student = folder.resolve().name if folder in arguments.student else ""
+        handout = Handout(student, arguments.language, arguments.seed)
         written = build(folder, handout, arguments.only)
         print(f"{folder}: {len(written)} notebooks" + (f", for {handout.student}" if handout.student else ""))
+    return 0
+
+
+def _folders(arguments: Namespace) -> list[Path]:
+    if not arguments.paths:
+        raise ValueError(f"{arguments.action}: give a folder")
+    if lacking := [str(folder) for folder in arguments.paths if not folder.is_dir()]:
+        raise ValueError(f"{arguments.action}: there is no folder {', '.join(lacking)}")
+    return list(arguments.paths)
+
+
+def _reset(arguments: Namespace) -> int:
+    if not arguments.only:
+        raise ValueError("reset: name what to write anew, for instance --only 04 or --only loader")
+    for folder in _folders(arguments):
+        print("\n".join(f"{path} is new; the old one: {path}.before" for path in reset(folder, arguments.only)))
+    return 0
+
+
+def _slides(arguments: Namespace) -> int:
+    folder = arguments.paths[0] if arguments.paths else Path("slides")
+    print("\n".join(map(str, slides(folder, Handout(language=arguments.language), arguments.only))))
+    return 0
+
+
+# --- Grades -----------------------------------------------------------------------------------------------------------
+def _grade(arguments: Namespace) -> int:
+    from course import grading
+
+    folders = _folders(arguments)
+    if arguments.action == "progress":
+        marks = {folder.resolve().name: grading.progress(folder, arguments.only) for folder in folders}
+    else:
+        print(f"minidl: running the code of {len(folders)} students", file=sys.stderr)
+        marks = grading.of_all(folders, arguments.only)
+    table = grading.rows(marks)
+    if arguments.json:
+        print(grading.as_json(marks))
+    elif arguments.csv:
+        csv.writer(sys.stdout).writerows(table)
+    else:
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        print(
+            "\n".join("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in table)
+        )
     return 0
 
 
@@ -57,4 +106,6 @@ def _texts(arguments: Namespace) -> int:
     return int(lacks > 0)
 
 
-ACTIONS: dict[str, Callable[[Namespace], int]] = {"build": _build, "texts": _texts}
+ACTIONS: dict[str, Callable[[Namespace], int]] = {
+    "build": _build, "grade": _grade, "progress": _grade, "reset": _reset, "slides": _slides, "texts": _texts,
+}  # fmt: skip

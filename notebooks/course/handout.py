@@ -7,6 +7,7 @@ Students open it with Jupyter; minidl is installed. What a copy is for stands in
 from __future__ import annotations
 
 import json
+import random
 import re
 import shutil
 from collections.abc import Iterable, Iterator
@@ -22,12 +23,30 @@ TEACHER = "teacher"
 """The tag of cells that students do not get: they give an answer away."""
 
 
+OWN = [
+    ("00_first_look", "ask.owner(trace,", "ask.owner(trace, task={},", (3, 5, 6, 7, 8)),
+    ("02_samplers", "ask.batch_count(10, 4,", "ask.batch_count({}, 4,", (9, 11, 13, 14, 15, 18, 19)),
+    ("03_ranks", "ask.share_of(twelve,", "ask.share_of(twelve, rank={},", (0, 1, 2, 3)),
+    ("05_many_workers", "ask.owner(even,", "ask.owner(even, task={},", (4, 6, 7, 8, 9, 10)),
+]  # fmt: skip
+"""Notebook, what stands in a cell, what stands there for a student, and the values to choose from."""
+
+
 @dataclass(frozen=True)
 class Handout:
     """What a copy of the course is for. student: ""= for no student, with solutions."""
 
     student: str = ""
     language: str = "en"
+    seed: int = 0
+
+    def own(self, source: str, notebook: str) -> str:
+        """A cell with the student's own numbers, which the seed and the name choose."""
+        for name, old, new, values in OWN:
+            if self.student and name == notebook:
+                chosen = random.Random(f"{self.seed} {self.student} {old}").choice(values)
+                source = source.replace(old, new.format(chosen))
+        return source
 
 
 def read(folder: Path) -> Handout:
@@ -54,7 +73,7 @@ def made(path: Path, handout: Handout) -> Any:
         notebook["cells"] = [cell for cell in notebook["cells"] if TEACHER not in cell["metadata"].get("tags", ())]
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
-            cell |= {"outputs": [], "execution_count": None}
+            cell |= {"outputs": [], "execution_count": None, "source": handout.own(cell["source"], path.stem)}
         elif handout.student:
             cell["source"] = _alone(cell["source"])
     return notebook
@@ -84,6 +103,43 @@ def build(folder: Path, handout: Handout, chosen: Iterable[str] = ()) -> list[Pa
     written = [folder / path.relative_to(FOLDER) for path in paths]
     for path, to in zip(paths, written, strict=True):
         to.write_text(json.dumps(made(path, handout), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return written
+
+
+def reset(folder: Path, chosen: Iterable[str]) -> list[Path]:
+    """Write notebooks of a copy anew, and "loader" the labs' file; what was there is kept beside it, as NAME.before."""
+    given = read(folder)
+    notebooks = [name for name in chosen if name != "loader"]
+    new = {path.relative_to(FOLDER): made(path, given) for path in (originals(notebooks) if notebooks else ())}
+    written = []
+    for name in (*new, *([Path("labs/loader.py")] if "loader" in chosen else [])):
+        if (folder / name).exists():
+            (folder / name).replace(folder / f"{name}.before")
+        text = json.dumps(new[name], indent=1, ensure_ascii=False) if name in new else (FOLDER / name).read_text()
+        (folder / name).write_text(text, encoding="utf-8")
+        written.append(folder / name)
+    return written
+
+
+def slides(folder: Path, handout: Handout, chosen: Iterable[str] = ()) -> list[Path]:
+    """Write notebooks as slides: a slide for each heading, one below it for each further text. Raises ValueError without nbconvert."""
+    try:
+        import nbformat
+        from nbconvert import SlidesExporter
+    except ImportError:
+        raise ValueError("slides need nbconvert: pip install nbconvert") from None
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for path in originals(chosen):
+        notebook = texts.translated(
+            json.loads(path.read_text(encoding="utf-8")), texts.read(texts.file_of(handout.language, path.stem))
+        )
+        for cell in notebook["cells"]:
+            first = "slide" if "".join(cell["source"]).startswith("#") else "subslide"
+            cell["metadata"]["slideshow"] = {"slide_type": first if cell["cell_type"] == "markdown" else "-"}
+        page, _ = SlidesExporter().from_notebook_node(nbformat.reads(json.dumps(notebook), as_version=4))
+        written.append(folder / f"{path.stem}.slides.html")
+        written[-1].write_text(page, encoding="utf-8")
     return written
 
 

@@ -1,0 +1,208 @@
+"""Grading of what students hand in: their answers and code in the teacher's own notebooks, run and counted.
+
+`grade(folder)` takes from each notebook of a student the answers, the code of exercises and `labs/loader.py`; all other cells are
+the teacher's. **This runs the student's code**: each notebook in a session of its own, in a folder of its own, for a bounded time, and
+what it leaves is killed. It is no protection from a student who means harm: grade such work in a container. `progress(folder)` runs nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import course
+from course import handout
+from course.handout import Handout
+from minidl.prove.sessions import running
+
+SECONDS = 240.0
+"""Bound of one notebook."""
+
+ASKED = re.compile(r"^ask\.(\w+)\(.*answer=", re.MULTILINE)
+CHECKED = re.compile(r"^(?:ask\.(\w+)\((?!.*answer=)|(labs\.check)\()", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One question, exercise or lab. right: None = not answered. said: what the student was or would be told."""
+
+    notebook: str
+    name: str
+    kind: str
+    right: bool | None
+    said: str
+
+    POINTS = {"question": 1, "exercise": 2, "lab": 5}  # noqa: RUF012
+
+    @property
+    def points(self) -> int:
+        """What it is worth."""
+        return self.POINTS[self.kind] * bool(self.right)
+
+    @property
+    def of(self) -> int:
+        """What it could be worth."""
+        return self.POINTS[self.kind]
+
+
+def kind_of(source: str) -> tuple[str, str] | None:
+    """What a cell asks for: its kind and name; None if it is not graded."""
+    if found := ASKED.search(source):
+        return "question", found[1]
+    if found := CHECKED.search(source):
+        return ("lab", "check") if found[2] else ("exercise", found[1])
+    return None
+
+
+def _cells(folder: Path, path: Path) -> dict[str, str]:
+    """The student's cells, by their ids. Raises ValueError if the notebook cannot be read."""
+    try:
+        notebook = json.loads((folder / path).read_text(encoding="utf-8"))
+        return {cell["id"]: "".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder / path} is no notebook that can be read: {error!r}") from None
+
+
+# --- Putting a submission together ------------------------------------------------------------------------------------
+def merged(original: str, submitted: str | None) -> str:
+    """The teacher's cell with the student's answer, or with the code that stands before the check."""
+    kind = kind_of(original)
+    if kind is None or submitted is None or kind[0] == "lab":
+        return original
+    try:
+        body = ast.parse(submitted).body
+    except SyntaxError:
+        return submitted  # running it says what is wrong
+    ours = ast.parse(original).body[-1]
+    if kind[0] == "exercise":
+        own = [ast.unparse(node) for node in body if kind_of(ast.unparse(node)) is None]
+        return "\n".join([*own, ast.unparse(ours)])
+    calls = [node for node in ast.walk(ast.Module(body, [])) if isinstance(node, ast.keyword) and node.arg == "answer"]
+    answer = ast.unparse(calls[-1].value) if calls else "..."
+    return original.replace("answer=...", f"answer={answer}")
+
+
+def sources(folder: Path, path: Path, given: Handout) -> list[tuple[tuple[str, str] | None, str]]:
+    """The code cells of a submitted notebook, each with what the teacher's asks for."""
+    submitted = _cells(folder, path.relative_to(handout.FOLDER))
+    cells = [cell for cell in handout.made(path, given)["cells"] if cell["cell_type"] == "code"]
+    return [(kind_of(cell["source"]), merged(cell["source"], submitted.get(cell["id"]))) for cell in cells]
+
+
+# --- Running it -------------------------------------------------------------------------------------------------------
+def run_cells(cells: Iterable[tuple[tuple[str, str] | None, str]], notebook: str) -> Iterator[Mark]:
+    """Run cells one after the other, as a kernel does; the marks of those that are graded."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for kind, source in cells:
+        said: Any = None
+        try:
+            body = ast.parse(source).body
+            last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
+            exec(compile(ast.Module(body, []), "<cell>", "exec"), names)
+            said = eval(compile(ast.Expression(last.value), "<cell>", "eval"), names) if last else None
+        except (Exception, SystemExit) as error:
+            said = error
+        if kind:
+            right = getattr(said, "right", getattr(said, "passed", False))
+            told = f"{type(said).__name__}: {said}" if isinstance(said, BaseException) else repr(said)
+            yield Mark(notebook, kind[1], kind[0], right, told)
+
+
+def _run(folder: Path, path: Path, given: Handout) -> list[Mark]:
+    cells = sources(folder, path, given)
+    with tempfile.TemporaryDirectory(prefix="grade-") as made:
+        place = Path(made)
+        (place / "cells.json").write_text(json.dumps([path.stem, cells]))
+        if (folder / "labs" / "loader.py").is_file():
+            shutil.copy(folder / "labs" / "loader.py", place)
+        paths = {
+            "PYTHONPATH": f"{handout.FOLDER}{os.pathsep}{Path(course.minidl.__file__).parents[1]}",
+            "MPLBACKEND": "agg",
+        }
+        with running([sys.executable, "-m", "course.grading", "cells.json"], place, TMPDIR=made, **paths) as program:
+            program.wait_for_end(SECONDS)
+        marks = (
+            [Mark(**json.loads(line)) for line in (place / "marks").read_text().splitlines()]
+            if (place / "marks").exists()
+            else []
+        )
+    lacking = [kind for kind, _ in cells if kind][len(marks) :]
+    told = f"its notebook did not come to its end within {SECONDS:g} s, or ended its process"
+    return marks + [Mark(path.stem, name, kind, False, told) for kind, name in lacking]
+
+
+def grade(folder: Path, chosen: Iterable[str] = ()) -> list[Mark]:
+    """The marks of one student's folder. It runs the student's code."""
+    given = handout.read(folder)
+    return [mark for path in handout.originals(chosen) for mark in _run(folder, path, given)]
+
+
+def progress(folder: Path, chosen: Iterable[str] = ()) -> list[Mark]:
+    """What a student has answered or written, right or not. It runs nothing."""
+    found = []
+    for path in handout.originals(chosen):
+        for kind, source in sources(folder, path, handout.read(folder)):
+            if kind:
+                begun = "answer=..." not in source and "NotImplementedError" not in source
+                if kind[0] == "lab":
+                    begun = not re.search(
+                        rf"NotImplementedError\(.lab {path.stem[3]}", _text(folder / "labs" / "loader.py")
+                    )
+                found.append(Mark(path.stem, kind[1], kind[0], True if begun else None, ""))
+    return found
+
+
+def _text(path: Path) -> str:
+    return (
+        path.read_text(encoding="utf-8", errors="replace") if path.exists() else 'NotImplementedError("lab 1 2 3 4 5")'
+    )
+
+
+def of_all(folders: Sequence[Path], chosen: Sequence[str], jobs: int = 2) -> dict[str, list[Mark]]:
+    """The marks of many students, two at a time."""
+    with ThreadPoolExecutor(jobs) as pool:
+        marks = pool.map(lambda folder: grade(folder, chosen), folders)
+        return dict(zip((folder.resolve().name for folder in folders), marks, strict=True))
+
+
+# --- Tables -----------------------------------------------------------------------------------------------------------
+def rows(marks: dict[str, list[Mark]]) -> list[list[str]]:
+    """A head, and a row for each student: points of each notebook, and of all."""
+    notebooks = list(dict.fromkeys(mark.notebook for of_one in marks.values() for mark in of_one))
+    table = [["student", *(name[:2] if name[:2].isdecimal() else name[:4] for name in notebooks), "points", "of", "%"]]
+    for student, of_one in marks.items():
+        each = [sum(mark.points for mark in of_one if mark.notebook == name) for name in notebooks]
+        most = sum(mark.of for mark in of_one)
+        table.append([student, *map(str, each), str(sum(each)), str(most), f"{100 * sum(each) / max(1, most):.0f}"])
+    return table
+
+
+def as_json(marks: dict[str, list[Mark]]) -> str:
+    """Each mark, with what was said."""
+    return json.dumps({student: [asdict(mark) for mark in of_one] for student, of_one in marks.items()}, indent=1)
+
+
+def main(name: str) -> None:
+    """Run the cells of a file, and write each mark as soon as it is known."""
+    from course import labs  # noqa: F401, so that cells import the teacher's
+
+    notebook, cells = json.loads(Path(name).read_text())
+    with Path("marks").open("w", buffering=1) as out:
+        for mark in run_cells(cells, notebook):
+            out.write(json.dumps(asdict(mark)) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

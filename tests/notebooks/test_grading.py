@@ -1,0 +1,161 @@
+"""What teachers hand out and what they get back: copies without answers, marks, progress, notebooks written anew."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from course import grading, handout
+from course.grading import Mark, merged
+from course.handout import OWN, Handout, build, made, originals
+from minidl import cli
+
+QUESTION = "ask.owner(trace, answer=...)"
+EXERCISE = "def mine(task):\n    raise NotImplementedError\n\n\nask.mine(mine)"
+
+
+@pytest.mark.parametrize(("original", "submitted", "runs"), [
+    (QUESTION, None, QUESTION), (QUESTION, "ask.owner(trace, answer=4)", "ask.owner(trace, answer=4)"),
+    (QUESTION, "import os\nprint(1)\nask.owner(other, 7, answer='worker 1')", "ask.owner(trace, answer='worker 1')"),
+    (QUESTION, "print('gone')", QUESTION), (QUESTION, "ask.owner(trace, answer=", "ask.owner(trace, answer="),
+    (EXERCISE, EXERCISE.replace("raise NotImplementedError", "pass"), "def mine(task):\n    pass\nask.mine(mine)"),
+    (EXERCISE, "mine = abs\nask.other(mine)", "mine = abs\nask.mine(mine)"),
+    ("labs.check(1)", "labs.check(1, rounds=0)", "labs.check(1)"), ("x = 1", "x = 2", "x = 1"),
+])  # fmt: skip
+def test_a_student_gives_answers_and_code_and_the_teacher_the_rest(
+    original: str, submitted: str | None, runs: str
+) -> None:
+    assert merged(original, submitted) == runs
+
+
+def test_cells_run_on_after_an_error_and_each_graded_one_gets_a_mark() -> None:
+    first = "from types import SimpleNamespace as N\nask = N(owner=lambda: N(right=True))"
+    asks = (("question", "owner"), "ask.owner()"), (("exercise", "mine"), "no python("), (("lab", "check"), "exit()")
+    cells = [(None, first), (None, "1 / 0"), *asks]
+    marks = list(grading.run_cells(cells, "00"))
+    assert [(mark.name, mark.right, mark.points, mark.of) for mark in marks] == [
+        ("owner", True, 1, 1), ("mine", False, 0, 2), ("check", False, 0, 5)
+    ]  # fmt: skip
+    assert "SyntaxError" in marks[1].said
+
+
+# --- Copies -----------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def anna(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("course") / "anna"
+    build(folder, Handout("anna", "ru"))
+    return folder
+
+
+def test_a_student_gets_no_solution_and_no_link_that_leads_nowhere(anna: Path) -> None:
+    assert {path.name for path in anna.iterdir() if path.is_dir()} == {"course", "labs", "traces"}
+    for path in (*anna.glob("*.ipynb"), *anna.glob("labs/*.ipynb")):
+        for cell in json.loads(path.read_text())["cells"]:
+            source = "".join(cell["source"])
+            assert "solutions/" not in source, (path.name, cell["id"])
+            links = re.findall(r"\]\(([^)#]+)", source) if cell["cell_type"] == "markdown" else []
+            assert [link for link in links if "://" not in link and not (path.parent / link).exists()] == []
+            assert cell.get("outputs", []) == []
+    assert "Первый взгляд" in (anna / "00_first_look.ipynb").read_text()
+    assert "Впишите ответ" in (anna / "course" / "asking.py").read_text()
+
+
+def test_the_doctors_verdicts_are_the_teachers() -> None:
+    path = next(originals(["09"]))
+    sources = ["".join(cell["source"]) for cell in made(path, Handout("anna"))["cells"]]
+    assert not any("verdict(" in source or "explained:" in source for source in sources)
+    assert any("verdict(" in "".join(cell["source"]) for cell in made(path, Handout())["cells"])
+
+
+def test_each_student_has_numbers_of_their_own_and_always_the_same() -> None:
+    for name, old, _, values in OWN:
+        path = next(originals([name]))
+        texts = {student: json.dumps(made(path, Handout(student))) for student in map(str, range(12))}
+        assert path.read_text().count(json.dumps(old)[1:-1]) == 1
+        assert len(set(texts.values())) > len(values) / 2
+        assert texts["3"] == json.dumps(made(path, Handout("3")))
+        assert json.dumps(made(path, Handout("3", seed=1))) in texts.values()
+
+
+def test_answers_are_folded_for_no_student(anna: Path) -> None:
+    assert handout.read(anna) == Handout("anna", "ru")
+    assert handout.read(anna / "course") == Handout()
+
+
+# --- Commands ---------------------------------------------------------------------------------------------------------
+def command(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    code = cli.main(["course", *map(str, arguments)])
+    return code, *capsys.readouterr()  # type: ignore[return-value]
+
+
+def edited(folder: Path, name: str, changes: dict[str, str]) -> None:
+    path = folder / name
+    notebook = json.loads(path.read_text())
+    for cell in notebook["cells"]:
+        for old, new in changes.items():
+            cell["source"] = "".join(cell["source"]).replace(old, new)
+    path.write_text(json.dumps(notebook))
+
+
+def test_progress_counts_without_running_and_reset_keeps_what_was_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "bo"
+    assert command(capsys, "build", "--student", folder, "--only", "03", "--only", "lab1")[0] == 0
+    edited(folder, "03_ranks.ipynb", {"ask.repeated(padded, 10, answer=...)": "ask.repeated(padded, 10, answer=1/0)"})
+    code, out, _ = command(capsys, "progress", folder, "--only", "03", "--only", "lab1", "--csv")
+    assert (code, list(csv.reader(io.StringIO(out)))[1]) == (0, ["bo", "1", "0", "1", "15", "7"])
+    code, out, _ = command(capsys, "reset", folder, "--only", "03")
+    assert "03_ranks.ipynb is new; the old one: " in out
+    assert "answer=1/0" in (folder / "03_ranks.ipynb.before").read_text()
+    assert "answer=1/0" not in (folder / "03_ranks.ipynb").read_text()
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["build"], "give a folder"), (["grade"], "grade: give a folder"), (["grade", "/none"], "there is no folder /none"),
+    (["reset", "."], "name what to write anew"), (["build", "/tmp"], "is not empty"),
+    (["texts", "--only", "99"], "no notebook '99': choose from 00_first_look"),
+    (["texts", "--course", "/none"], "which an installed package does not contain: give --course"),
+])  # fmt: skip
+def test_what_cannot_be_done_is_told(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, errors = command(capsys, *arguments)
+    assert code == cli.USAGE
+    assert said in errors
+
+
+@pytest.mark.live
+@pytest.mark.timeout(300)
+def test_submissions_are_run_and_graded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One is right, one has a wrong answer and code that ends its process, one is no notebook."""
+    folders = [tmp_path / name for name in ("right", "wrong", "broken")]
+    assert command(capsys, "build", "--student", *folders, "--only", "03")[0] == 0
+    right: dict[str, Any] = {"ask.repeated(padded, 10, answer=...)": "ask.repeated(padded, 10, answer=2)",
+                             "ask.dropped(cut, 10, answer=...)": "ask.dropped(cut, 10, answer='2')"}  # fmt: skip
+    edited(folders[0], "03_ranks.ipynb", right)
+    kills = {"ask.dropped(cut, 10, answer=...)": "ask.dropped(cut, 10, answer=__import__('os')._exit(3))"}
+    edited(folders[1], "03_ranks.ipynb", right | kills)
+    (folders[2] / "03_ranks.ipynb").unlink()
+    code, out, errors = command(capsys, "grade", *folders, "--only", "03", "--json")
+    marks = {student: [Mark(**mark) for mark in of_one] for student, of_one in json.loads(out).items()}
+    assert code == 0
+    assert "running the code of 3 students" in errors
+    assert {student: sum(mark.points for mark in of_one) for student, of_one in marks.items()} == {
+        "right": 2, "wrong": 1, "broken": 0
+    }  # fmt: skip
+    assert {sum(mark.of for mark in of_one) for of_one in marks.values()} == {10}
+    assert "ended its process" in marks["wrong"][-1].said
+
+
+def test_a_notebook_becomes_slides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("nbconvert", reason="slides need nbconvert: pip install -e '.[notebooks]'")
+    code, out, _ = command(capsys, "slides", tmp_path, "--only", "00", "--language", "zh")
+    assert code == 0
+    page = Path(out.strip()).read_text()
+    assert page.count("<section") > 15
+    assert "数据集与加载器" in page
