@@ -25,7 +25,7 @@ import numpy.typing as npt
 from minidl.tracefile import stack_samples, watched
 from minidl.tracefile.arrays import Bools, Ints, Rows, table_of
 from minidl.tracefile.attachments import Attachment, packed
-from minidl.tracefile.events import EVENTS, WORKER_START, Event, Field, Phase, codes_where
+from minidl.tracefile.events import EVENTS, GC, WORKER_START, Event, Field, Phase, codes_where
 from minidl.tracefile.facts import LATEST, MOST_TASKS, MOST_WORKERS, read_facts
 from minidl.tracefile.files import Files, read_files
 from minidl.tracefile.format import (
@@ -74,6 +74,16 @@ def read_trace(path: str | os.PathLike[str] | Trace) -> Trace:
     return Trace(place, read_files(place))
 
 
+def _from_the_first_step(events: Rows) -> Rows:
+    """Leave out the collector's pauses that ended before anything else: those of imports, often seconds earlier."""
+    pauses = np.isin(events["code"], GC)
+    if pauses.all():
+        return events
+    before = events["code"][: int(pauses.argmin())]
+    ended = np.flatnonzero(np.cumsum(np.where(before == GC[0], 1, -1)) == 0)
+    return events[int(ended[-1]) + 1 :] if len(ended) else events
+
+
 # --- What the bytes mean ----------------------------------------------------------------------------------------------
 class Trace:
     """What a run recorded. Made by `read_trace`.
@@ -110,7 +120,7 @@ class Trace:
         everything = np.concatenate(parts) if parts else np.empty(0, ROW)
         everything = everything[np.argsort(everything["time"], kind="stable")]
         known = _KNOWN[everything["code"]]
-        self.events: Rows = everything[known]
+        self.events: Rows = _from_the_first_step(everything[known])
         self._unknown: Rows = everything[~known]
         self.start = int(self.events["time"][0]) if len(self.events) else 0
         self.seen = 0

@@ -124,6 +124,24 @@ def test_equal_times_keep_the_order_of_emission(tmp_path: Path) -> None:
     assert events["pid"].tolist() == ([2] * 1000 + [3] * 1000) * 3
 
 
+@pytest.mark.parametrize(
+    ("codes", "left"),
+    [
+        ([*ev.GC, *ev.GC, *ev.NEXT, *ev.GC], [*ev.NEXT, *ev.GC]),
+        ([*ev.GC, ev.GC[0], *ev.NEXT, ev.GC[1]], [ev.GC[0], *ev.NEXT, ev.GC[1]]),
+        ([*ev.GC, ev.GC[0], *ev.GC, ev.GC[1], *ev.NEXT], [*ev.NEXT]),
+        ([*ev.NEXT, *ev.GC], [*ev.NEXT, *ev.GC]),
+        ([*ev.GC], [*ev.GC]),
+    ],
+    ids=["before", "one that lasts", "within another", "after", "alone"],
+)
+def test_the_pauses_of_imports_are_left_out(tmp_path: Path, codes: list[int], left: list[int]) -> None:
+    write_process(tmp_path / "t", [{"code": code} for code in codes])
+    trace = read_trace(tmp_path / "t")
+    assert trace.events["code"].tolist() == left
+    assert trace.start == len(codes) - len(left) + 1
+
+
 def test_to_pandas(small: Path) -> None:
     frame = read_trace(small).to_pandas()
     assert list(frame.columns) == [
