@@ -224,8 +224,9 @@ def _sentence(situation: Situation, reasons: Reasons, wording: _Wording) -> str:
     elif kind is Bound.START_UP:
         time = max(1, found.total + found.consumer)
         name = "shutdown-bound" if found.ends_slowly else kind.value
-        what = f", {percent(found.causes[Cause.START_UP] / time)} for {Cause.START_UP.value}"
-        what *= not words or wording.all_kinds
+        starts = {Cause.START_UP.value: found.causes[Cause.START_UP], "the first batch": sum(found.opening.values())}
+        what = ", ".join(f"{percent(ns / time)} for {does}" for does, ns in starts.items() if ns >= NAMED * time)
+        what = f", {what}" * (not words or wording.all_kinds)
         said = ": ".join(filter(None, (f"{name}: {_waited(found.total, time)}{what}", words and words + at)))
     else:
         said = _steady(situation, words, at, wording)
@@ -237,9 +238,9 @@ def _waited(ns: int, time: int) -> str:
 
 
 def _keeping_up(found: Waiting, does: str, at: str, parts: Mapping[str, int]) -> str:
-    whole, once = found.total + found.consumer, found.causes[Cause.START_UP]
+    whole, once = found.total + found.consumer, found.once
     step, with_start = (found.consumer / max(1, time) for time in (whole - once, whole))
-    also = f" ({percent(with_start)} with the start and end of its workers)" * (step - with_start >= 0.05)
+    also = f" ({percent(with_start)} with start-up and shutdown)" * (step - with_start >= 0.05)
     takes = f"the training step takes {percent(step)} of the loop's time"
     if next(iter(parts), OTHER) != OTHER:  # the parts say more than the line
         shares = {name: ns / max(1, whole - once) for name, ns in parts.items() if name != OTHER}
@@ -261,7 +262,7 @@ def _steady(situation: Situation, words: str, at: str, wording: _Wording) -> str
     words: the reason's, "" = none; at: the line of the program.
     """
     kind, cause, found = situation.kind, situation.cause, situation.found
-    once = found.causes[Cause.START_UP]
+    once = found.once
     waited, time = found.total - once, max(1, found.total + found.consumer - once)
     loop = _waited(waited, time)
     if kind is Bound.SUPPLY and found.of(Bound.READING) > found.of(Bound.SUPPLY):
@@ -313,7 +314,7 @@ _MAKE = {
 
 def _kind(found: Waiting) -> tuple[Bound, Cause | None]:
     """The kind, and the cause to blame. Steady waiting is judged without start-up, which a longer run spreads."""
-    start_up = found.causes[Cause.START_UP]
+    start_up = found.once
     steady = found.total - start_up
     again = found.alike > 1 and found.workers > 0
     if found.batches < FEW_BATCHES and not again:
@@ -333,7 +334,7 @@ def _kind(found: Waiting) -> tuple[Bound, Cause | None]:
 
 def _beside_the_start(found: Waiting, why: Callable[[Bound, Cause | None], Reasons]) -> SlowReason | None:
     """The reason for the waits between starts, if they are no shorter than MARGIN of the starts; None = no reason."""
-    start_up = found.causes[Cause.START_UP]
+    start_up = found.once
     if found.batches < FEW_BATCHES or found.total - start_up < MARGIN * start_up:
         return None
     kind = max(KIND_OF.values(), key=found.of)

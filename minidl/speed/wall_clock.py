@@ -82,7 +82,8 @@ class Waiting:
 
     spare: the share of that time, after their first fetch, that they waited for tasks. work: the duration of all
     supplying steps. task, worker, sample: of the batch that blocked the line longest, -1 = none; lasting: that worker's
-    share of the blocking. first: waiting for the first batches of epochs. uneven: waiting while a worker had run out of
+    share of the blocking. first: waiting for the first batches of epochs. opening: by cause, waiting for the first
+    batch, if that happens once: workers, one iterator, one epoch. uneven: waiting while a worker had run out of
     data and others had not; out: the worker that ran out first, -1 = none. ending: waiting for the workers' end.
     payload, shared, tensors: bytes pickled, bytes by handle, and tensors of a message, on average. cpu: the CPU use of
     fetching. alike: the number of iterators with the same parameters in the trace; together: how many of them these
@@ -102,6 +103,7 @@ class Waiting:
     spare: float = 1.0
     lasting: float = 0.0
     first: int = 0
+    opening: dict[Cause, int] = field(default_factory=dict)
     uneven: int = 0
     out: int = -1
     ending: int = 0
@@ -120,9 +122,15 @@ class Waiting:
     def total(self) -> int:
         return sum(self.causes.values())
 
+    @property
+    def once(self) -> int:
+        """The waiting that happens once, however long the run is, ns."""
+        return self.causes[Cause.START_UP] + sum(self.opening.values())
+
     def of(self, kind: Bound) -> int:
-        """The waiting for what bounds a loader in this way, ns."""
-        return sum(ns for cause, ns in self.causes.items() if KIND_OF.get(cause) is kind)
+        """The steady waiting for what bounds a loader in this way, ns."""
+        mine = [cause for cause in KIND_OF if KIND_OF[cause] is kind]
+        return sum(self.causes[cause] - self.opening.get(cause, 0) for cause in mine)
 
     def largest(self, kind: Bound) -> Cause:
         """The cause of this kind that costs most.
@@ -147,6 +155,7 @@ class Waiting:
         return replace(
             self,
             out=self.out if self.out >= 0 else more.out,
+            opening={},  # each of them has a first batch
             causes={cause: ns + more.causes[cause] for cause, ns in self.causes.items()},
             work={cause: ns + more.work[cause] for cause, ns in self.work.items()},
             **{name: getattr(self, name) + getattr(more, name) for name in added},
@@ -159,6 +168,7 @@ def waiting(trace: Trace, loader: int, spans: Rows | None = None) -> Waiting:
     clock = WallClock(trace, loader, trace.spans() if spans is None else spans)
     task, worker, lasting = clock.blocker()
     uneven, out = clock.uneven()
+    alike = sum(other == params for other in trace.loaders.values()) if params else 1
     messages, samples = clock.steps(ev.RESULT_REBUILD), clock.steps(ev.SAMPLE)
     samples = samples[(samples["task"] == task) & (samples["worker"] == worker)]
     averages = [float(messages[column].mean()) if len(messages) else 0.0 for column in ("bx", "ey", "ex")]
@@ -167,7 +177,7 @@ def waiting(trace: Trace, loader: int, spans: Rows | None = None) -> Waiting:
         consumer=total(clock.steps(ev.CONSUMER)),
         batches=int(np.count_nonzero(clock.events["code"] == ev.YIELD)),
         workers=clock.workers,
-        alike=sum(other == params for other in trace.loaders.values()) if params else 1,
+        alike=alike,
         busy=clock.share_of_workers(ev.FETCH, clock.gets, none=0.0),
         work=clock.work(),
         task=task,
@@ -176,6 +186,7 @@ def waiting(trace: Trace, loader: int, spans: Rows | None = None) -> Waiting:
         spare=clock.share_of_workers(ev.INDEX_GET, clock.gets & ~clock.not_begun, none=1.0),
         lasting=lasting,
         first=clock.first(),
+        opening=clock.opening() if alike == 1 else {},
         uneven=uneven,
         ending=clock.ending(),
         out=out,
@@ -370,6 +381,14 @@ class WallClock:
         if len(self.epochs) < 2:
             return 0
         return self.took(self.waits & self._is_after(ev.EPOCH[0], ev.YIELD) & ~self.setting_up)
+
+    def opening(self) -> dict[Cause, int]:
+        """The ns waited for the first batch, by cause, after the sampler and the workers' start; {} = it is no start."""
+        if len(self.epochs) != 1 or not self.workers:
+            return {}
+        first = self.waits & self._is_after(ev.EPOCH[0], ev.YIELD) & ~self.setting_up
+        apart = Cause.SAMPLER, Cause.START_UP
+        return {cause: ns for cause, ns in self.causes(first).items() if cause not in apart}
 
     def ending(self) -> int:
         """The ns in which the shutdown ran without a set-up."""

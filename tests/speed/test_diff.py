@@ -570,7 +570,7 @@ def test_the_recordings_of_both_transports_tell_their_story() -> None:
     a, b = (read_trace(traces / f"transport-{name}.minidl") for name in ("upstream", "arena"))
     found = diff(a, b)
     assert re.match(
-        r"B is 7\.\d+ times as fast: .*; arena instead of upstream: its batches were in \d slabs, used \S+ times each, "
+        r"B is 4\.\d+ times as fast: .*; arena instead of upstream: its batches were in \d slabs, used \S+ times each, "
         r"instead of 200 new segments; ",
         found.sentence(),
     )

@@ -23,6 +23,8 @@ from minidl.tracefile import events as ev
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.stack_samples import CodeLine
 
+TRACES = Path(__file__).parents[2] / "traces"
+
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
 LONG = 0.06
@@ -365,6 +367,32 @@ def test_a_start_that_costs_more_than_the_verdict_is_told_apart() -> None:
     assert told.apart in " ".join(told.lines())
     assert judge(made(consumer=443, start_up=39, samples=39, rebuild=31)).apart == ""
     assert judge(made(consumer=100, start_up=200, samples=50)).apart == ""
+
+
+def test_what_the_first_batch_cost_is_no_steady_waiting() -> None:
+    """It is waited for once, while the pipeline fills."""
+    steady = replace(made(consumer=700, samples=200), opening={Cause.SAMPLES: 190})
+    assert judge(steady).sentence == (
+        "not input-bound: the loader keeps up, the training step takes 99% of the loop's time "
+        "(78% with start-up and shutdown)"
+    )
+    short = replace(made(consumer=300, start_up=100, samples=300, pin=100), opening={Cause.SAMPLES: 290, Cause.PIN: 90})
+    assert judge(short).sentence == (
+        "start-up-bound: the loop waited 62% of its time, 12% for starting and ending workers, 48% for the first batch"
+    )
+    again = steady + steady
+    assert judge(again).kind is Bound.SUPPLY, "each of two iterators has a first batch"
+
+
+@pytest.mark.parametrize(
+    ("name", "waited"), [("healthy-8-pinned", True), ("workers-0", False), ("persistent", False), ("respawn", False)]
+)
+def test_a_first_batch_that_comes_once_is_told_from_others(name: str, waited: bool) -> None:
+    """Without workers it costs what each batch costs; each epoch, or iterator, has one of its own."""
+    trace = read_trace(TRACES / f"{name}.minidl")
+    found = waiting(trace, next(iter(trace.loaders)))
+    assert (sum(found.opening.values()) > 0.2 * found.total) is waited
+    assert found.once <= found.total
 
 
 SENTENCES = [
