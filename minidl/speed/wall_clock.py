@@ -11,6 +11,7 @@ divided among their steps.
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -169,6 +170,7 @@ def waiting(trace: Trace, loader: int, spans: Rows | None = None) -> Waiting:
     task, worker, lasting = clock.blocker()
     uneven, out = clock.uneven()
     alike = sum(other == params for other in trace.loaders.values()) if params else 1
+    made = Counter(map(_made, trace.loaders.values()))[_made(params)]
     messages, samples = clock.steps(ev.RESULT_REBUILD), clock.steps(ev.SAMPLE)
     samples = samples[(samples["task"] == task) & (samples["worker"] == worker)]
     averages = [float(messages[column].mean()) if len(messages) else 0.0 for column in ("bx", "ey", "ex")]
@@ -186,7 +188,7 @@ def waiting(trace: Trace, loader: int, spans: Rows | None = None) -> Waiting:
         spare=clock.share_of_workers(ev.INDEX_GET, clock.gets & ~clock.not_begun, none=1.0),
         lasting=lasting,
         first=clock.first(),
-        opening=clock.opening() if alike == 1 else {},
+        opening=clock.opening() if made <= 1 else {},
         uneven=uneven,
         ending=clock.ending(),
         out=out,
@@ -195,6 +197,11 @@ def waiting(trace: Trace, loader: int, spans: Rows | None = None) -> Waiting:
         tensors=averages[2],
         cpu=cpu_use(clock.whole),
     )
+
+
+def _made(params: dict[str, Any]) -> tuple[str, str]:
+    """Where a loader is made, in which rank: one that is made again there has a first batch each time."""
+    return str(params.get("made_at", params)), str(params.get("rank"))
 
 
 _AFTER_SET_UP: Final = [code for code in BEGINS if CALLS.get(code) in (Call.NEXT, Call.OWN)]
