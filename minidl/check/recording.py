@@ -42,11 +42,15 @@ def recording(trace: Trace) -> Iterator[Violation]:
         name = trace.processes[process[rows[0]]].name
         yield Violation("recording", "", f"{name} has two events number {seq[rows[0]]}", rows)
     for at in np.flatnonzero(same & (step > 1)):
+        apart = trace.left_out["seq"][trace.left_out["process"] == process[order[at]]]
+        lacks = step[at] - 1 - np.count_nonzero((apart > seq[order[at]]) & (apart < seq[order[at + 1]]))
+        if not lacks:
+            continue
         torn = final[process[order[at]]] - seq[order[at]] <= TORN_SLOTS
         if not torn and not trace.processes[process[order[at]]].lost:
             rows = _later_first(order[at], order[at + 1])
             name, number = trace.processes[process[rows[0]]].name, seq[order[at]]
-            yield Violation("recording", "", f"{name} lacks {step[at] - 1} event(s) after number {number}", rows)
+            yield Violation("recording", "", f"{name} lacks {lacks} event(s) after number {number}", rows)
     # The collector may release a slab in the middle of the recording of another event, which is stamped after it; and
     # its own pauses are recorded afterwards.
     order = np.lexsort((seq, tid, process))

@@ -74,24 +74,24 @@ def read_trace(path: str | os.PathLike[str] | Trace) -> Trace:
     return Trace(place, read_files(place))
 
 
-def _from_the_first_step(events: Rows) -> Rows:
-    """Leave out the collector's pauses that ended before anything else: those of imports, often seconds earlier."""
-    pauses = np.isin(events["code"], GC)
+def _imports(codes: Ints) -> int:
+    """Count the first events that are pauses of the collector, and ended: those of imports, often seconds earlier."""
+    pauses = np.isin(codes, GC)
     if pauses.all():
-        return events
-    before = events["code"][: int(pauses.argmin())]
-    ended = np.flatnonzero(np.cumsum(np.where(before == GC[0], 1, -1)) == 0)
-    return events[int(ended[-1]) + 1 :] if len(ended) else events
+        return 0
+    depth = np.cumsum(np.where(codes[: int(pauses.argmin())] == GC[0], 1, -1))
+    return 1 + int(np.flatnonzero(depth == 0)[-1]) if np.any(depth == 0) else 0
 
 
 # --- What the bytes mean ----------------------------------------------------------------------------------------------
 class Trace:
     """What a run recorded. Made by `read_trace`.
 
-    manifest: dict, as written where the run began. events: array of ROW, by time. processes: by start.
-    threads: (pid, tid) -> name. strings: (process, number) -> text. loaders: number -> parameters. attachments: what
-    other recorders saw, by name; they are read when asked for their slices. lines: all that was described, in each
-    process's order, with "process" (index) added.
+    manifest: dict, as written where the run began. events: array of ROW, by time. left_out: the events of unknown
+    codes, and the collector's pauses before anything else. processes: by start. threads: (pid, tid) -> name. strings:
+    (process, number) -> text. loaders: number -> parameters. attachments: what other recorders saw, by name; they are
+    read when asked for their slices. lines: all that was described, in each process's order, with "process" (index)
+    added.
     start: CLOCK_MONOTONIC ns of time 0, that of its first event. seen: of the look at a run that goes on, else 0.
     problems: what the trace lacks, in words.
     """
@@ -119,9 +119,10 @@ class Trace:
             parts.append(self._read_events(len(self.processes) - 1, files.events.get(stem)))
         everything = np.concatenate(parts) if parts else np.empty(0, ROW)
         everything = everything[np.argsort(everything["time"], kind="stable")]
-        known = _KNOWN[everything["code"]]
-        self.events: Rows = _from_the_first_step(everything[known])
-        self._unknown: Rows = everything[~known]
+        seen = _KNOWN[everything["code"]]
+        seen[: _imports(everything["code"])] = False
+        self.events: Rows = everything[seen]
+        self.left_out: Rows = everything[~seen]
         self.start = int(self.events["time"][0]) if len(self.events) else 0
         self.seen = 0
         self._made: dict[str, tuple[Rows, Any]] = {}
@@ -238,10 +239,11 @@ class Trace:
 
     def _note_end(self, process: Process, header: Header, slots: Rows, rows: Rows) -> None:
         """Note what a process could not record, and what was cut off its file."""
-        process.lost, reason = header.lost_events, errno_in_words(header.errno)
+        process.lost = header.lost_events
+        reason = errno_in_words(header.errno) if header.errno else "an exception of a signal's handler came between"
         truncated = len(slots) < header.slots
         if process.lost or truncated:
-            whole = _before_a_gap(rows) if truncated else rows
+            whole = _before_a_gap(rows) if truncated or not header.errno else rows
             process.whole_until = int(whole["time"].max()) if len(whole) else process.start_ns
         if process.lost:
             self._lack(process, f"{counted(process.lost, 'event')} could not be recorded: {reason}")
@@ -271,7 +273,8 @@ class Trace:
     def _note_gaps(self) -> None:
         if not self.processes:
             self.problems.append("no process has recorded anything")
-        for code, count in sorted(Counter(self._unknown["code"].tolist()).items()):
+        unknown = self.left_out["code"][~_KNOWN[self.left_out["code"]]]
+        for code, count in sorted(Counter(unknown.tolist()).items()):
             self.problems.append(
                 f"{counted(count, 'event')} with code {code}, which this minidl does not know, left out"
             )
@@ -464,7 +467,7 @@ class Trace:
 
     def _rows_of(self, index: int) -> Rows:
         """Return all that the process recorded, with the codes that this minidl does not know."""
-        return np.concatenate([part[part["process"] == index] for part in (self.events, self._unknown)])
+        return np.concatenate([part[part["process"] == index] for part in (self.events, self.left_out)])
 
 
 def _per_code(codes: npt.NDArray[np.uint16], what: Callable[[Event], str]) -> npt.NDArray[np.object_]:
