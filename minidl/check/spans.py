@@ -10,7 +10,7 @@ import numpy as np
 from minidl.check.view import LoaderView, Violation, rule
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Ints, Positions, table_of
-from minidl.tracefile.events import EVENTS, Ending, Phase
+from minidl.tracefile.events import EVENTS, Ending, Outcome, Phase
 from minidl.tracefile.words import name_of
 
 _IS_BEGIN: Final = table_of(ev.BEGINS)
@@ -45,7 +45,8 @@ def spans(loader: LoaderView) -> Iterator[Violation]:
         lane = _lane(loader, rows)
         same = np.r_[lane[1:] == lane[:-1], False]
         for at in np.flatnonzero(begins & np.r_[begins[1:], True] & same):
-            yield loader.broken("the one before it has no end", rows[at + 1], rows[at])
+            if not _interrupted(loader, int(rows[at]), int(rows[at + 1])):
+                yield loader.broken("the one before it has no end", rows[at + 1], rows[at])
         orphan = ~begins & ~(np.r_[False, begins[:-1]] & np.r_[False, same[:-1]])
         if not loader.complete:  # the begin may be among what was overwritten
             orphan &= np.r_[False, same[:-1]]
@@ -91,15 +92,24 @@ def _went_on(loader: LoaderView, row: int) -> int | None:
         )
     )
     if code in _LEAVES:
-        found += [at for at in lane[:1].tolist() if not _interrupted(loader, at)]
+        found += lane[:1].tolist()
     elif (end := _end_of_a_span_around(loader, lane)) is not None:
         found.append(end)
-    return min(found, default=None)
+    return min(found) if found and not _interrupted(loader, row, len(loader.code)) else None
 
 
-def _interrupted(loader: LoaderView, row: int) -> bool:
-    """Whether a worker leaves because of a Ctrl-C, which may come before the event that ends what it did."""
-    return bool(loader.code[row] == ev.WORKER_EXIT and loader.x[row] == Ending.INTERRUPTED)
+def _interrupted(loader: LoaderView, row: int, until: int) -> bool:
+    """Whether a Ctrl-C may have come before the event that ends the span at `row`: what is around it is cut short.
+
+    A worker leaves; `next` raises; an epoch is closed, or the shutdown begins in the middle of it.
+    """
+    mine = row + 1 + np.flatnonzero(loader.process[row + 1 : until] == loader.process[row])
+    codes = loader.code[mine]
+    exits = (codes == ev.WORKER_EXIT) & (loader.x[mine] == Ending.INTERRUPTED)
+    raises = (codes == ev.NEXT[1]) & (loader.y[mine] == Outcome.ERROR)
+    closes = (codes == ev.EPOCH[1]) & (loader.z[mine] == Ending.CLOSED)
+    stops = (codes == ev.SHUTDOWN[0]) & (loader.code[row] == ev.EPOCH[0])
+    return bool(np.any(exits | raises | closes | stops))
 
 
 def _end_of_a_span_around(loader: LoaderView, lane: Positions) -> int | None:

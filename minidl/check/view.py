@@ -409,6 +409,8 @@ def _lacks(trace: Trace, events: Rows, params: dict[str, Any]) -> Lacks:
             last = int(np.searchsorted(events["time"], process.whole_until, side="right"))
             if last < until:
                 until, cut = last, f"{process.name} could not record any more (a full disk, say)"
+                if process.header is not None and not process.header.errno:
+                    cut = f"an exception of a signal's handler kept {process.name} from recording an event"
                 if process.header is not None and not process.header.lost_events:
                     cut = f"the events file of {process.name} is truncated"
     stopped = _stopped(trace, events)

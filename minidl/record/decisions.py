@@ -109,6 +109,7 @@ class TracedLoaderLifecycle(LoaderSpans, LoaderLifecycle):
     def __init__(self, shared: Shared) -> None:
         LoaderLifecycle.__init__(self)
         LoaderSpans.__init__(self, shared)
+        self.shuts_down = False
 
     def handle(self, event: LoaderEvent) -> LoaderState:
         before = self.state
@@ -181,9 +182,12 @@ class TracedLoaderLifecycle(LoaderSpans, LoaderLifecycle):
     def _shut_down(self) -> None:
         self.end_epoch(ev.Ending.CLOSED)
         self.emit(ev.SHUTDOWN[0])
+        self.shuts_down = True
 
     def _terminated(self) -> None:
-        self.emit(ev.SHUTDOWN[1], x=self.shared.emit_gone())
+        gone = self.shared.emit_gone()
+        if self.shuts_down:
+            self.emit(ev.SHUTDOWN[1], x=gone)
         self.shared.let_go()
 
     WATCHERS: ClassVar = {

@@ -15,6 +15,8 @@ from minidl.tracefile import events as ev
 class LoaderSpans:
     """Which of one iterator's spans are open, and the events that open and close them.
 
+    If a signal's handler raises in here, an end may be missing, but none comes without its begin.
+
     epoch: its number. yielded: batches of this epoch. task: the one yielded last, -1 = none.
     """
 
@@ -28,9 +30,10 @@ class LoaderSpans:
 
     def begin_epoch(self, workers: int, prefetch_factor: int) -> None:
         self.epoch += 1
-        self.yielded, self.task, self.open_epoch = 0, -1, True
+        self.yielded, self.task = 0, -1
         here.iterate(self.loop)
         self.emit(ev.EPOCH[0], x=self.epoch, y=workers, z=prefetch_factor)
+        self.open_epoch = True
 
     def end_epoch(self, ending: ev.Ending) -> None:
         if self.open_epoch:
@@ -39,24 +42,26 @@ class LoaderSpans:
 
     def begin_next(self, wanted: int) -> None:
         """Begin `__next__`. wanted: the task whose turn it is."""
-        self.open_next = True
         here.begin_next()
         self.emit(ev.NEXT[0], wanted, -1, wanted)
+        self.open_next = True
 
     def end_next(self, outcome: ev.Outcome, task: int = -1) -> None:
-        self.open_next = False
         here.leave_next()
-        self.emit(ev.NEXT[1], task, -1, self.yielded, outcome)
+        if self.open_next:
+            self.open_next = False
+            self.emit(ev.NEXT[1], task, -1, self.yielded, outcome)
 
     def begin_consumer(self, task: int = -1) -> None:
-        self.open_consumer = True
         self.loop.begin(task)
         self.emit(ev.CONSUMER[0], task, -1, self.yielded, here.recorded and here.sampled and task >= 0)
+        self.open_consumer = True
         self.consumer_delay = self.delay()
         self.consumer_cpu = self.clock()
 
     def end_consumer(self) -> None:
         if self.open_consumer:
-            self.open_consumer = self.loop.runs = False
-            cpu = spent(self.consumer_cpu, self.clock())
-            self.emit(ev.CONSUMER[1], self.task, -1, cpu, spent(self.consumer_delay, self.delay()))
+            self.loop.runs = False
+            cpu, delay = spent(self.consumer_cpu, self.clock()), spent(self.consumer_delay, self.delay())
+            self.open_consumer = False
+            self.emit(ev.CONSUMER[1], self.task, -1, cpu, delay)

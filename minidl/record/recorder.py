@@ -122,7 +122,7 @@ Emit = Callable[..., None]
 
 
 def _emitters(
-    emit_slowly: Callable[..., None], left_out: frozenset[int]
+    emit_slowly: Callable[..., None], lose: Callable[[int], None], left_out: frozenset[int]
 ) -> tuple[Callable[[int], Emit], Callable[..., None]]:
     """Return a function that makes the `emit` of a loader, and one that sets the place that they all write to.
 
@@ -138,13 +138,18 @@ def _emitters(
         def emit(code: int, task: int = -1, worker: int = -1, x: int = 0, y: int = 0, z: int = 0) -> None:
             """Record one event, stamped now. Arguments are those of the table's row; unused ones keep their defaults.
 
-            Only the exceptions that the slot itself can raise are caught: one of a signal handler passes through.
+            Only the exceptions that the slot itself can raise are caught. One of a signal handler passes through; the
+            trace then says that it may lack this event.
             """
-            n, at = place()
             try:
-                pack(slots, at, now(), code, loader, local.tid, task, worker, x, y, z, n)
-            except unfit:
-                emit_slowly(n, at, code, loader, task, worker, x, y, z)
+                n, at = place()
+                try:
+                    pack(slots, at, now(), code, loader, local.tid, task, worker, x, y, z, n)
+                except unfit:
+                    emit_slowly(n, at, code, loader, task, worker, x, y, z)
+            except BaseException:
+                lose(1)
+                raise
 
         def emit_some(code: int, task: int = -1, worker: int = -1, x: int = 0, y: int = 0, z: int = 0) -> None:
             if code not in left_out:
@@ -174,7 +179,7 @@ class Recorder:
         self._reserve: list[weakref.finalize[..., Recorder]] = []  # a forked child inherits them
         self._ring = config.ring_slots
         left_out = frozenset(c for c, e in EVENTS.items() if e.detail and config.detail == "batch")
-        self.emitter, self._write_into = _emitters(self._emit_slowly, left_out)
+        self.emitter, self._write_into = _emitters(self._emit_slowly, self._lose, left_out)
         self._reset()
         _RECORDERS.add(self)
 
@@ -214,13 +219,17 @@ class Recorder:
         events: stamp (CLOCK_MONOTONIC, ns), code, loader, tid (of the thread or stream), task, worker, x, y and z of
         each; also: steps of that call.
         """
-        placed = [(*self._place(), event) for event in events]
         try:
-            at_once(*(partial(PACK.pack_into, self._map, at, *event, n) for n, at, event in placed), *also)
-        except _UNFIT:
-            for n, at, (stamp, code, loader, tid, *values) in placed:
-                self._emit_slowly(n, at, code, loader, *values, stamp=stamp, tid=tid)
-            at_once(*also)
+            placed = [(*self._place(), event) for event in events]
+            try:
+                at_once(*(partial(PACK.pack_into, self._map, at, *event, n) for n, at, event in placed), *also)
+            except _UNFIT:
+                for n, at, (stamp, code, loader, tid, *values) in placed:
+                    self._emit_slowly(n, at, code, loader, *values, stamp=stamp, tid=tid)
+                at_once(*also)
+        except BaseException:
+            self._lose(len(events))
+            raise
 
     def _emit_slowly(self, n: int, at: int, *values: int, stamp: int = 0, tid: int = 0) -> None:
         """Record a process's or thread's first event, or one that needs a longer file or fits no slot."""

@@ -390,7 +390,7 @@ class WallClock:
         return self.took(self.waits & self._is_after(ev.EPOCH[0], ev.YIELD) & ~self.setting_up)
 
     def opening(self) -> dict[Cause, int]:
-        """The ns waited for the first batch, by cause, after the sampler and the workers' start; {} = it is no start."""
+        """The ns waited for the first batch, by cause, without the workers' start; {} = each batch costs as much."""
         if len(self.epochs) != 1 or not self.workers:
             return {}
         first = self.waits & self._is_after(ev.EPOCH[0], ev.YIELD) & ~self.setting_up
