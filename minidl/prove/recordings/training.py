@@ -19,6 +19,7 @@ from torch.nn import functional
 import minidl
 from minidl.device import sim
 from minidl.device.augment import Augment
+from minidl.device.streams import AcceleratorDevice
 from minidl.prove.recordings.images import CLASSES, Images, draw
 
 MODEL: Final = {"kernel": 150e3, "pinned": 0.85, "pageable": 0.28}
@@ -127,13 +128,15 @@ class Training:
 
     def epoch(self, batches: Iterable[Any], prepare: Callable[[Any], Any] | None = None) -> float:
         """Train on every batch, each in a span; return the mean loss. prepare: what the step does to a batch."""
-        losses = []
+        losses, marks = [], []
+        device = AcceleratorDevice(self.setting.compute)
         for batch in batches:
             with minidl.span("step", device=self.setting.device):
                 images, labels = prepare(batch) if prepare is not None else batch
                 losses.append(self.step(images, labels))
-            if len(losses) > 2:
-                losses[-3].item()  # as a progress bar does: the host stays within two steps of the device
+            marks.append(device.mark())
+            if len(marks) > 2:
+                marks[-3].wait()  # the host stays within two steps of the device; .item() would wait for the latest
         return float(torch.stack(losses).mean()) if losses else float("nan")
 
 
