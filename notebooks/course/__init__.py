@@ -85,15 +85,16 @@ def recorded(path: Path | str) -> minidl.Trace:
 
 
 def recording(name: str) -> minidl.Trace:
-    """A recorded run of the folder traces/ beside the notebooks; a line says where and when, and what is simulated."""
+    """A recorded run of the folder traces/ beside the notebooks; a line says where, and whether its device is simulated."""
     beside = Path(__file__).parents[1]  # notebooks/, or a copy of it that has the recorded runs in itself
     folder = next(place / "traces" for place in (beside, beside.parent) if (place / "traces").is_dir())
     trace = recorded(folder / f"{name}.minidl")
     facts = trace.manifest
     versions = facts.get("versions", {})
     simulated = bool(trace.described("simulated accelerator"))
+    on = "".join(f"{about['accelerator']}, " for about in trace.described("recording") if about.get("accelerator"))
     say(
-        f"The recorded run {name!r}: {facts.get('cpus_allowed')} cores, Python {versions.get('python')}, "
+        f"The recorded run {name!r}: {on * (not simulated)}{facts.get('cpus_allowed')} cores, Python {versions.get('python')}, "
         f"torch {versions.get('torch')}" + ("; pinned memory and device are simulated." if simulated else ".")
     )
     return trace

@@ -71,15 +71,16 @@ def shifted(trace: minidl.Trace, rank: int = 1) -> Asked:
     """One machine, one clock."""
     (joined,) = [one for one in trace.manifest["ranks"] if one["rank"] == rank]
     measured = next(line for line in trace.described("clock") if line["rank"] == rank)
+    off = measured["offset_ns"]
     return Asked(
-        f"Both ranks were on one machine. Rank {rank} measured that its clock is {measured['offset_ns']:,} ns behind, and could be wrong by {measured['error_ns']:,} ns. By how many "
+        f"Both ranks were on one machine. Rank {rank} measured that its clock is {abs(off):,} ns {'behind' if off > 0 else 'ahead'}, and could be wrong by {measured['error_ns']:,} ns. By how many "
         "nanoseconds were its times shifted when the traces were joined?",
         Count(joined["offset_ns"]),
         "How many clocks has one machine?",
         "All processes of a machine read the same monotonic clock, and nothing measured is better than that. What was measured fits: it is less than its own error. Between two "
         "machines it is all there is.",
         None,
-        {measured["offset_ns"]: "That is less than its own error. And what is known needs no measurement."},
+        {abs(off): "That is less than its own error. And what is known needs no measurement."},
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ def share_of_waiting(trace: minidl.Trace) -> float:
 
 
 def rule(causes: Mapping[str, int], consumer: int) -> str:
-    steady = sum(causes.values()) - causes["starting and ending workers"]
+    steady = sum(causes.values()) - causes["starting and ending workers"] - causes["the first batch"]
     if steady < 0.1 * (steady + consumer):
         return "not input-bound"
     supply = causes["samples"] + causes["collation"] + causes["pickling and sending"]

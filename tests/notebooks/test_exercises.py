@@ -382,11 +382,11 @@ def of_whole_run(trace: minidl.Trace) -> float:
     return 1 - took(trace, CONSUMER[0]) / int(np.ptp(trace.events["time"]))
 
 
-def judging(left_out: str, least: float, blocking: str) -> Callable[[Any, int], str]:
-    """A rule for verdicts without this cause, that calls waiting below this share harmless."""
+def judging(left_out: tuple[str, ...], least: float, blocking: str) -> Callable[[Any, int], str]:
+    """A rule for verdicts without these causes, that calls waiting below this share harmless."""
 
     def rule(causes: Any, consumer: int) -> str:
-        steady = sum(ns for cause, ns in causes.items() if cause != left_out)
+        steady = sum(ns for cause, ns in causes.items() if cause not in left_out)
         if steady < least * (steady + consumer):
             return "not input-bound"
         return "head-of-line blocking" if causes.get(blocking, 0) > causes["samples"] else "supply-bound"
@@ -418,6 +418,7 @@ def by_number(trace: minidl.Trace) -> list[int]:
 
 
 LINE, START = Cause.HEAD_OF_LINE.value, Cause.START_UP.value
+ONCE = START, bottleneck.FIRST
 
 PURE: list[Case] = [
     (one_timeline.clock_offset, first_trip, "of all round trips the shortest"),
@@ -425,13 +426,14 @@ PURE: list[Case] = [
     (one_timeline.clock_offset, shortest(0.5, 1), "can be wrong by 150 ns"),
     (one_timeline.last_to_begin, by_number, "is not its rank"),
     (one_timeline.last_to_begin, lambda trace: one_timeline.steps(trace, "begin").argmin(axis=0), "begins last"),
-    (one_timeline.last_to_begin, lambda trace: [0] * len(trace.loaders), "has 40 steps"),
+    (one_timeline.last_to_begin, lambda trace: [0] * len(trace.loaders), "has 48 steps"),
     (bottleneck.share_of_waiting, lambda trace: ratio(trace, NEXT[0], CONSUMER[0]), "'workers-0', the loop"),
     (bottleneck.share_of_waiting, of_whole_run, "'workers-"),
     (bottleneck.share_of_waiting, lambda trace: ratio(trace, FETCH[0], NEXT[0]), "your function says"),
-    (bottleneck.rule, judging("", 0.1, LINE), "'workers-2' is not input-bound"),
-    (bottleneck.rule, judging(START, 0, LINE), "'workers-2' is not input-bound"),
-    (bottleneck.rule, judging(START, 0.1, ""), "is head-of-line blocking; your rule says 'supply"),
+    (bottleneck.rule, judging((), 0.1, LINE), "'workers-8' is not input-bound"),
+    (bottleneck.rule, judging((START,), 0.1, LINE), "'workers-8' is not input-bound"),
+    (bottleneck.rule, judging(ONCE, 0, LINE), "'workers-8' is not input-bound"),
+    (bottleneck.rule, judging(ONCE, 0.1, ""), "is head-of-line blocking; your rule says 'supply"),
     (datasets.windows, windows(lambda size, width: size - width, lambda index, width: index), "your len says"),
     (datasets.windows, windows(whole_windows, lambda index, width: index * width), "sample 1 is"),
     (datasets.windows, windows(whole_windows, lambda index, width: index), "is an IndexError"),
@@ -481,7 +483,7 @@ PURE: list[Case] = [
     (one_page.try_put_index, endless, "with it the batch in hand"),
     (first_look.slowest, lambda trace: longest(trace, SAMPLE[0], "task"), "its task"),
     (first_look.slowest, lambda trace: longest(trace, SAMPLE[0], "bx"), "its place in the batch"),
-    (first_look.slowest, lambda trace: longest(trace, FETCH[0], "worker"), "sample 75 took longest"),
+    (first_look.slowest, lambda trace: longest(trace, FETCH[0], "worker"), "sample 579 took longest"),
     (many_workers.reorder_buffer, received(at_once), "task 0 is yielded after task 1"),
     (many_workers.reorder_buffer, received(uncounted), "tasks are outstanding, the capacity is"),
     (many_workers.reorder_buffer, received(dropped), "rule reorder"),
@@ -491,7 +493,7 @@ PURE: list[Case] = [
     (many_workers.room, share_of_all, "among"),
     (many_workers.blocked, stored, "at most 6 batches"),
     (many_workers.blocked, lambda trace: int(trace.to_pandas().depth.max()), "at most 0 batches"),
-    (many_workers.blocked, lambda trace: 6, "at most 0 batches"),
+    (many_workers.blocked, lambda trace: 6, "at most 3 batches"),
     (many_workers.blocked, deepest_of_none, "returns <NA>"),
     (checkpointing.place_of, lambda batches, workers: ([batches // workers] * workers, 0), "the loader says"),
     (checkpointing.place_of, lambda batches, workers: ([batches] * workers, batches % workers), "the loader says"),
@@ -529,8 +531,8 @@ PURE: list[Case] = [
     (hang_lab.lost, lambda loop, workers: all(step == "IDLE" for step in workers), "it was given CONSUMER"),
     (hang_lab.lost, lambda loop, workers: (loop, workers) == ("NEXT", ["IDLE"] * 2), "['IDLE', 'IDLE', 'IDLE']"),
     (bottleneck.share_of_waiting, lambda trace: math.nan, "not one finite number"),
-    (bottleneck.rule, judging(START, 0.1, LINE), "'a made run' is supply-bound"),
-    (bottleneck.rule, judging(START, 0.095, LINE), "'a made run' is not input-bound"),
+    (bottleneck.rule, judging(ONCE, 0.1, LINE), "'a made run' is supply-bound"),
+    (bottleneck.rule, judging(ONCE, 0.095, LINE), "'a made run' is not input-bound"),
     (transport.layout, lambda sizes, inline: layout_by_mask(sizes, inline - 1), "travels in the message"),
     (one_timeline.clock_offset, lambda trips: (math.nan, math.inf), "not one finite number"),
     (one_timeline.last_to_begin, lambda trace: one_timeline.steps(trace, "end").argmax(axis=0), "begins last"),

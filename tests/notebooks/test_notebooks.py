@@ -66,8 +66,8 @@ ANSWERS: dict[str, dict[str, Any]] = {
     },
     "10_bottleneck": {
         "inside_next": (8, 0), "who_waits": {"starved": ("loop", "workers"), "healthy": ("workers", "loop")},
-        "doing": ("a disk", "computing"), "fewest_workers": ("two", 12), "fastest": (2, 12),
-        "greatest": ("starting workers", "samples"), "blocked_by": ("worker 1", 0), "helps": (True, "no"),
+        "doing": ("computing", "a disk"), "fewest_workers": ("eight", 12), "fastest": (8, 12),
+        "greatest": ("the first batch", "starting workers"), "blocked_by": ("worker 1", 0), "helps": (True, "no"),
     },
     "11_transport": {
         "segments": ("four", 8), "writer": ("main", "feeder"), "copies": ("none", 1),
@@ -80,8 +80,8 @@ ANSWERS: dict[str, dict[str, Any]] = {
         "count_alone": ("both", "nothing"),
     },
     "13_one_timeline": {
-        "processes": (6, 4), "named": ("four", 1), "shifted": ("none", 4_075), "halfway": ("4 ms", 2),
-        "together": ("the end", "beginning"), "batches_each": (10, 40),
+        "processes": (6, 4), "named": ("four", 1), "shifted": ("none", 6_137), "halfway": ("4 ms", 2),
+        "together": ("the end", "beginning"), "batches_each": (12, 48),
     },
 }  # fmt: skip
 """Of each question a right answer and a wrong one, in readers' own forms; by its argument if it is asked twice."""

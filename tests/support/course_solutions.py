@@ -350,7 +350,8 @@ def share_by_pandas(trace: Any) -> Any:
 
 
 def rule_by_pop(causes: Any, consumer: int) -> str:
-    causes.pop("starting and ending workers")
+    for once in ("starting and ending workers", "the first batch"):
+        causes.pop(once)
     waited = sum(causes.values())
     if waited / (waited + consumer) < 0.1:
         return "not input-bound"
@@ -360,7 +361,7 @@ def rule_by_pop(causes: Any, consumer: int) -> str:
 
 
 def rule_in_ninths(causes: Any, consumer: int) -> str:
-    steady = sum(ns for name, ns in causes.items() if not name.startswith("starting"))
+    steady = sum(ns for name, ns in causes.items() if not name.startswith(("starting", "the first")))
     if 9 * steady < consumer:
         return "not input-bound"
     blocked = causes["one batch while later ones are ready"]
