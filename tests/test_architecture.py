@@ -254,7 +254,7 @@ OTHER_TESTS = {
     "hang": "headline",
     "loader": "layers shutdown",
     "speed": "slow_programs",
-    "record": "observe_arena observe_differential pairs references ring tracing",
+    "record": "interruptions observe_arena observe_differential pairs references ring tracing",
     "views": "damaged instrument same_facts",
     "wire": "transport",
 }

@@ -553,6 +553,8 @@ _STARTS: Final = {
 
 def _slow_start(case: Case) -> SlowReason | None:
     """The step that most of the start takes."""
+    if case.found.once > 2 * case.found.causes[Cause.START_UP]:
+        return None  # the wait for the first batch is longer
     events = case.trace.events[np.isin(case.trace.events["loader"], case.loaders)]
     ready = events[events["code"] == ev.WORKER_READY]
     init, opened, ends = (case.rows(pair) for pair in (ev.WORKER_INIT, ev.MAKE_FETCHER, ev.JOIN))

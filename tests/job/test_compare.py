@@ -43,7 +43,7 @@ def test_waits_are_those_of_the_steps_that_two_ranks_have() -> None:
 
 
 def test_the_commands_compare_and_check_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, traces in (("a", ("workers-1", "workers-4")), ("b", ("workers-2", "workers-4"))):
+    for name, traces in (("a", ("workers-1", "workers-2")), ("b", ("workers-4", "workers-8"))):
         (tmp_path / name).mkdir()
         for rank, trace in enumerate(traces):
             shutil.copy(TRACES / f"{trace}.minidl", tmp_path / name / f"rank-{rank}.minidl")

@@ -63,7 +63,7 @@ def test_each_rank_of_a_joined_trace_has_its_own_table() -> None:
     trace = read_trace(TRACES / "ranks-4-one-gpu.minidl")
     tables = tables_of(trace)
     assert [table.facts.rank for table in tables] == [0, 1, 2, 3]
-    assert {len(table.steps) for table in tables} == {20}
+    assert {len(table.steps) for table in tables} == {24}
     assert sum(len(one) for one in ranks_of(trace).values()) <= len(trace)
 
 

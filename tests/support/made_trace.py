@@ -333,9 +333,9 @@ def made(directory: Path, *runs: Run, **run: Any) -> Trace:
     return read_trace(write(directory, *(runs or (Run(**run),))))
 
 
-def made_killed(directory: Path, workers: int = 2, dead: int = 1) -> Trace:
+def made_killed(directory: Path, workers: int = 2, dead: int = 1, **run: Any) -> Trace:
     """Write and read the trace of a hang at whose end the loader finds so many workers dead, worker 1 first."""
-    path = write(directory, Run(**HUNG | {"workers": workers}))
+    path = write(directory, Run(**HUNG | {"workers": workers} | run))
     end = int(read_trace(path).events["time"][-1])
     found = [
         {"time": end + n, "code": ev.FOUND_DEAD, "loader": 1, "worker": worker, "x": ev.Actor.WORKER,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_trace import START, Run, made
+from made_trace import START, Run, made, made_killed
 from oracle_trace import write_process
 
 from minidl.tracefile import events as ev
@@ -609,13 +609,16 @@ def test_what_did_not_end_comes_with_what_is_to_blame_first_and_without_idle_wor
     assert ev.INDEX_GET[0] not in stopped.bars["code"][rest], "the other worker is only idle"
 
 
-def test_who_waits_for_a_worker_that_died_points_at_its_lane(tmp_path: Path) -> None:
-    drawn = scene_of(read_trace(Path(__file__).parents[2] / "traces" / "worker-sigkilled.minidl"))
+@pytest.mark.parametrize(("idle", "words", "row"), [(False, "sample 620: did not end", 1), (True, "idle", 0)])
+def test_who_waits_for_a_worker_that_died_points_at_its_lane(tmp_path: Path, idle: bool, words: str, row: int) -> None:
+    recorded = Path(__file__).parents[2] / "traces" / "worker-sigkilled.minidl"
+    drawn = scene_of(made_killed(tmp_path / "t", stuck=ev.INDEX_GET[0]) if idle else read_trace(recorded))
     framed, cause, (death,) = drawn.framed, drawn.cause, drawn.deaths
     assert framed is not None
     assert cause is not None
-    assert (framed.words, drawn.unended()) == ("idle", []), "it was idle when it died: that is no step that did not end"
-    assert lane_named(drawn, (cause.to_lane, cause.to_row)) == ("worker 1", 0)
+    its = [bar for bar in drawn.unended() if drawn.bars[bar]["lane"] == death.lane]
+    assert (framed.words, bool(its)) == (words, not idle), "a wait for a task is no step that did not end"
+    assert lane_named(drawn, (cause.to_lane, cause.to_row)) == ("worker 1", row)
     bar, wait = drawn.bars[framed.bar], drawn.bars[drawn.waiter]
     assert death.time <= bar["end"] < wait["begin"], "the loader asked for its task when it was dead"
     assert cause.at(drawn.begin, drawn.end) == (wait["begin"], bar["end"]), "the arrow slants to the bar's end"
