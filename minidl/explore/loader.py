@@ -488,6 +488,7 @@ class Loader(Acting):
         traced.yielded = len(w.handed) - (event is LoaderEvent.YIELD)
         traced.open_consumer = before is LoaderState.IDLE
         traced.open_epoch = before not in (LoaderState.EXHAUSTED, LoaderState.RESUMING)
+        traced.open_next, traced.shuts_down = before is LoaderState.WAITING, True
         traced.handle(event)
 
     def _emit(self, code: int, task: int = -1, worker: int = -1, x: int = 0, y: int = 0, z: int = 0) -> None:
