@@ -48,7 +48,7 @@ _TEXTS: Final = (
 _KINDS: Final[dict[str, type | tuple[type, ...]]] = {
     **dict.fromkeys(_TEXTS, str),
     **dict.fromkeys(("command", "at", "unseen", "lacks", "argv"), list),
-    **dict.fromkeys(("versions", "clock", "cpu_time", "explored", "simulated"), dict),
+    **dict.fromkeys(("versions", "clock", "cpu_time", "explored", "planned"), dict),
     **dict.fromkeys(("timeout_s", "cpu_quota"), (int, float)),
 }
 _NEVER_NONE: Final = frozenset({*(name for name, kind in _KINDS.items() if kind in (list, dict)), *_TIMES})

@@ -697,7 +697,7 @@ class _Maker:
             mine = codes == code
             if column := simulated_column(code):
                 out["simulated"][mine] = spans["b" + column][mine] != 0
-            out["simulated"][mine] |= "simulated" in self.trace.manifest
+            out["simulated"][mine] |= "planned" in self.trace.manifest
             if column := numbered(code)[0]:
                 out["number"][mine] = spans[column][mine]
         yielded = (codes == ev.NEXT[0]) & (spans["end_task"] >= 0)

@@ -40,7 +40,7 @@ def _computed(trace: Trace, spans: Rows | None, job: Job | None) -> Finding:
     if found.outcome is RunOutcome.CUT and isinstance(explored, dict):  # the model's run ends there: no kill
         words = f"a run of minidl explore ends here: {explored.get('wrong')}"
         return dataclasses.replace(found, what=words, brief="", next_step="", fix="")
-    simulated = trace.manifest.get("simulated")
+    simulated = trace.manifest.get("planned")
     if isinstance(simulated, dict):
         return dataclasses.replace(found, what=f"simulated by minidl plan, {simulated.get('setting')}: {found.what}")
     return found

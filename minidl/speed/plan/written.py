@@ -50,6 +50,6 @@ def write(plan: SpeedPlan, path: Path) -> Path:
              {"kind": "program_end", "monotonic_ns": START + int(run.machine.now)}]  # fmt: skip
     simulated = {"of": str(recorded.trace.path), "setting": setting.name}
     with tempfile.TemporaryDirectory(prefix="minidl-plan-") as place:
-        facts = {"simulated": simulated, "cpus": setting.cpus, "command": recorded.trace.manifest.get("command", [])}
+        facts = {"planned": simulated, "cpus": setting.cpus, "command": recorded.trace.manifest.get("command", [])}
         made = run.made.write(Path(place, "run"), lines, facts, host="a simulation, not a machine")
         return read_trace(made).pack(path)

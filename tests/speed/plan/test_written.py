@@ -51,7 +51,7 @@ def test_every_view_marks_it_as_simulated(tmp_path: Path, capsys: pytest.Capture
     assert headline(trace).title.startswith("slow: simulated by minidl plan, 2 workers: ")
     assert scene_of(trace).bars["simulated"].all()
     assert "simulated" in render(trace, width=200)
-    assert trace.manifest["simulated"]["setting"] == "2 workers"
+    assert trace.manifest["planned"]["setting"] == "2 workers"
     assert cli.main(["summary", str(tmp_path / "plan.minidl")]) == cli.OK
     assert "simulated by minidl plan, 2 workers" in capsys.readouterr().out.splitlines()[0]
 
