@@ -13,7 +13,8 @@ import torch
 
 FOLDER = Path(__file__).parents[1] / "docs" / "findings"
 sys.path.insert(0, str(FOLDER))
-import patched  # noqa: E402  # the script of that folder
+import drifts  # noqa: E402  # the scripts of that folder
+import patched  # noqa: E402
 
 NAMES = sorted(page.parent.name for page in FOLDER.glob("*/README.md"))
 USUAL = {"interrupted-epoch", "joins-in-turn", "unpicklable-batch"}
@@ -39,6 +40,11 @@ def said(name: str, patches: str) -> str:
     command = [sys.executable, str(FOLDER / "patched.py"), patches, str(FOLDER / name / "program.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     return (done.stdout.splitlines() or [done.stderr])[-1]
+
+
+@of_this_torch
+def test_the_list_by_article_is_what_its_script_prints() -> None:
+    assert (FOLDER / "drifts.md").read_text() == "\n".join(drifts.page()).rstrip() + "\n", "run drifts.py again"
 
 
 def test_the_table_has_a_row_for_each() -> None:
