@@ -76,7 +76,9 @@ class JobReport:
     def _stopped(self, stopped: Sequence[RankFacts]) -> Finding | None:
         """The finding of ranks that did not end well: the one that went wrong by itself, and those that wait for it."""
         waiting = [one for one in stopped if one.waits_for_others]
-        if (found := self._never_started(stopped) or self._uneven(stopped)) is not None:
+        if not any(one.events for one in self.facts) and not waiting:
+            return None
+        if (found := self._never_started(stopped) or self._never_joined(stopped) or self._uneven(stopped)) is not None:
             return found
         first = min(stopped, key=_blame)
         others = [one for one in stopped if one is not first]
@@ -106,6 +108,17 @@ class JobReport:
         batches = counted(taken, "batch", "batches")
         what = f"{who} left no trace: never started, or recorded elsewhere; the other ranks took {batches}"
         return self._found(RunOutcome.HUNG, what, "look at the launcher's log of these ranks, and at their nodes")
+
+    def _never_joined(self, stopped: Sequence[RankFacts]) -> Finding | None:
+        """The finding of ranks that all others waited for before the first batch, and that did nothing wrong else."""
+        idle = [one.rank for one in self.facts if one not in stopped and not one.taken[1]]
+        if not idle or any(one.taken[1] or not one.waits_for_others for one in stopped):
+            return None
+        others = "another rank" if len(stopped) == 1 else f"{len(stopped)} other ranks"
+        what = f"{_ranks(idle)} took no batch and did not join the others: {others} waited in vain, and took none"
+        step = f"find out what these ranks did instead: minidl summary --rank {idle[0]}"
+        found = self._found(RunOutcome.HUNG, what, step)
+        return replace(found, who={"ranks": idle})
 
     def _uneven(self, stopped: Sequence[RankFacts]) -> Finding | None:
         """The finding of ranks that wait for one that had fewer batches in the epoch."""

@@ -253,6 +253,8 @@ def _facts(
     if running:
         trace.seen = time.monotonic_ns()
     said = headline(trace)
+    if not trace.loaders and (raised := [*trace.described("uncaught")]):  # before its first iterator
+        said = Finding(RunOutcome.ERROR, plain(str(raised[-1].get("error"))), next_step="read the program's traceback")
     bounded = said.outcome in (RunOutcome.SLOW, RunOutcome.FINE)
     mine = events[np.isin(events["loader"], numbers)]
     batches = np.count_nonzero((mine["code"] == ev.YIELD) & (mine["x"] == Outcome.DATA))
@@ -294,7 +296,7 @@ def _waits_for_others(trace: Trace, said: Finding, homes: set[int]) -> bool:
     """Whether a rank that went wrong, or was cut, was waiting for other ranks."""
     if said.cause is HangCause.COLLECTIVE:
         return True
-    raised = [str(one.get("error")) for one in trace.described("uncaught") if one["process"] in homes]
+    raised = [str(one.get("error")) for one in trace.described("uncaught") if one["process"] in homes or not homes]
     if said.outcome is RunOutcome.ERROR:
         return any(map(OF_A_WAIT.search, raised))
     spans = trace.spans()

@@ -134,6 +134,15 @@ MADE = {
         MadeJob(4, steps=0, missing=(3,), facts=dict.fromkeys((0, 1, 2), WAITED)),
         "hung: rank 3 of 4 left no trace: never started, or recorded elsewhere; the other ranks took 0 batches",
     ),
+    "is there, and never joins": (
+        MadeJob(3, steps=0, facts=dict.fromkeys((0, 2), WAITED | {"taken": (0, 0), "events": 0, "outcome": "error"})
+                | {1: {"taken": (0, 0), "events": 0}}),
+        "hung: rank 1 took no batch and did not join the others: 2 other ranks waited in vain, and took none",
+    ),
+    "recorded nothing": (
+        MadeJob(3, 0, facts=dict.fromkeys(range(3), GONE | {"events": 0, "taken": (0, 0)})),
+        "cut: no rank has recorded an iterator of a DataLoader",
+    ),
     "not given": (MadeJob(4, missing=(3,)), "fine: no straggler"),
     "uneven": (
         MadeJob(4, facts={0: {"taken": (59, 59)}, 1: WAITED, 2: WAITED, 3: WAITED}),
