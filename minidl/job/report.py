@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from minidl.hang.finding import Finding, HangCause, HangDegree, RunOutcome, Sure, from_trace
-from minidl.hang.headline.uneven import REMEDY
+from minidl.hang.headline.uneven import REMEDY, LastEpoch, had_fewer
 from minidl.job.digests import JobRecord
 from minidl.job.lateness import PART, reason_of
 from minidl.job.meetings import STAYS, Meetings, Straggler, straggler
@@ -122,12 +122,10 @@ class JobReport:
 
     def _uneven(self, stopped: Sequence[RankFacts]) -> Finding | None:
         """The finding of ranks that wait for one that had fewer batches in the epoch."""
-        for one in stopped:
-            ended = [other for other in self.facts if other.epoch == one.epoch and other.ended_epoch]
-            fewer = [other for other in ended if other.taken[0] < one.taken[0]]
-            if not one.waits_for_others or one.ended_epoch or not fewer:
-                continue
-            least = min(fewer, key=lambda other: other.taken[0])
+        known = {one.rank: one for one in self.facts}
+        last = {one.rank: LastEpoch(one.epoch, one.taken[0], one.ended_epoch) for one in self.facts}
+        pairs = ((known[rank], known[other]) for rank, other in had_fewer(last))
+        for one, least in ((one, other) for one, other in pairs if one in stopped and one.waits_for_others):
             what = (
                 f"{one.name} waited in its step after batch {one.taken[0]} of epoch {one.epoch}; {least.name} had only "
                 f"{least.taken[0]}: the ranks have different numbers of batches"

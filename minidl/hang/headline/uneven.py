@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -38,22 +38,38 @@ def uneven_ranks(run: RunContext) -> Finding | None:
             groups[one.name][one.rank] = one.iterators
     for ranks in groups.values():
         last = {rank: last_epoch(run.events, iterators) for rank, iterators in ranks.items()}
-        over = [(batches, rank) for rank, (_, batches, ended) in last.items() if ended]
-        for rank, (epoch, batches, ended) in last.items():
-            fewer = [one for one in over if one[0] < batches and last[one[1]][0] == epoch]
-            if not ended and fewer and (found := _waiting(run, rank, batches, min(fewer), ranks)) is not None:
+        for rank, other in had_fewer(last):
+            found = _waiting(run, rank, last[rank].batches, (last[other].batches, other), ranks)
+            if found is not None:
                 return found
     return None
 
 
-def last_epoch(events: Rows, iterators: Sequence[int]) -> tuple[int, int, bool]:
-    """The number of the last epoch of a DataLoader, from 1, its batches, and whether all of them were taken."""
+class LastEpoch(NamedTuple):
+    """The last epoch of a DataLoader: its number, the batches that were taken, and whether that was all of them."""
+
+    number: int
+    batches: int
+    ended: bool
+
+
+def had_fewer(last: Mapping[int, LastEpoch]) -> Iterator[tuple[int, int]]:
+    """Yield each rank that is within its last epoch, and the rank that ended that epoch with the fewest batches."""
+    over = [(one.batches, rank) for rank, one in last.items() if one.ended]
+    for rank, mine in last.items():
+        fewer = [one for one in over if not mine.ended and one[0] < mine.batches and last[one[1]].number == mine.number]
+        if fewer:
+            yield rank, min(fewer)[1]
+
+
+def last_epoch(events: Rows, iterators: Sequence[int]) -> LastEpoch:
+    """The last epoch of a DataLoader; its number is from 1."""
     events = events[np.isin(events["loader"], iterators)]
     begins = events["time"][events["code"] == ev.EPOCH[0]]
     mine = events[events["time"] >= begins.max(initial=0)]
     batches = mine[(mine["code"] == ev.YIELD) & (mine["x"] == Outcome.DATA)]
     ends = mine[mine["code"] == ev.EPOCH[1]]
-    return len(begins), len(batches), bool(np.any(ends["z"] == Ending.EXHAUSTED))
+    return LastEpoch(len(begins), len(batches), bool(np.any(ends["z"] == Ending.EXHAUSTED)))
 
 
 def _waiting(
