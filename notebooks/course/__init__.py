@@ -52,8 +52,7 @@ def _letters(language: str) -> None:
 
         # Not every font has the weight asked for; the reader need not know that another one is taken.
         logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
-        known = get_font_names()
-        mpl.rcParams["font.family"] = ["DejaVu Sans", *(font for font in CHINESE if font in known)]
+        mpl.rcParams["font.family"] = ["DejaVu Sans", *(font for font in CHINESE if font in get_font_names())]
 
 
 _letters(handout.read(Path(__file__).parents[1]).language)

@@ -36,6 +36,9 @@ COUNTED = re.compile(
 )
 """What may stand behind a number. Any other word could turn its meaning: "not 4", "more than 4", "4 or 5"."""
 
+MEASURED = re.compile("^([0-9.,零一二两三四五六七八九十]+)(?![零一二两三四五六七八九十])(?=[\u4e00-\u9fff])")
+"""A number to which its measure word is joined, as Chinese writes it."""
+
 UNITS = {"b": 1, "byte": 1, "bytes": 1, "kb": 1e3, "kib": 2**10, "mb": 1e6, "mib": 2**20}
 ANSWERS_FOLDED = not handout.read(Path(__file__).parents[1]).student
 """Whether a question has its answer with it, folded: not in what a student gets."""
@@ -64,7 +67,7 @@ class Count:
         return int(number)
 
     def _in_words(self, said: str) -> object:
-        number, _, counted = said.partition(" ")
+        number, _, counted = MEASURED.sub(r"\1 ", said).partition(" ")
         if COUNTED.fullmatch(number):  # "batch 1"
             number, counted = counted, ""
         if counted and not COUNTED.fullmatch(counted):
