@@ -129,6 +129,8 @@ def test_facts_are_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert {*names.split(), "limited_by"} <= facts["settings"][1].keys()
     assert [one["num_workers"] for one in facts["settings"]] == [0, 4]
     assert facts["recommended"]["num_workers"] == 4
+    both = planned(read_trace(tmp_path / "t"), num_workers=4, transport=["arena", "upstream"])
+    assert both.recommended.setting.transport == "upstream"
     assert facts["recorded"]["batches_per_s"] == pytest.approx(250, rel=0.05)
 
 
