@@ -255,7 +255,7 @@ OTHER_TESTS = {
     "loader": "layers shutdown",
     "speed": "slow_programs",
     "record": "interruptions observe_arena observe_differential pairs references ring tracing",
-    "views": "damaged instrument same_facts",
+    "views": "damaged instrument replay_page_of_five same_facts",
     "wire": "transport",
 }
 """Test files that are named after no module: about the project, about several modules, or a module's second file."""

@@ -9,6 +9,7 @@ line beside its state, so no two texts can overlap. A text with a slash is "even
 
 from __future__ import annotations
 
+import configparser
 import html
 import itertools
 import sys
@@ -185,28 +186,37 @@ COLUMN, SPACE, WORDS = 330, 56, 40
 """Width of an actor's column and of the space between two, in pixels; width of a text, in letters."""
 
 
-def _steps() -> Iterator[tuple[Role, Act, list[str]]]:
-    """The acts of a shutdown in the table's order, each with what its rows require, in lines."""
+def _words(language: str) -> Callable[[str], str]:
+    """What gives a text of the tables in a language. Raises KeyError if shutdown.ini has not got it."""
+    known = configparser.ConfigParser(interpolation=None, delimiters="=")
+    known.read(FOLDER / "shutdown.ini", encoding="utf-8")
+    return lambda text: text if language == "en" else known[text][language]
+
+
+def _steps(words: Callable[[str], str], width: int) -> Iterator[tuple[Role, Act, list[str]]]:
+    """The acts of a shutdown in the table's order, each with what its rows require, in lines of `width` letters."""
     begins = next(number for number, rule in enumerate(JOINT_RULES) if rule.act is Act.SET_PIN_DONE)
     for act in dict.fromkeys(rule.act for rule in JOINT_RULES[begins:]):
         rules = RULES_OF[act]
-        conditions = [f"- {rule.condition}" for rule in rules if rule.requires and rule.requires != (Fact.BOUNDED,)]
+        required = [rule.requires for rule in rules if rule.requires and rule.requires != (Fact.BOUNDED,)]
+        conditions = ["- " + f" {words('or')} ".join(words(fact.value) for fact in facts) for facts in required]
         yield (
             rules[0].who,
             act,
-            [line for text in conditions for line in textwrap.wrap(text, WORDS, subsequent_indent="  ")],
+            [line for text in conditions for line in textwrap.wrap(text, width, subsequent_indent="  ")],
         )
 
 
-def shutdown(title: str) -> str:
+def shutdown(title: str, language: str = "en") -> str:
     """The shutdown as a sequence: each actor's acts, what they require, and the acts of others that they wait for."""
+    words = _words(language)
     canvas, y = _Canvas(), EDGE + 2.0 * LINE
     x = {role: float(EDGE + number * (COLUMN + SPACE)) for number, role in enumerate(Role)}
     for role, at in x.items():
-        canvas.text(at + COLUMN / 2, y, role.value, "title", "middle")
+        canvas.text(at + COLUMN / 2, y, words(role.value), "title", "middle")
     y += LINE
     boxes: list[tuple[Role, Act, list[str], float, float]] = []
-    for role, act, lines in _steps():
+    for role, act, lines in _steps(words, WORDS if language != "zh" else WORDS * 3 // 5):  # a Chinese letter is wider
         boxes.append((role, act, lines, y, LINE * (len(lines) + 1.5)))
         y = y + boxes[-1][-1] + GAP
     for at in x.values():
@@ -223,17 +233,20 @@ def shutdown(title: str) -> str:
                 canvas.line((from_x + COLUMN, from_y), (bend, from_y), (bend, into), (x[role], into))
                 canvas.tip(x[role], into, 1, 0)
         canvas.box(x[role], top, COLUMN, height, "box end" if act is Act.CLOSE else "box")
-        canvas.text(x[role] + 12, top + 20, act.value, "title")
+        canvas.text(x[role] + 12, top + 20, words(act.value), "title")
         for number, line in enumerate(lines, 1):
             canvas.text(x[role] + 12, top + 20 + number * LINE, line, "quiet")
-    return canvas.svg(3 * COLUMN + 2 * SPACE + 2 * EDGE, y - GAP + EDGE, title)
+    return canvas.svg(3 * COLUMN + 2 * SPACE + 2 * EDGE, y - GAP + EDGE, words(title))
 
 
+SHUTDOWN: Final = "The shutdown: JOINT_RULES. An act requires each of its lines"
 PICTURES: Final[dict[str, Callable[[], str]]] = {
     "loader.svg": lambda: lifecycle("The loader: LOADER_TABLE", protocol.LOADER_TABLE),
     "worker.svg": lambda: lifecycle("A worker: WORKER_TABLE", protocol.WORKER_TABLE),
     "pin-thread.svg": lambda: lifecycle("The pin thread: PIN_TABLE", protocol.PIN_TABLE),
-    "shutdown.svg": lambda: shutdown("The shutdown: JOINT_RULES. An act requires each of its lines"),
+    "shutdown.svg": lambda: shutdown(SHUTDOWN),
+    "shutdown.ru.svg": lambda: shutdown(SHUTDOWN, "ru"),
+    "shutdown.zh.svg": lambda: shutdown(SHUTDOWN, "zh"),
 }
 """File name -> what draws it."""
 

@@ -55,6 +55,14 @@ def test_a_table_that_changes_changes_the_picture() -> None:
     assert diagrams.lifecycle("", other) != diagrams.lifecycle("", LOADER_TABLE)
 
 
+@pytest.mark.parametrize("language", ["ru", "zh"])
+def test_the_shutdown_on_the_wall_is_whole_in_its_language(language: str) -> None:
+    english, other = (ET.fromstring(diagrams.PICTURES[name]()) for name in ("shutdown.svg", f"shutdown.{language}.svg"))
+    bold = [[text.text for text in picture.findall(f".//{SVG}text[@class='title']")] for picture in (english, other)]
+    assert len(bold[0]) == len(bold[1]) > 10
+    assert set(bold[0]) & set(bold[1]) <= {"worker"}
+
+
 def test_the_command_writes_all_of_them(tmp_path: Path) -> None:
     diagrams.main(tmp_path / "new")
     assert {path.name for path in (tmp_path / "new").iterdir()} == set(diagrams.PICTURES)
