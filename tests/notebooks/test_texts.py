@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,39 @@ def test_no_text_is_missing_or_older_than_its_original(name: str, language: str)
 def test_each_file_of_translations_belongs_to_a_notebook() -> None:
     found = {path.relative_to(texts.FOLDER / "texts") for path in (texts.FOLDER / "texts").rglob("*.md")}
     assert found <= {Path(language, f"{name}.md") for language in LANGUAGES for name in NAMES}
+
+
+CHOICES = (ast.JoinedStr, ast.FormattedValue, ast.IfExp, ast.BoolOp, ast.Compare, ast.BinOp, ast.Constant)
+"""What a translation may make of what the fields of its original compute: words are chosen by a number."""
+
+
+def fields(text: str) -> ast.expr:
+    return ast.parse(texts._written(text, True), mode="eval").body
+
+
+def blank(node: ast.AST) -> str:
+    """What a part of a field computes, apart from its strings."""
+    return re.sub(r"""Constant\(value=('([^'\\]|\\.)*'|"([^"\\]|\\.)*")\)""", "Constant", ast.dump(node))
+
+
+def computes(node: ast.expr, known: set[str]) -> bool:
+    if isinstance(node, ast.Call) and isinstance(getattr(node.func, "value", None), ast.Dict):  # {...}.get(...)
+        return all(computes(part, known) for part in node.args)
+    inside = [part for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)]
+    chosen = isinstance(node, CHOICES) and not getattr(node, "format_spec", None)
+    return blank(node) in known or (chosen and all(computes(part, known) for part in inside))
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_field_computes_what_its_original_computes(name: str, language: str) -> None:
+    """So that a text which few readers see, such as what a wrong solution is told, raises in no language."""
+    translations = texts.read(texts.file_of(language, name))
+    for text in of_file(name):
+        said = translations.get(text.key, "")
+        if "." in text.place and "{" in said:
+            known = {blank(part) for part in ast.walk(fields(text.original))}
+            assert computes(fields(said), known), (text.place, said)
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
