@@ -50,6 +50,11 @@ HOPS: Final = (250_000.0, 60_000.0, 80_000.0)
 COLD: Final = 0.5
 """A first batch of a worker that takes longer than others by a larger share of their time warms the worker up."""
 
+_UNSEEN_DEVICE: Final = (
+    "the device's own time is not recorded: if the loop runs ahead of the device, it limits sooner than is predicted; "
+    'minidl.span("step", device=...) around the step records it'
+)
+
 START: Final = (8e6, 15e6)
 """CPU ns to start a worker by fork, of the loader and of the worker, where the recording has started none."""
 
@@ -255,6 +260,12 @@ class _CostsReader:
             sum((self.aligned(rows, own.wait) for rows, own in each), np.zeros(len(self.keys))),
         )
 
+    def _step(self) -> Parts:
+        """A step of the training loop takes at least as long as the device computes, though the loop may run ahead."""
+        step, device = self.split(self.steps), durations(self.of(ev.DEVICE_COMPUTE))
+        least = float(np.median(device)) if len(device) else 0.0
+        return Parts(step.cpu, np.maximum(step.wait, least - step.cpu))
+
     def recorded(self) -> Recorded:
         params, slabs = self.params, self.params.get("transport") == "arena"
         base = LoaderSetting(
@@ -283,7 +294,7 @@ class _CostsReader:
             send=send,
             read=self.parts(ev.RESULT_REBUILD),
             pin=self.parts(ev.PIN),
-            step=self.split(self.steps),
+            step=self._step(),
             sizes=self._sizes(),
             tensors=float(rebuilt["ex"].mean()) if len(rebuilt) else 1.0,
             batch_size=float(self.fetches["bx"].mean()) or 1.0,
@@ -293,7 +304,11 @@ class _CostsReader:
             epoch=max(1, len(self.steps) // epochs),
             shutdown=float(shutdown.mean()) if len(shutdown) else 0.0,
             transports=transport_costs(self.trace.manifest),
+            notes=[_UNSEEN_DEVICE] * (self._uses_device() and not len(self.of(ev.DEVICE_COMPUTE))),
         )
+
+    def _uses_device(self) -> bool:
+        return bool(len(self.of(ev.H2D, ev.COPY, ev.TO_DEVICE, ev.PIN)))
 
     def _recording(self) -> Floats:
         """What recording each sample cost a fetch, ns: what lies between two samples is half of it."""
