@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from course import texts
-from course.handout import Handout, build, originals, reset, slides
+from course.handout import FACTS, Handout, build, originals, read, reset, slides
+from minidl.live_repr import counted
 
 LANGUAGES = ("ru", "zh")
 
@@ -36,6 +37,10 @@ def _folders(arguments: Namespace) -> list[Path]:
         raise ValueError(f"{arguments.action}: give a folder")
     if lacking := [str(folder) for folder in arguments.paths if not folder.is_dir()]:
         raise ValueError(f"{arguments.action}: there is no folder {', '.join(lacking)}")
+    for folder in arguments.paths:
+        if not (folder / FACTS).is_file():
+            raise ValueError(f"{arguments.action}: {folder} is no student's folder: it has no {FACTS}")
+        read(folder)  # raises before anything is run or written
     return list(arguments.paths)
 
 
@@ -43,7 +48,8 @@ def _reset(arguments: Namespace) -> int:
     if not arguments.only:
         raise ValueError("reset: name what to write anew, for instance --only 04 or --only loader")
     for folder in _folders(arguments):
-        print("\n".join(f"{path} is new; the old one: {path}.before" for path in reset(folder, arguments.only)))
+        for path, kept in reset(folder, arguments.only).items():
+            print(f"{path} is new" + (f"; the old one: {kept}" if kept else ""))
     return 0
 
 
@@ -58,12 +64,17 @@ def _grade(arguments: Namespace) -> int:
     from course import grading
 
     folders = _folders(arguments)
+    names = [folder.resolve().name for folder in folders]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(
+            f"{arguments.action}: several folders of the same name, which is the student's: {', '.join(twice)}"
+        )
     if arguments.action == "progress":
         marks = {folder.resolve().name: grading.progress(folder, arguments.only) for folder in folders}
     else:
-        print(f"minidl: running the code of {len(folders)} students", file=sys.stderr)
+        print(f"minidl: running the code of {counted(len(folders), 'student')}", file=sys.stderr)
         marks = grading.of_all(folders, arguments.only)
-    table = grading.rows(marks)
+    table = grading.rows(marks, "begun" if arguments.action == "progress" else "points")
     if arguments.json:
         print(grading.as_json(marks))
     elif arguments.csv:

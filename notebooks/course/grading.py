@@ -32,6 +32,12 @@ ASKED = re.compile(r"^ask\.(\w+)\(.*answer=", re.MULTILINE)
 CHECKED = re.compile(r"^(?:ask\.(\w+)\((?!.*answer=)|(labs\.check)\()", re.MULTILINE)
 
 
+STUB = {
+    "1": 'Error("lab 1', "2": 'Error("lab 2', "3": 'Error("lab 2', "4": 'Error("lab 4', "5": "# lab 5: what if it never comes?",
+}  # fmt: skip
+"""Lab -> what stands in labs/loader.py until it is begun; lab 3 is written in the places of lab 2."""
+
+
 @dataclass(frozen=True)
 class Mark:
     """One question, exercise or lab. right: None = not answered. said: what the student was or would be told."""
@@ -152,22 +158,15 @@ def grade(folder: Path, chosen: Iterable[str] = ()) -> list[Mark]:
 def progress(folder: Path, chosen: Iterable[str] = ()) -> list[Mark]:
     """What a student has answered or written, right or not. It runs nothing."""
     found = []
+    loader = folder / "labs" / "loader.py"
     for path in handout.originals(chosen):
         for kind, source in sources(folder, path, handout.read(folder)):
             if kind:
                 begun = "answer=..." not in source and "NotImplementedError" not in source
                 if kind[0] == "lab":
-                    begun = not re.search(
-                        rf"NotImplementedError\(.lab {path.stem[3]}", _text(folder / "labs" / "loader.py")
-                    )
+                    begun = loader.exists() and STUB[path.stem[3]] not in loader.read_text("utf-8", "replace")
                 found.append(Mark(path.stem, kind[1], kind[0], True if begun else None, ""))
     return found
-
-
-def _text(path: Path) -> str:
-    return (
-        path.read_text(encoding="utf-8", errors="replace") if path.exists() else 'NotImplementedError("lab 1 2 3 4 5")'
-    )
 
 
 def of_all(folders: Sequence[Path], chosen: Sequence[str], jobs: int = 2) -> dict[str, list[Mark]]:
@@ -178,10 +177,10 @@ def of_all(folders: Sequence[Path], chosen: Sequence[str], jobs: int = 2) -> dic
 
 
 # --- Tables -----------------------------------------------------------------------------------------------------------
-def rows(marks: dict[str, list[Mark]]) -> list[list[str]]:
-    """A head, and a row for each student: points of each notebook, and of all."""
+def rows(marks: dict[str, list[Mark]], counted: str = "points") -> list[list[str]]:
+    """A head, and a row for each student: points of each notebook, and of all. counted: the name of their sum."""
     notebooks = list(dict.fromkeys(mark.notebook for of_one in marks.values() for mark in of_one))
-    table = [["student", *(name[:2] if name[:2].isdecimal() else name[:4] for name in notebooks), "points", "of", "%"]]
+    table = [["student", *(name[:2] if name[:2].isdecimal() else name[:4] for name in notebooks), counted, "of", "%"]]
     for student, of_one in marks.items():
         each = [sum(mark.points for mark in of_one if mark.notebook == name) for name in notebooks]
         most = sum(mark.of for mark in of_one)

@@ -50,9 +50,20 @@ class Handout:
 
 
 def read(folder: Path) -> Handout:
-    """What the copy in a folder is for."""
+    """What the copy in a folder is for. Raises ValueError if its handout.json does not say so."""
     path = folder / FACTS
-    return Handout(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else Handout()
+    if not path.exists():
+        return Handout()
+    usual = asdict(Handout())
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(facts, dict) or any(type(facts[name]) is not type(usual.get(name)) for name in facts):
+            raise ValueError(f"{facts!r} has other names or types than {usual}")
+    except ValueError as error:
+        raise ValueError(
+            f"{path} does not say what the copy is for, take it from a copy of the course: {error}"
+        ) from None
+    return Handout(**facts)
 
 
 def originals(chosen: Iterable[str] = ()) -> Iterator[Path]:
@@ -106,19 +117,31 @@ def build(folder: Path, handout: Handout, chosen: Iterable[str] = ()) -> list[Pa
     return written
 
 
-def reset(folder: Path, chosen: Iterable[str]) -> list[Path]:
-    """Write notebooks of a copy anew, and "loader" the labs' file; what was there is kept beside it, as NAME.before."""
+def reset(folder: Path, chosen: Iterable[str]) -> dict[Path, Path | None]:
+    """Write notebooks of a copy anew, and "loader" the labs' file; return where what was there is kept, if it was.
+
+    It is kept beside the new one as NAME.before, or .before2 and so on: nothing is overwritten.
+    """
     given = read(folder)
     notebooks = [name for name in chosen if name != "loader"]
     new = {path.relative_to(FOLDER): made(path, given) for path in (originals(notebooks) if notebooks else ())}
-    written = []
+    kept: dict[Path, Path | None] = {}
     for name in (*new, *([Path("labs/loader.py")] if "loader" in chosen else [])):
-        if (folder / name).exists():
-            (folder / name).replace(folder / f"{name}.before")
-        text = json.dumps(new[name], indent=1, ensure_ascii=False) if name in new else (FOLDER / name).read_text()
-        (folder / name).write_text(text, encoding="utf-8")
-        written.append(folder / name)
-    return written
+        path = folder / name
+        kept[path] = _put_aside(path) if path.exists() else None
+        text = (
+            json.dumps(new[name], indent=1, ensure_ascii=False)
+            if name in new
+            else (FOLDER / name).read_text(encoding="utf-8")
+        )
+        path.write_text(text, encoding="utf-8")
+    return kept
+
+
+def _put_aside(path: Path) -> Path:
+    """Rename a file to the first name with `.before` that is free."""
+    names = (path.with_name(f"{path.name}.before{number}") for number in ("", *range(2, 1000)))
+    return path.rename(next(name for name in names if not name.exists()))
 
 
 def slides(folder: Path, handout: Handout, chosen: Iterable[str] = ()) -> list[Path]:

@@ -103,6 +103,22 @@ def edited(folder: Path, name: str, changes: dict[str, str]) -> None:
     path.write_text(json.dumps(notebook))
 
 
+def test_an_untouched_copy_and_an_empty_folder_have_begun_nothing(tmp_path: Path) -> None:
+    build(tmp_path / "bo", Handout("bo"))
+    (tmp_path / "nobody").mkdir()
+    for name in ("bo", "nobody"):
+        assert [mark for mark in grading.progress(tmp_path / name) if mark.points] == []
+
+
+@pytest.mark.parametrize("lab", "12345")
+def test_a_lab_is_begun_when_its_stub_is_gone(lab: str, anna: Path, tmp_path: Path) -> None:
+    loader = tmp_path / "labs" / "loader.py"
+    loader.parent.mkdir()
+    loader.write_text((anna / "labs" / "loader.py").read_text().replace(grading.STUB[lab], ""))
+    begun = [mark.notebook[3] for mark in grading.progress(tmp_path, ["lab"]) if mark.right]
+    assert begun == (["2", "3"] if lab in "23" else [lab])
+
+
 def test_progress_counts_without_running_and_reset_keeps_what_was_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,15 +127,43 @@ def test_progress_counts_without_running_and_reset_keeps_what_was_there(
     edited(folder, "03_ranks.ipynb", {"ask.repeated(padded, 10, answer=...)": "ask.repeated(padded, 10, answer=1/0)"})
     code, out, _ = command(capsys, "progress", folder, "--only", "03", "--only", "lab1", "--csv")
     assert (code, list(csv.reader(io.StringIO(out)))[1]) == (0, ["bo", "1", "0", "1", "15", "7"])
+    assert out.splitlines()[0].split(",")[-3:] == ["begun", "of", "%"]
     code, out, _ = command(capsys, "reset", folder, "--only", "03")
     assert "03_ranks.ipynb is new; the old one: " in out
     assert "answer=1/0" in (folder / "03_ranks.ipynb.before").read_text()
     assert "answer=1/0" not in (folder / "03_ranks.ipynb").read_text()
+    (folder / "03_ranks.ipynb").write_text("later work")
+    _, out, _ = command(capsys, "reset", folder, "--only", "03")
+    assert out == f"{folder / '03_ranks.ipynb'} is new; the old one: {folder / '03_ranks.ipynb.before2'}\n"
+    assert (folder / "03_ranks.ipynb.before2").read_text() == "later work"
+    assert "answer=1/0" in (folder / "03_ranks.ipynb.before").read_text()
+
+
+@pytest.mark.parametrize("facts", ["{", "[1]", '{"student": 3}', '{"student": "bo", "age": 20}'])
+def test_a_wrong_handout_is_told_before_anything_runs(
+    facts: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "handout.json").write_text(facts)
+    code, _, errors = command(capsys, "grade", tmp_path)
+    assert code == cli.USAGE
+    assert f"{tmp_path / 'handout.json'} does not say what the copy is for" in errors
+    assert "running the code" not in errors
+
+
+def test_two_students_with_one_name_are_not_taken_for_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [tmp_path / group / "anna" for group in "ab"]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "handout.json").write_text('{"student": "anna"}')
+    for action in ("grade", "progress"):
+        code, _, errors = command(capsys, action, *folders)
+        assert (code, "several folders of the same name, which is the student's: anna" in errors) == (cli.USAGE, True)
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
     (["build"], "give a folder"), (["grade"], "grade: give a folder"), (["grade", "/none"], "there is no folder /none"),
     (["reset", "."], "name what to write anew"), (["build", "/tmp"], "is not empty"),
+    (["grade", "/tmp"], "/tmp is no student's folder: it has no handout.json"),
     (["texts", "--only", "99"], "no notebook '99': choose from 00_first_look"),
     (["texts", "--course", "/none"], "which an installed package does not contain: give --course"),
 ])  # fmt: skip
