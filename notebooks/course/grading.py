@@ -11,18 +11,21 @@ import ast
 import json
 import os
 import re
-import shutil
+import signal
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import course
 from course import handout
 from course.handout import Handout
+from minidl.process_stat import every_process, remove_segments_of, signal_if
 from minidl.prove.sessions import running
 
 SECONDS = 240.0
@@ -83,21 +86,36 @@ def _cells(folder: Path, path: Path) -> dict[str, str]:
 
 # --- Putting a submission together ------------------------------------------------------------------------------------
 def merged(original: str, submitted: str | None) -> str:
-    """The teacher's cell with the student's answer, or with the code that stands before the check."""
+    """The teacher's cell with the student's answer, or with the code that stands before the check.
+
+    An answer that has names in it takes the student's statements before it along: they may define these names.
+    """
     kind = kind_of(original)
     if kind is None or submitted is None or kind[0] == "lab":
         return original
     try:
         body = ast.parse(submitted).body
-    except SyntaxError:
+    except (SyntaxError, ValueError, RecursionError):  # ValueError: a null character, before Python 3.12
         return submitted  # running it says what is wrong
     ours = ast.parse(original).body[-1]
     if kind[0] == "exercise":
         own = [ast.unparse(node) for node in body if kind_of(ast.unparse(node)) is None]
         return "\n".join([*own, ast.unparse(ours)])
-    calls = [node for node in ast.walk(ast.Module(body, [])) if isinstance(node, ast.keyword) and node.arg == "answer"]
-    answer = ast.unparse(calls[-1].value) if calls else "..."
-    return original.replace("answer=...", f"answer={answer}")
+    answers = [
+        (number, node.value)
+        for number, statement in enumerate(body)
+        for node in ast.walk(statement)
+        if isinstance(node, ast.keyword) and node.arg == "answer"
+    ]
+    if not answers:
+        return original
+    number, answer = answers[-1]
+    filled = original.replace("answer=...", f"answer={ast.unparse(answer)}")
+    given = [ast.unparse(node) for node in ast.parse(filled).body]
+    own = [source for source in map(ast.unparse, body[:number]) if kind_of(source) is None and source not in given]
+    if not own or not any(isinstance(node, ast.Name) for node in ast.walk(answer)):
+        return filled
+    return "\n".join([*given[:-1], *own, given[-1]])
 
 
 def sources(folder: Path, path: Path, given: Handout) -> list[tuple[tuple[str, str] | None, str]]:
@@ -105,6 +123,12 @@ def sources(folder: Path, path: Path, given: Handout) -> list[tuple[tuple[str, s
     submitted = _cells(folder, path.relative_to(handout.FOLDER))
     cells = [cell for cell in handout.made(path, given)["cells"] if cell["cell_type"] == "code"]
     return [(kind_of(cell["source"]), merged(cell["source"], submitted.get(cell["id"]))) for cell in cells]
+
+
+def _loader(folder: Path) -> bytes:
+    """The student's code of the labs; b"" = there is none."""
+    path = folder / "labs" / "loader.py"
+    return path.read_bytes() if path.is_file() else b""
 
 
 # --- Running it -------------------------------------------------------------------------------------------------------
@@ -126,19 +150,34 @@ def run_cells(cells: Iterable[tuple[tuple[str, str] | None, str]], notebook: str
             yield Mark(notebook, kind[1], kind[0], right, told)
 
 
+def _damaged(folder: Path, path: Path, given: Handout, error: Exception) -> list[Mark]:
+    """Say on stderr that a student's notebook or code cannot be read; the marks that it gets: none is right."""
+    print(f"minidl: {folder}: {path.stem} is not counted: {error}", file=sys.stderr)
+    kinds = [kind_of(cell["source"]) for cell in handout.made(path, given)["cells"] if cell["cell_type"] == "code"]
+    return [Mark(path.stem, kind[1], kind[0], False, str(error)) for kind in kinds if kind]
+
+
 def _run(folder: Path, path: Path, given: Handout) -> list[Mark]:
-    cells = sources(folder, path, given)
+    try:
+        cells, loader = sources(folder, path, given), _loader(folder)
+    except (ValueError, OSError) as error:
+        return _damaged(folder, path, given, error)
     with tempfile.TemporaryDirectory(prefix="grade-") as made:
         place = Path(made)
         (place / "cells.json").write_text(json.dumps([path.stem, cells]))
-        if (folder / "labs" / "loader.py").is_file():
-            shutil.copy(folder / "labs" / "loader.py", place)
+        if loader:
+            (place / "loader.py").write_bytes(loader)
         paths = {
             "PYTHONPATH": f"{handout.FOLDER}{os.pathsep}{Path(course.minidl.__file__).parents[1]}",
             "MPLBACKEND": "agg",
         }
-        with running([sys.executable, "-m", "course.grading", "cells.json"], place, TMPDIR=made, **paths) as program:
-            program.wait_for_end(SECONDS)
+        try:
+            with running(
+                [sys.executable, "-m", "course.grading", "cells.json"], place, TMPDIR=made, **paths
+            ) as program:
+                program.wait_for_end(SECONDS)
+        finally:
+            _kill_those_with(f"TMPDIR={made}".encode())
         marks = (
             [Mark(**json.loads(line)) for line in (place / "marks").read_text().splitlines()]
             if (place / "marks").exists()
@@ -149,6 +188,22 @@ def _run(folder: Path, path: Path, given: Handout) -> list[Mark]:
     return marks + [Mark(path.stem, name, kind, False, told) for kind, name in lacking]
 
 
+def _kill_those_with(variable: bytes) -> None:
+    """Kill the processes that were started with this variable: those that have left the program's session."""
+    killed: set[int] = set()
+
+    def is_meant(pid: int) -> bool:
+        return variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+
+    deadline = time.monotonic() + 20
+    while pids := [pid for pid, _ in every_process() if signal_if(pid, signal.SIGKILL, partial(is_meant, pid))]:
+        killed.update(pids)
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.02)  # one may just have been forked
+    remove_segments_of(killed)
+
+
 def grade(folder: Path, chosen: Iterable[str] = ()) -> list[Mark]:
     """The marks of one student's folder. It runs the student's code."""
     given = handout.read(folder)
@@ -157,14 +212,18 @@ def grade(folder: Path, chosen: Iterable[str] = ()) -> list[Mark]:
 
 def progress(folder: Path, chosen: Iterable[str] = ()) -> list[Mark]:
     """What a student has answered or written, right or not. It runs nothing."""
-    found = []
-    loader = folder / "labs" / "loader.py"
+    given, found = handout.read(folder), []
     for path in handout.originals(chosen):
-        for kind, source in sources(folder, path, handout.read(folder)):
+        try:
+            cells, loader = sources(folder, path, given), _loader(folder)
+        except (ValueError, OSError) as error:
+            found += _damaged(folder, path, given, error)
+            continue
+        for kind, source in cells:
             if kind:
                 begun = "answer=..." not in source and "NotImplementedError" not in source
                 if kind[0] == "lab":
-                    begun = loader.exists() and STUB[path.stem[3]] not in loader.read_text("utf-8", "replace")
+                    begun = bool(loader) and STUB[path.stem[3]].encode() not in loader
                 found.append(Mark(path.stem, kind[1], kind[0], True if begun else None, ""))
     return found
 

@@ -15,6 +15,7 @@ from course import grading, handout
 from course.grading import Mark, merged
 from course.handout import OWN, Handout, build, made, originals
 from minidl import cli
+from minidl.process_stat import is_alive
 
 QUESTION = "ask.owner(trace, answer=...)"
 EXERCISE = "def mine(task):\n    raise NotImplementedError\n\n\nask.mine(mine)"
@@ -23,7 +24,12 @@ EXERCISE = "def mine(task):\n    raise NotImplementedError\n\n\nask.mine(mine)"
 @pytest.mark.parametrize(("original", "submitted", "runs"), [
     (QUESTION, None, QUESTION), (QUESTION, "ask.owner(trace, answer=4)", "ask.owner(trace, answer=4)"),
     (QUESTION, "import os\nprint(1)\nask.owner(other, 7, answer='worker 1')", "ask.owner(trace, answer='worker 1')"),
-    (QUESTION, "print('gone')", QUESTION), (QUESTION, "ask.owner(trace, answer=", "ask.owner(trace, answer="),
+    (QUESTION, "mine = 1 + 1\nask.owner(trace, answer=1)\nask.owner(trace, answer=mine)",
+     "mine = 1 + 1\nask.owner(trace, answer=mine)"),
+    (f"trace = made()\n{QUESTION}", "trace = made()\nmine = 2\nask.owner(trace, answer=mine)",
+     "trace = made()\nmine = 2\nask.owner(trace, answer=mine)"),
+    (QUESTION, "print('gone')", QUESTION), (QUESTION, "x = '\0'", "x = '\0'"),
+    (QUESTION, "ask.owner(trace, answer=", "ask.owner(trace, answer="),
     (EXERCISE, EXERCISE.replace("raise NotImplementedError", "pass"), "def mine(task):\n    pass\nask.mine(mine)"),
     (EXERCISE, "mine = abs\nask.other(mine)", "mine = abs\nask.mine(mine)"),
     ("labs.check(1)", "labs.check(1, rounds=0)", "labs.check(1)"), ("x = 1", "x = 2", "x = 1"),
@@ -158,6 +164,34 @@ def test_two_students_with_one_name_are_not_taken_for_one(tmp_path: Path, capsys
     for action in ("grade", "progress"):
         code, _, errors = command(capsys, action, *folders)
         assert (code, "several folders of the same name, which is the student's: anna" in errors) == (cli.USAGE, True)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"cells": [{"cell_type": "code", "source": []}]}'])
+def test_a_damaged_notebook_stops_nobody_elses_marks(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [tmp_path / name for name in ("anna", "bo")]
+    assert command(capsys, "build", "--student", *folders, "--only", "03")[0] == 0
+    (folders[0] / "03_ranks.ipynb").write_text(text)
+    edited(folders[1], "03_ranks.ipynb", {"ask.dropped(cut, 10, answer=...)": "ask.dropped(cut, 10, answer=2)"})
+    code, out, errors = command(capsys, "progress", *folders, "--only", "03", "--csv")
+    assert (code, [row.split(",")[-3:-1] for row in out.splitlines()[1:]]) == (0, [["0", "10"], ["1", "10"]])
+    assert f"{folders[0]}: 03_ranks is not counted: {folders[0] / '03_ranks.ipynb'} is no notebook" in errors
+    said = grading.grade(folders[0], ["03"])  # runs nothing: there is nothing that could be run
+    assert {(mark.right, "is no notebook" in mark.said) for mark in said} == {(False, True)}
+
+
+@pytest.mark.live
+@pytest.mark.timeout(120)
+def test_what_has_left_its_session_is_killed_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build(tmp_path / "bo", Handout("bo"), ["03"])
+    detached = "import subprocess as s; own = s.Popen(['sleep', '600'], start_new_session=True).pid"
+    leaves = f"open('{tmp_path}/pid', 'w').write(str(own))"
+    edited(tmp_path / "bo", "03_ranks.ipynb", {
+        "ask.dropped(cut, 10, answer=...)": f"{detached}\n{leaves}\nask.dropped(cut, 10, answer=own)"
+    })  # fmt: skip
+    grading.grade(tmp_path / "bo", ["03"])
+    assert not is_alive(int((tmp_path / "pid").read_text()))
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
