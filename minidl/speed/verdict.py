@@ -268,7 +268,7 @@ def _steady(situation: Situation, words: str, at: str, wording: _Wording) -> str
     if kind is Bound.SUPPLY and found.of(Bound.READING) > found.of(Bound.SUPPLY):
         assert cause is not None
         how = f": {words}" if words else _how(situation)
-        return f"{kind.value}: {loop}, and its workers were always busy, mostly with {cause.value}{how}{at}"
+        return f"{kind.value}: {loop}, and meanwhile its workers were busy, mostly with {cause.value}{how}{at}"
     if words and (kind is Bound.HEAD_OF_LINE or not wording.all_kinds):
         return f"{kind.value}: {loop}: {words}{at}"  # the kind's name, or the reason, says what for
     others = sorted((one for one in dict.fromkeys(KIND_OF.values()) if one is not kind), key=lambda one: -found.of(one))

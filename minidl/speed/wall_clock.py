@@ -393,7 +393,9 @@ class WallClock:
         """The ns waited for the first batch, by cause, without the workers' start; {} = each batch costs as much."""
         if len(self.epochs) != 1 or not self.workers:
             return {}
-        first = self.waits & self._is_after(ev.EPOCH[0], ev.YIELD) & ~self.setting_up
+        # A device loader takes two batches before it hands over the first one.
+        got = ev.HAND_OVER if np.any(self.events["code"] == ev.HAND_OVER) else ev.YIELD
+        first = self.waits & self._is_after(ev.EPOCH[0], got) & ~self.setting_up
         apart = Cause.SAMPLER, Cause.START_UP
         return {cause: ns for cause, ns in self.causes(first).items() if cause not in apart}
 

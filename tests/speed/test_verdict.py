@@ -485,7 +485,7 @@ def test_a_reader_is_no_bottleneck_while_the_workers_are_all_at_work() -> None:
     assert judge(reading).kind is Bound.READING  # its workers idle
     told = judge(replace(reading, spare=0.1, work={Cause.SAMPLES: 90, Cause.COLLATE: 5, Cause.IPC: 5}))
     assert (told.kind, told.cause) == (Bound.SUPPLY, Cause.SAMPLES)
-    assert told.sentence.endswith("100% of its time, and its workers were always busy, mostly with samples")
+    assert told.sentence.endswith("100% of its time, and meanwhile its workers were busy, mostly with samples")
     assert "rebuilding messages 60 ns" in told.evidence[0]
 
 
