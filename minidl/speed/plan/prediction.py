@@ -124,6 +124,8 @@ class SpeedPlan:
         factor = best.by_s / now
         gain = f"{factor:.3g} times today's" if abs(factor - 1) > CLOSE else "as today"
         limits = f"{best.limited_by} limit{'s' * (best.limited_by not in ('the CPUs', 'the workers'))}"
+        if best.setting == self.recorded.base:
+            return f"keep {best.setting.name}: no setting is faster than today's {_three(now)} batches/s; {limits}"
         there = max(one.setting.num_workers for one in self.predicted)
         more = f"more do not help, {limits}" if 0 < best.setting.num_workers < there else limits
         rate = f"{_three(best.by_s)} batches/s ({_three(best.low)} to {_three(best.high)})"

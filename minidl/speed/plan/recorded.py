@@ -261,10 +261,15 @@ class _CostsReader:
         )
 
     def _step(self) -> Parts:
-        """A step of the training loop takes at least as long as the device computes, though the loop may run ahead."""
+        """A step of the training loop takes at least as long as the device computes, though the loop may run ahead.
+
+        The first one, which warms up, counts as an ordinary one.
+        """
         step, device = self.split(self.steps), durations(self.of(ev.DEVICE_COMPUTE))
         least = float(np.median(device)) if len(device) else 0.0
-        return Parts(step.cpu, np.maximum(step.wait, least - step.cpu))
+        cpu, wait = step.cpu.copy(), np.maximum(step.wait, least - step.cpu)
+        cpu[0], wait[0] = min(cpu[0], np.median(cpu)), min(wait[0], np.median(wait))
+        return Parts(cpu, wait)
 
     def recorded(self) -> Recorded:
         params, slabs = self.params, self.params.get("transport") == "arena"
