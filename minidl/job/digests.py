@@ -26,9 +26,10 @@ import numpy as np
 
 from minidl.hang.finding import RunOutcome
 from minidl.job.each import each
-from minidl.job.step_table import STEP, RankFacts, RankTable, numbered_in, ranks_of, tables_of
+from minidl.job.step_table import STEP, RankFacts, RankTable, is_running, numbered_in, ranks_of, tables_of
 from minidl.tracefile.arrays import Rows
-from minidl.tracefile.format import TraceError
+from minidl.tracefile.facts import read_facts
+from minidl.tracefile.format import MANIFEST, TraceError
 from minidl.tracefile.members import JobMembers, RankPlace, members_at
 from minidl.tracefile.packs import whole
 from minidl.tracefile.reader import Trace, read_trace
@@ -326,15 +327,28 @@ def _private(path: str, flags: int) -> int:
 
 
 def load(path: Path, behind: float = 0.0) -> list[RankTable] | None:
-    """The tables in a trace's digest; None if there is none that is as new as the trace, or older by `behind` s."""
+    """The tables in a trace's digest; None if there is none that is as new as the trace, or older by `behind` s.
+
+    A digest that says that a rank runs, which has ended since, is not taken.
+    """
     place = place_of(path)
 
     def is_new(known: _Signature) -> bool:
         files = _signature(path)
         late = max((changed for *_, changed in files), default=0.0) - place.stat().st_mtime
-        return known == files or 0 < behind >= late
+        is_young = time.time() - place.stat().st_mtime <= 2 * behind
+        return known == files or (0 < behind >= late and is_young)
 
-    return tables_in(place, is_new) if place.is_file() else None
+    tables = tables_in(place, is_new) if place.is_file() else None
+    ran = tables is not None and any(table.facts.running for table in tables)
+    return None if ran and not is_running(path, _manifest(path)) else tables
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    try:
+        return read_facts((path / MANIFEST).read_bytes()).said
+    except (OSError, ValueError, RecursionError):
+        return {}
 
 
 def tables_in(digest: Path | BinaryIO, is_new: Callable[[_Signature], bool]) -> list[RankTable] | None:

@@ -10,6 +10,7 @@ end is left out.
 from __future__ import annotations
 
 import re
+import socket
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -62,6 +63,10 @@ STEP = np.dtype(
 _NUMBER: Final = re.compile(r" #\d+$")
 """What tells DataLoaders that are made at one line of the program."""
 
+FRESH: Final = 90.0
+"""Seconds for which the files of a rank that runs on another machine may stay as they are: its watchdog writes its
+digest each minute."""
+
 MOST_PROBLEMS: Final = 3
 """What a rank's trace lacks is kept in so many sentences."""
 
@@ -72,7 +77,7 @@ class RankFacts:
 
     loader: name of the DataLoader whose steps these are. taken: batches that its loop got, in its last epoch and in
     all. begin, end: first and last event, ns of its clock; wall: what its clock lacks of the time of day, ns, None =
-    unknown. over: its end is recorded; running: its process is there. outcome, what, next_step: of its own headline;
+    unknown. over: its end is recorded; running: see `is_running`. outcome, what, next_step: of its own headline;
     waits_for_others: that is a wait for other ranks. parts: ns of each part of its steps.
     """
 
@@ -249,9 +254,9 @@ def _facts(
     ends = {line["process"] for kind in ("trace_end", "program_end") for line in trace.described(kind)}
     homes = {process for process in np.unique(events["process"]).tolist() if trace.processes[process].role != "worker"}
     over = bool(homes & ends if homes else ends)
-    running = not over and _is_running(trace)
+    running = not over and is_running(trace.path, manifest)
     if running:
-        trace.seen = time.monotonic_ns()
+        trace.seen = _now(manifest)
     said = headline(trace)
     if not trace.loaders and (raised := [*trace.described("uncaught")]):  # before its first iterator
         said = Finding(RunOutcome.ERROR, plain(str(raised[-1].get("error"))), next_step="read the program's traceback")
@@ -304,8 +309,19 @@ def _waits_for_others(trace: Trace, said: Finding, homes: set[int]) -> bool:
     return bool(np.any(meets & (spans["end"] < 0)))
 
 
-def _is_running(trace: Trace) -> bool:
-    pid, begun = trace.manifest.get("pid"), trace.manifest.get("monotonic_ns")
-    if not (is_here(trace.manifest) and isinstance(pid, int) and isinstance(begun, int)):
+def is_running(path: Path, manifest: Mapping[str, Any]) -> bool:
+    """Whether the process that records at `path` is there; one on another machine is while it writes its files."""
+    pid, begun = manifest.get("pid"), manifest.get("monotonic_ns")
+    if is_here(manifest):
+        return isinstance(pid, int) and isinstance(begun, int) and life(pid, begun).there
+    if _time_of_day(manifest) is None or manifest.get("host") == socket.gethostname():  # it was restarted since
         return False
-    return life(pid, begun).there
+    try:
+        return path.is_dir() and time.time() - max(one.stat().st_mtime for one in path.iterdir()) < FRESH
+    except OSError:
+        return False
+
+
+def _now(manifest: Mapping[str, Any]) -> int:
+    """This moment by the clock of the machine that records, ns."""
+    return time.monotonic_ns() if is_here(manifest) else time.time_ns() - (_time_of_day(manifest) or 0)

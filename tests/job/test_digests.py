@@ -5,20 +5,25 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from made_jobs import MadeJob
+from made_trace import HUNG, Run, write
 
-from minidl.job import digests
+from minidl.job import digests, step_table
 from minidl.job.digests import JobRecord, load, make, place_of, read_job, trace_of
 from minidl.job.report import JobReport
-from minidl.job.step_table import STEP, RankTable
-from minidl.tracefile.format import TraceError
+from minidl.job.step_table import FRESH, STEP, RankTable
+from minidl.process_stat import boot_id
+from minidl.tracefile.format import MANIFEST, TraceError
+from minidl.tracefile.process import ProcessLife
 from minidl.tracefile.reader import read_trace
 
 TRACES = Path(__file__).parent.parent.parent / "traces"
@@ -122,6 +127,47 @@ def test_a_rank_without_an_end_is_kept_when_its_files_are_at_rest(tmp_path: Path
     os.utime(path, (1e9, 1e9))
     make(path)
     assert load(path) is not None
+
+
+def says(place: Path, **facts: object) -> None:
+    """Change what a rank's manifest says."""
+    (place / MANIFEST).write_text(json.dumps(json.loads((place / MANIFEST).read_text()) | facts))
+
+
+def test_a_digest_that_calls_a_dead_rank_running_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = write(tmp_path / "rank-0", Run(**HUNG))
+    here = {"boot_id": boot_id(), "host": socket.gethostname()}
+    says(place, **here, pid=os.getpid(), monotonic_ns=time.monotonic_ns())
+    tables = make(place, always=True)
+    assert isinstance(tables, list)
+    assert tables[0].facts.running
+    assert load(place) is not None
+    monkeypatch.setattr(step_table, "life", lambda pid, moment: ProcessLife.GONE)
+    assert load(place) is load(place, behind=150) is None
+    tables = make(place, always=True)
+    assert isinstance(tables, list)
+    assert not tables[0].facts.running
+    assert load(place) is not None
+    for file, at in ((place / MANIFEST, 400), (place_of(place), 500)):
+        os.utime(file, (time.time() - at,) * 2)
+    assert load(place, behind=150) is None  # it is old
+
+
+def test_a_rank_of_another_machine_runs_while_its_files_change(tmp_path: Path) -> None:
+    place = write(tmp_path / "rank-0", Run(**HUNG))
+    last = int(read_trace(place).events["time"][-1])
+    says(place, clock={"realtime_minus_monotonic_ns": time.time_ns() - last - 1_000_000_000})
+    for age, runs in ((0, True), (FRESH + 10, False)):
+        for file in place.iterdir():
+            os.utime(file, (time.time() - age,) * 2)
+        tables = make(place)
+        assert isinstance(tables, list)
+        assert tables[0].facts.running == runs, tables[0].facts
+        assert JobReport(read(tmp_path)).facts[0].running == runs
+    says(place, host=socket.gethostname())  # of this machine before it was restarted
+    tables = make(place)
+    assert isinstance(tables, list)
+    assert not tables[0].facts.running
 
 
 def test_ranks_that_cannot_be_read_are_said_and_none_at_all_is_an_error(tmp_path: Path) -> None:
