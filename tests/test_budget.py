@@ -24,13 +24,13 @@ AT_MOST = {
     "minidl/hang": 6802,
     "minidl/speed": 4858,
     "minidl/speed/plan": 1022,
-    "minidl/job": 1728,
+    "minidl/job": 1736,
     "minidl/views": 4305,
     "minidl/explore": 2486,
     "minidl/prove": 6020,
-    "minidl": 48031,
+    "minidl": 48039,
     "notebooks": 4910,
-    "tests": 48531,
+    "tests": 48539,
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -19,11 +20,12 @@ TOLD: Final = 3
 
 
 class _Checked(NamedTuple):
-    """One rank's report; violations -1 = its trace cannot be read."""
+    """One rank's report; violations -1 = its trace cannot be read; lacks: why a part of it was not judged."""
 
     violations: int
     text: str
     report: dict[str, Any]
+    lacks: Sequence[str] = ()
 
 
 def _checked(path: Path) -> _Checked:
@@ -31,7 +33,8 @@ def _checked(path: Path) -> _Checked:
         report = examine(read_trace(path))
     except (TraceError, OSError) as error:
         return _Checked(-1, str(error), {"error": str(error)})
-    return _Checked(len(report.violations), report.text(), report.json())
+    lacks = [*report.trace.problems, *["it has no iterator"] * (not report.loaders)]
+    return _Checked(len(report.violations), report.text(), report.json(), lacks)
 
 
 def check_ranks(members: JobMembers, *, as_json: bool = False) -> int:
@@ -49,10 +52,15 @@ def check_ranks(members: JobMembers, *, as_json: bool = False) -> int:
     if as_json:
         print(json.dumps({name.removeprefix("rank "): found.report for name, found in every}, indent=1))
         return code
-    sound = sum(found.violations == 0 for _, found in every)
+    partly = {name: found for name, found in every if found.violations == 0 and found.lacks}
+    sound = len(every) - len(wrong) - len(unread) - len(partly)
     print(f"{counted(len(every), 'rank')}, {sound} of them break no rule")
     for name in [*unread][:TOLD]:
         print(f"not read: {name}: {plain(unread[name].text)}")
+    for name in [*partly][:TOLD]:
+        print(f"{name}: not judged: {plain(partly[name].lacks[0])}")
+    if len(partly) > TOLD:
+        print(f"not judged in whole: {listed(partly)}")
     if wrong:
         print(f"NOT a behaviour of the protocol: {listed(wrong)}")
     for name in [*wrong][:TOLD]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from made_jobs import FETCH, MadeJob
+from made_trace import write
 
 from minidl import cli
 from minidl.job.compare import JobDiff
@@ -58,6 +59,13 @@ def test_the_commands_compare_and_check_jobs(tmp_path: Path, capsys: pytest.Capt
     capsys.readouterr()
     assert cli.main(["check", a]) == cli.OK
     assert capsys.readouterr().out == "2 ranks, 2 of them break no rule\n"
+    for rank in range(2, 6):
+        write(tmp_path / "a" / f"rank-{rank}")
+    assert cli.main(["check", a]) == cli.OK
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first == "6 ranks, 2 of them break no rule"
+    assert lines[0].startswith("rank 2: not judged: ")
+    assert lines[3:] == ["not judged in whole: rank 2, rank 3, rank 4, rank 5"]
     (tmp_path / "b" / "rank-0.minidl").write_bytes(b"nothing")
     assert cli.main(["check", b]) == cli.USAGE
     assert "not read: rank 0: " in capsys.readouterr().out
