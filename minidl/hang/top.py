@@ -88,17 +88,28 @@ def _framed(text: str) -> str:
     return "\x1b[H\x1b[2J" + "\n".join(lines) + "\n"
 
 
+def _alone(places: Sequence[Path], rank: int) -> Path:
+    """Where the trace of one rank is. Raises TraceError if there is none, or if other ranks are in it."""
+    trace = trace_of(places, rank)
+    if len({process.rank for process in trace.processes} - {-1}) > 1:
+        raise TraceError(f"{trace.path} has several ranks in one trace, which are shown together: omit --rank")
+    return trace.path
+
+
 def run(arguments: argparse.Namespace) -> int:
     """`minidl top`; the exit code. Raises TraceError if there is no trace."""
     places = [Path(arguments.target)]
     try:
-        if os.path.exists(arguments.target) and members_at(places) is not None:
-            if arguments.rank is None:
-                follow_job(places, arguments.interval, arguments.once)
-                return 0
-            arguments.target = trace_of(places, arguments.rank).path
-        elif arguments.rank is not None:
-            raise TraceError(f"{arguments.target} is no directory of ranks: omit --rank")
+        is_path = os.path.exists(arguments.target)
+        if arguments.rank is not None:
+            if not is_path:
+                raise TraceError(f"{arguments.target} is no trace, nor a directory of ranks: omit --rank")
+            arguments.target = _alone(places, arguments.rank)
+        elif is_path and members_at(places) is not None:
+            if arguments.dataloader is not None:
+                raise TraceError(f"{arguments.target} is a job: --dataloader needs one of its ranks, by --rank N")
+            follow_job(places, arguments.interval, arguments.once)
+            return 0
         follow(arguments.target, arguments.interval, arguments.once, dataloader=arguments.dataloader)
     except KeyboardInterrupt:  # the usual way to leave
         print()

@@ -18,6 +18,7 @@ from typing import Final
 
 import numpy as np
 
+from minidl.hang.finding import RunOutcome
 from minidl.hang.live import is_small
 from minidl.job.digests import JobRecord, read_job
 from minidl.job.heat_map import in_text
@@ -75,9 +76,10 @@ def recent(record: JobRecord) -> JobRecord:
 
 def state(report: JobReport) -> str:
     """How many ranks run, and what became of the others."""
-    counts = Counter("running" if one.running else one.outcome if one.outcome != "fine" else "" for one in report.facts)
-    running = counts.pop("running", 0)
-    others = [f"{count} {name or 'ended well'}" for name, count in counts.most_common()]
+    ended = [RunOutcome(one.outcome) for one in report.facts if not one.running]
+    counts = Counter(one.value if one.stopped or one is RunOutcome.UNKNOWN else "ended well" for one in ended)
+    running = len(report.facts) - len(ended)
+    others = [f"{count} {name}" for name, count in counts.most_common()]
     return f"{running} of {counted(len(report.facts), 'rank')} running" + f"; {listed(others)}" * bool(others)
 
 

@@ -36,7 +36,7 @@ def test_the_newest_steps_are_judged() -> None:
 
 def test_the_screen_has_the_headline_the_ranks_and_their_steps() -> None:
     slow = lambda rank, step: 60_000 if rank == 2 else FETCH  # noqa: E731
-    facts = {1: {"running": True}, 3: {"outcome": "died", "what": "died: it was killed"}}
+    facts = {1: {"running": True}, 2: {"outcome": "slow"}, 3: {"outcome": "died", "what": "died: it was killed"}}
     report = JobReport(MadeJob(4, fetch=slow, facts=facts).record())
     assert state(report) == "1 of 4 ranks running; 2 ended well, 1 died"
     lines = screen(report, 60).splitlines()
@@ -62,7 +62,17 @@ def test_top_shows_a_job_or_a_rank_of_it(tmp_path: Path, capsys: pytest.CaptureF
     assert "0 of 2 ranks running; " in capsys.readouterr().out
     assert cli.main(["top", "--once", str(tmp_path), "--rank", "1"]) == cli.OK
     assert f"{tmp_path}/rank-1.minidl: " in capsys.readouterr().out
-    assert cli.main(["top", "--once", str(tmp_path / "rank-1.minidl"), "--rank", "1"]) == cli.USAGE
+    assert cli.main(["top", "--once", str(tmp_path / "rank-1.minidl"), "--rank", "1"]) == cli.OK
+    assert f"{tmp_path}/rank-1.minidl: " in capsys.readouterr().out
+    joined = shutil.copy(TRACES / "ranks-4-one-gpu.minidl", tmp_path.parent / "joined.minidl")
+    for options, says in (
+        ([str(tmp_path / "rank-1.minidl"), "--rank", "2"], "has no rank 2"),
+        ([str(joined), "--rank", "1"], "several ranks in one trace"),
+        (["4711000", "--rank", "1"], "omit --rank"),
+        ([str(tmp_path), "--dataloader", "Photos"], "--dataloader needs one of its ranks, by --rank N"),
+    ):
+        assert cli.main(["top", "--once", *options]) == cli.USAGE
+        assert says in capsys.readouterr().err
     with pytest.raises(TraceError, match="is no job"):
         LiveJob([tmp_path / "rank-1.minidl"])
 
