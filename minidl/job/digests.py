@@ -161,7 +161,7 @@ def merged(parts: Sequence[JobPart]) -> JobPart:
 
 def _numbered(ranks: Sequence[RankTable]) -> tuple[RankTable, ...]:
     """The ranks in order; one that does not say its number gets the next free one. Of one node, none is named."""
-    several = len({table.facts.node for table in ranks}) > 1
+    several = len({table.facts.node for table in ranks} - {""}) > 1
     known = {table.facts.rank for table in ranks}
     free = iter(number for number in range(len(ranks) + len(known)) if number not in known)
     out = [

@@ -265,7 +265,7 @@ class JobReport:
         """The summary: the job first, then the ranks that matter."""
         finding, meetings = self.finding, self.meetings
         usual = float(np.median(meetings.took)) * 1000 if len(meetings.took) else 0.0
-        nodes = len({one.node for one in self.facts})
+        nodes = len({one.node for one in self.facts} - {""})
         on = f" on {nodes} nodes" if nodes > 1 else ""
         events = counted(sum(one.events for one in self.facts), "event")
         lines = [

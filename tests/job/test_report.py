@@ -13,6 +13,7 @@ from made_jobs import FETCH, STEP_TAKES, MadeJob
 
 from minidl import cli
 from minidl.hang.finding import RunOutcome
+from minidl.job import digests
 from minidl.job.digests import read_job
 from minidl.job.report import JobReport
 from minidl.tracefile.reader import read_trace
@@ -218,6 +219,13 @@ def test_what_differs_between_ranks_is_said() -> None:
         "the ranks have different numbers of workers: rank 0: 4; the others: 2",
         "rank 3 began 31.0 s after the others, by the time of day",
     )
+
+
+def test_a_rank_whose_manifest_names_no_node_is_on_none_of_its_own() -> None:
+    report = JobReport(MadeJob(2, facts={0: {"node": "node4"}, 1: {"node": ""}}).record())
+    assert " nodes" not in report.text()
+    (numbered,) = {table.facts.node for table in digests._numbered(report.tables)}
+    assert numbered == ""
 
 
 # --- Recorded ---------------------------------------------------------------------------------------------------------
