@@ -47,6 +47,7 @@ class Digest:
             self.dropped += 1
         else:
             self.child = fork(self._write)
+            self.dropped += not self.child
         self.begun, self.due = now, now + EVERY
 
     def write_last(self, fork: Fork) -> None:

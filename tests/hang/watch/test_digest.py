@@ -62,6 +62,9 @@ def test_what_cannot_be_written_is_counted_and_a_child_that_hangs_is_the_last(mo
     assert dog.dropped == 2
     dog.write_last(clock.fork)
     assert clock.begun == 2
+    clock.now = dog.due
+    dog.attend(lambda act: 0)  # there is no room for a process
+    assert dog.dropped == 3
 
 
 def test_a_trace_that_is_no_rank_has_no_digest(monkeypatch: pytest.MonkeyPatch) -> None:
