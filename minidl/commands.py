@@ -355,6 +355,7 @@ def _after_demo(path: Path, losses: Sequence[float]) -> int:
 def run(arguments: Namespace) -> int:
     from minidl import run
     from minidl.record.group import job_directory, rank_directory, rank_name
+    from minidl.tracefile.members import rank_in_name
 
     if arguments.command[:1] == ["--"]:
         del arguments.command[0]
@@ -364,6 +365,7 @@ def run(arguments: Namespace) -> int:
     if arguments.harden and not arguments.observe:
         raise CommandError("run: --harden guards torch's own loader, and minidl's replaces it: add --observe")
     rank = rank_name()
+    is_first = rank_in_name(Path(rank)) in (-1, 0)
     _check_log_to(arguments)
     if arguments.trace is None:
         directory = job_directory() or run.free_directory(Path("minidl-traces"), rank or "run")
@@ -371,7 +373,7 @@ def run(arguments: Namespace) -> int:
         directory = rank_directory(arguments.trace)  # the ranks of a job share one command line
     taken = (directory / "manifest.json").exists()
     try:
-        with _prefixed("run", run.RunError), _viewed(directory, arguments.view and rank in ("", "rank-0")):
+        with _prefixed("run", run.RunError), _viewed(directory, arguments.view and is_first):
             code = run.run_script(
                 arguments.command,
                 module=arguments.module,
@@ -394,7 +396,7 @@ def run(arguments: Namespace) -> int:
         if not taken and (directory / "manifest.json").exists():
             command = _say_headline(directory)
             terminal.say(f"minidl: recorded in {directory}; next: minidl {command} {directory}")
-            if arguments.log_to and rank in ("", "rank-0"):
+            if arguments.log_to and is_first:
                 _log_run(directory, arguments.log_to)
         elif arguments.trace is None and directory.exists():
             directory.rmdir()
@@ -411,16 +413,26 @@ def _check_log_to(arguments: Namespace) -> None:
 
 def _log_run(directory: Path, tool: str) -> None:
     """Log a run, or the job that it is a rank of, as far as its ranks have recorded. An error changes no exit code."""
-    from minidl.job.digests import read_job, record_of
+    from minidl.job.digests import make, read_job, record_of
+    from minidl.job.live_job import BEHIND
     from minidl.job.log_to import log
     from minidl.job.report import JobReport
     from minidl.tracefile.members import rank_in_name
 
     try:
-        place = directory.parent if rank_in_name(directory) >= 0 else directory
-        log(JobReport(read_job([place]) or record_of(directory)), tool, f"minidl-{place.name}")
+        place = directory
+        if rank_in_name(directory) >= 0:
+            place = directory.parent
+            make(directory)  # of the other ranks, digests that are a little behind will do
+        log(JobReport(read_job([place], behind=BEHIND) or record_of(directory)), tool, _name_of_run(place))
     except Exception as error:
-        terminal.say(f"minidl: nothing was logged to {tool}: {error}")
+        first, *_ = (str(error).strip() or repr(error)).splitlines()
+        terminal.say(f"minidl: nothing was logged to {tool}: {first}")
+
+
+def _name_of_run(place: Path) -> str:
+    """The name under which a trace or a job is logged."""
+    return f"minidl-{place.resolve().name.removesuffix(PACKED)}"
 
 
 @contextlib.contextmanager
@@ -556,7 +568,7 @@ def summary(arguments: Namespace) -> int:
     from minidl.speed.summary import summary
 
     _check_log_to(arguments)
-    name = f"minidl-{Path(arguments.traces[0]).stem}"
+    name = _name_of_run(Path(arguments.traces[0]))
     if (job := _read_job(arguments)) is not None:
         report = JobReport(job)
         print(report.text())

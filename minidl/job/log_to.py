@@ -52,7 +52,8 @@ def log(report: JobReport, tool: str, name: str) -> None:
 
 def check(tool: str) -> None:
     """Raise ImportError, with the remedy, if a tool of TOOLS is not installed."""
-    if importlib.util.find_spec(tool) is None:
+    spec = importlib.util.find_spec(tool)
+    if spec is None or spec.origin is None:  # without an origin, it is a mere directory of that name
         raise ImportError(f"--log-to {tool}: {tool} is not installed: pip install {tool}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.util
 import sys
 import types
@@ -77,15 +78,20 @@ def test_a_run_of_wandb_that_is_open_takes_them_else_one_is_made(monkeypatch: py
 def test_a_tool_that_is_not_installed_is_said_before_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    for tool in TOOLS:
-        assert cli.main(["summary", str(TRACES / "workers-2.minidl"), "--log-to", tool]) == cli.USAGE
-        assert f"{tool} is not installed: pip install {tool}" in capsys.readouterr().err
+    a_mere_folder = importlib.machinery.ModuleSpec("wandb", None, is_package=True)
+    for spec in (None, a_mere_folder):
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name, spec=spec: spec)
+        for tool in TOOLS:
+            assert cli.main(["summary", str(TRACES / "workers-2.minidl"), "--log-to", tool]) == cli.USAGE
+            assert f"{tool} is not installed: pip install {tool}" in capsys.readouterr().err
 
 
-def test_the_commands_log_a_trace_and_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_log_a_trace_and_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     logged: list[tuple[str, str, float]] = []
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: types)
+    found = importlib.machinery.ModuleSpec("mlflow", None, origin="mlflow/__init__.py")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found)
     monkeypatch.setattr(
         "minidl.job.log_to._WRITE",
         {"mlflow": lambda name, text, found: logged.append((name, text, found["minidl/ranks"]))},
@@ -102,3 +108,20 @@ def test_the_commands_log_a_trace_and_a_job(tmp_path: Path, monkeypatch: pytest.
     assert cli.main([*command, str(tmp_path / "ok.py")]) == cli.OK
     names = [(name, ranks) for name, _, ranks in logged]
     assert names == [("minidl-workers-2", 1), ("minidl-job", 2), ("minidl-trace", 1)]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job-1.5").mkdir()
+    command[command.index("--trace") + 1] = "job-1.5"
+    for rank in ("rank-0.2", "rank-1.2"):  # of ranks that were started again; the first one logs
+        monkeypatch.setattr("minidl.record.group.rank_name", lambda rank=rank: rank)
+        assert cli.main([*command, "ok.py"]) == cli.OK
+    assert cli.main(["summary", "job-1.5", "--log-to", "mlflow"]) == cli.OK
+    assert [(name, ranks) for name, _, ranks in logged[3:]] == [("minidl-job-1.5", 1), ("minidl-job-1.5", 2)]
+
+    def refuses(*_: object) -> None:
+        raise ValueError("\n  it is down\nmore of it")
+
+    monkeypatch.setattr("minidl.job.log_to._WRITE", {"mlflow": refuses})
+    monkeypatch.setattr("minidl.record.group.rank_name", lambda: "rank-0.3")
+    capsys.readouterr()
+    assert cli.main([*command, "ok.py"]) == cli.OK
+    assert "nothing was logged to mlflow: it is down\n" in capsys.readouterr().err
