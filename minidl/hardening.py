@@ -6,7 +6,8 @@ finding that it answers: docs/findings/NAME shows what happens without it.
 
 Rules of use: torch's classes stay, and decide as before. An iterator gets a multiprocessing context whose queues, event
 and processes are guarded, and five of its methods are wrapped. Workers started by spawn unpickle the guarded things, so
-they are guarded, too. Nothing here changes which batches come, or in which order.
+they are guarded, too. While an iterator is made, its loader is a view: `type(loader) is DataLoader` is false for an
+iterator class of your own. Nothing here changes which batches come, or in which order.
 """
 
 from __future__ import annotations
@@ -14,10 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import multiprocessing
 import multiprocessing.context
-import multiprocessing.popen_spawn_posix
-import multiprocessing.queues
 import os
 import pickle
 import select
@@ -26,8 +24,9 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from multiprocessing import popen_spawn_posix, queues
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Final
@@ -87,20 +86,19 @@ class _Sent(tuple[Any, Any]):
         (idx, data), guards, results = self, self.queue.guards, self.queue.results
         try:
             pickled = bytes(ForkingPickler.dumps(data))
-        except Exception as error:
+        except Exception:
             if ("unpicklable-batch" if results else "unwritable-task") not in guards:
                 raise
-            wrapped = _wrapped(error, f"in the {'worker that made' if results else 'process that sent'} task {idx}")
-            pickled = bytes(ForkingPickler.dumps(wrapped if results else _Unsent(wrapped)))
+            error = data if isinstance(data, ExceptionWrapper) else _wrapped(idx, results)
+            error.exc_type = RuntimeError  # the class itself can be what pickle refuses
+            pickled = bytes(ForkingPickler.dumps(error if results else _Unsent(error)))
         return _rebuilt, (idx, pickled, results and "unreadable-batch" in guards)
 
 
-def _wrapped(error: Exception, where: str) -> ExceptionWrapper:
-    """The error as torch sends one, of a type that can always be pickled."""
-    try:
-        raise RuntimeError(f"This cannot be sent to another process: {type(error).__name__}: {error}") from error
-    except RuntimeError:
-        return ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
+def _wrapped(idx: Any, result: bool) -> ExceptionWrapper:
+    """The error that is handled, as torch sends one."""
+    sent = f"the result of task {idx}" if result else f"task {idx}"
+    return ExceptionWrapper(where=f"as {sent} cannot be sent to another process")  # type: ignore[no-untyped-call]
 
 
 def _rebuilt(idx: Any, pickled: bytes, lenient: bool) -> tuple[Any, Any]:
@@ -135,13 +133,13 @@ class _Resume(_ResumeIteration):
 _numbers = itertools.count(1)
 
 
-_PlainQueue: Any = multiprocessing.queues.Queue  # its private parts are not in its type stub
+_PlainQueue: Any = queues.Queue  # its private parts are not in its type stub
 
 
 class _Queue(_PlainQueue):  # type: ignore[misc]
     """A queue of an iterator: its results, or a worker's tasks. guards: those that it has."""
 
-    def __init__(self, context: Any, guards: frozenset[str], results: bool) -> None:
+    def __init__(self, context: Any, guards: Collection[str], results: bool) -> None:
         self.guards, self.results = guards, results
         super().__init__(ctx=context)
 
@@ -191,11 +189,10 @@ class _Queue(_PlainQueue):  # type: ignore[misc]
 
     def jammed(self) -> bool:
         """Whether a process that writes nothing holds the writing end's lock: a live one lets go within a second."""
-        lock: Any = self._wlock
         try:
-            return not lock.acquire(timeout=1.0) and not self._reader.poll(0)
+            return not self._wlock.acquire(timeout=1.0) and not self._reader.poll(0)
         finally:
-            _let_go(lock)
+            _let_go(self._wlock)
 
 
 _of_this_process: weakref.WeakSet[_Queue] = weakref.WeakSet()
@@ -364,10 +361,10 @@ def _try_get_data(self: Any, plain: Callable[..., Any], *args: Any, **kwargs: An
     return found
 
 
-def _shutdown_workers(self: Any, plain: Callable[..., None]) -> None:
-    if _utils.python_exit_status is not False or getattr(self, "_shutdown", True):
-        plain(self)
-        return
+def _shutdown_workers(self: Any, plain: Callable[..., Any]) -> Any:
+    # When a module's names are cleared at exit, `_utils` is None before any other that is used here.
+    if _utils is None or _utils.python_exit_status is not False or getattr(self, "_shutdown", True):
+        return plain(self)
     deadline = _Deadline() if "joins-in-turn" in _guards else None
     for worker in self._workers:
         worker.deadline = deadline
@@ -391,10 +388,10 @@ _WRAPPED: Final[dict[str, Callable[..., Any]]] = {each.__name__: each for each i
 
 
 # --- harden() ---------------------------------------------------------------------------------------------------------
-_guards: frozenset[str] = frozenset()
-"""The guards that are on."""
+_guards: Mapping[str, str] = {}
+"""The guards that are on: those of the `Hardened` that was made last."""
 
-_undo: list[Callable[[], None]] = []
+_undo = contextlib.ExitStack()
 
 
 @dataclass(frozen=True)
@@ -405,13 +402,11 @@ class Hardened:
     unreachable: tuple[str, ...] = UNREACHABLE
 
     def undo(self) -> None:
-        """Take the guards away from iterators that begin from now on."""
+        """Take the guards away from iterators that begin from now on, unless a later `harden` did."""
         global _guards
-        _guards = frozenset()
-        while _undo:
-            _undo.pop()()
-
-    close = undo
+        if _guards is self.guards:
+            _guards = {}
+            _undo.close()
 
     def __str__(self) -> str:
         has = [f"  {name}: {purpose}" for name, purpose in self.guards.items()]
@@ -419,32 +414,34 @@ class Hardened:
         return "\n".join([f"torch's DataLoader has {len(has)} more guards:", *has, "out of reach:", *lacks])
 
 
-def harden(without: Collection[str] = ()) -> Hardened:
+def harden(without: str | Collection[str] = ()) -> Hardened:
     """Guard torch's own DataLoader, whose classes stay: iterators with workers that begin from now on.
 
-    without: names of guards to leave out, of `GUARDS`. Calling it again replaces the guards. Returns what is guarded;
-    print it to read it. Raises ValueError for an unknown name, RuntimeError for a torch whose loader it does not know.
+    without: one name or several, from `GUARDS`, of guards to leave out. Calling it again replaces the guards. Returns
+    what is guarded; print it to read it. Raises ValueError for an unknown name, RuntimeError for a torch whose loader
+    it does not know.
     """
     global _guards
-    unknown = sorted(set(without) - set(GUARDS))
-    if unknown:
+    without = {without} if isinstance(without, str) else set(without)
+    if unknown := sorted(without - set(GUARDS)):
         raise ValueError(f"no guard is called {', '.join(unknown)}: the names are {', '.join(GUARDS)}")
-    _check_torch()
+    check_torch()
     hardened = Hardened({name: purpose for name, purpose in GUARDS.items() if name not in without})
-    hardened.undo()
-    _guards = frozenset(hardened.guards)
+    _undo.close()
+    _guards = hardened.guards
     for name, around in _WRAPPED.items():
         plain = getattr(_Iterator, name)
         setattr(_Iterator, name, functools.partialmethod(around, plain))
-        _undo.append(functools.partial(setattr, _Iterator, name, plain))
+        _undo.callback(setattr, _Iterator, name, plain)
     if "spawn-import" in _guards:
-        spawning = vars(multiprocessing.popen_spawn_posix)
+        spawning = vars(popen_spawn_posix)
         spawning["open"] = _open_child_pipe
-        _undo.append(functools.partial(spawning.pop, "open"))
+        _undo.callback(spawning.pop, "open")
     return hardened
 
 
-def _check_torch() -> None:
+def check_torch() -> None:
+    """Raise RuntimeError if the installed torch's loader is none that `harden` knows."""
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     lacks = [name for name in _WRAPPED if name not in vars(_Iterator)]
     if not TORCH[0] <= version <= TORCH[1] or lacks:

@@ -166,14 +166,19 @@ def _recorded(settings: Settings) -> Iterator[None]:
     """While this is open, the program's loaders and training steps are recorded, and its rank as soon as it has one."""
     clocks = aligning() if settings.align_clocks else contextlib.nullcontext()
     loaders = contextlib.nullcontext() if settings.observe else replaced()
-    with loaders, observed_iterators(), step_parts_recorded(), at_process_group(write_place), clocks:
-        if not settings.harden:
-            yield
-            return
-        from minidl.hardening import harden
+    with (
+        loaders,
+        observed_iterators(),
+        step_parts_recorded(),
+        at_process_group(write_place),
+        clocks,
+        contextlib.ExitStack() as stack,
+    ):
+        if settings.harden:  # later than observed_iterators(): an observed queue wraps a guarded one
+            from minidl.hardening import harden
 
-        with contextlib.closing(harden()):  # later than observed_iterators(): an observed queue wraps a guarded one
-            yield
+            stack.callback(harden().undo)
+        yield
 
 
 _for_ever = contextlib.ExitStack()

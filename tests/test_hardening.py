@@ -88,9 +88,11 @@ def test_another_torch_is_refused_and_left_as_it_is(monkeypatch: pytest.MonkeyPa
 def test_undo_gives_torchs_methods_back() -> None:
     before = dict(vars(TorchIterator))
     first = minidl.harden()
-    second = minidl.harden(without=["torn-result"])  # in place of the first
+    second = minidl.harden(without="torn-result")  # in place of the first
     assert set(first.guards) - set(second.guards) == {"torn-result"}
     assert "16 more guards" in str(first)
+    first.undo()  # they are the second's now
+    assert dict(vars(TorchIterator)) != before
     second.undo()
     assert dict(vars(TorchIterator)) == before
 
@@ -132,6 +134,32 @@ def test_an_iterable_dataset_and_an_error_come_as_before(hardened: hardening.Har
     with pytest.raises(ZeroDivisionError, match="Caught ZeroDivisionError in DataLoader worker process"):
         next(iterator)
     iterator._shutdown_workers()
+
+
+LEFT_AT_EXIT = """
+import minidl
+from torch.utils.data import DataLoader
+
+class Raises(list):
+    def __getitem__(self, index):
+        class Own(Exception): ...
+        raise Own("the dataset's words")
+
+minidl.harden()
+loader = DataLoader(range(2), num_workers=1, persistent_workers=True)
+list(loader)
+try:
+    list(DataLoader(Raises(range(2)), num_workers=1))
+except RuntimeError as error:
+    print("the dataset's words" in str(error), "in DataLoader worker process 0" in str(error))
+"""
+
+
+@pytest.mark.live
+def test_an_error_keeps_its_words_and_an_exit_is_silent() -> None:
+    """An exception class that pickle refuses; and an iterator that ends when Python has cleared the modules."""
+    done = subprocess.run([sys.executable, "-c", LEFT_AT_EXIT], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("True True\n", "")
 
 
 class Divided(list):  # type: ignore[type-arg]
