@@ -26,6 +26,21 @@ of_this_torch = pytest.mark.skipif(
 )
 
 
+REFUSED = """
+from torch.utils.data import DataLoader
+
+class Raises(list):
+    def __getitem__(self, index):
+        class Own(Exception): ...
+        raise Own("the dataset's words")
+
+try:
+    list(DataLoader(Raises(range(2)), num_workers=1, timeout=9))
+except RuntimeError as error:
+    print(error)
+"""
+
+
 def patch_of(name: str) -> str:
     """The finding whose patch mends this one, by its page; "" if none does."""
     found = re.search(r"\]\((?:\.\./)?([\w-]*)/?fix\.patch\)", (FOLDER / name / "README.md").read_text())
@@ -81,3 +96,14 @@ def test_a_program_shows_the_hole_and_is_healed_by_the_patch(name: str) -> None:
     assert said(name, "none").startswith("hole: ")
     if patch := patch_of(name):
         assert said(name, patch).startswith("healed")
+
+
+@pytest.mark.live
+@of_this_torch
+@pytest.mark.parametrize("patches", ["unpicklable-batch", "all"])
+def test_an_error_that_pickle_refuses_keeps_its_words(tmp_path: Path, patches: str) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(REFUSED)
+    command = [sys.executable, str(FOLDER / "patched.py"), patches, str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert "the dataset's words" in done.stdout, done.stderr
