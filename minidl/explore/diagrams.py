@@ -12,6 +12,7 @@ from __future__ import annotations
 import configparser
 import html
 import itertools
+import re
 import sys
 import textwrap
 from collections import defaultdict
@@ -185,25 +186,42 @@ def _draw(canvas: _Canvas, move: _Move, ends: list[tuple[float, bool]], edge: fl
 COLUMN, SPACE, WORDS = 330, 56, 40
 """Width of an actor's column and of the space between two, in pixels; width of a text, in letters."""
 
+OF_EACH = {(Fact.KILLED, Fact.DEAD): "each worker was sent SIGKILL or is known to be dead"}
+"""What a row requires of all workers, in words: there is no one worker that "it" could be."""
+
+
+_UNSPACED = re.compile(r"(?<=[\u4e00-\u9fff]) (?=或)|(?<=或) (?=[\u4e00-\u9fff])")
+"""Blanks that a line may be broken at, and that Chinese does not have."""
+
 
 def _words(language: str) -> Callable[[str], str]:
     """What gives a text of the tables in a language. Raises KeyError if shutdown.ini has not got it."""
     known = configparser.ConfigParser(interpolation=None, delimiters="=")
     known.read(FOLDER / "shutdown.ini", encoding="utf-8")
-    return lambda text: text if language == "en" else known[text][language]
+    return lambda text: (
+        text if language == "en" else known[text][language].replace("pin 线程", "pin\N{NO-BREAK SPACE}线程")
+    )
 
 
 def _steps(words: Callable[[str], str], width: int) -> Iterator[tuple[Role, Act, list[str]]]:
     """The acts of a shutdown in the table's order, each with what its rows require, in lines of `width` letters."""
+    either = f" {words('or')} "
     begins = next(number for number, rule in enumerate(JOINT_RULES) if rule.act is Act.SET_PIN_DONE)
     for act in dict.fromkeys(rule.act for rule in JOINT_RULES[begins:]):
         rules = RULES_OF[act]
         required = [rule.requires for rule in rules if rule.requires and rule.requires != (Fact.BOUNDED,)]
-        conditions = ["- " + f" {words('or')} ".join(words(fact.value) for fact in facts) for facts in required]
+        conditions = [
+            "- " + (words(OF_EACH[facts]) if facts in OF_EACH else either.join(words(fact.value) for fact in facts))
+            for facts in required
+        ]
         yield (
             rules[0].who,
             act,
-            [line for text in conditions for line in textwrap.wrap(text, width, subsequent_indent="  ")],
+            [
+                _UNSPACED.sub("", line)
+                for text in conditions
+                for line in textwrap.wrap(text, width, subsequent_indent="  ")
+            ],
         )
 
 
