@@ -6,8 +6,8 @@ when its line is clicked.
 
 from __future__ import annotations
 
+import argparse
 import html
-import sys
 from pathlib import Path
 
 import minidl
@@ -42,7 +42,9 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    to = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "build" / "replays.html"
+    parser = argparse.ArgumentParser(description="Write the replays of five recordings as one page.")
+    parser.add_argument("file", nargs="?", type=Path, metavar="FILE", default=ROOT / "build" / "replays.html")
+    to: Path = parser.parse_args().file
     to.parent.mkdir(parents=True, exist_ok=True)
     to.write_text(page(), encoding="utf-8")
     print(to)

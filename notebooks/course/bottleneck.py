@@ -224,7 +224,7 @@ def blocked_by(trace: minidl.Trace) -> Asked:
 def helps(in_order: minidl.Trace, out_of_order: minidl.Trace) -> Asked:
     """Out of order."""
     before, after = (
-        found.causes[Cause.HEAD_OF_LINE] / (found.total + found.consumer)
+        found.of(Bound.HEAD_OF_LINE) / max(1, found.total - found.once + found.consumer)
         for found in map(waited, (in_order, out_of_order))
     )
     rest = [f"{steady(waited(trace)):.0%}" for trace in (in_order, out_of_order)]
@@ -267,7 +267,7 @@ def share_of_waiting(function: Callable[[minidl.Trace], float]) -> str:
                 "The steps `next` and `consumer` take turns, and are all that the loop does while it goes on. The share of the first: next / (next + consumer).",
                 trace, until=0.3,
             )  # fmt: skip
-    return "It is the figure that a summary begins with. Below a tenth, a perfect loader would not be worth the work."
+    return "A summary begins with this figure, less what is paid once: start, end, first batch. Below a tenth, a perfect loader would not be worth the work."
 
 
 @exercise

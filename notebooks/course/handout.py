@@ -91,8 +91,8 @@ def made(path: Path, handout: Handout) -> Any:
 
 
 def _alone(source: str) -> str:
-    """A text without its line on solutions, and without links to files that a student has not got."""
-    source = re.sub(r"^.*\]\((?:\.\./)?solutions/.*\n*", "", source, flags=re.MULTILINE)
+    """A text without its lines on solutions and on scripts of the tests, and without links to files that a student has not got."""
+    source = re.sub(r"^.*(?:\]\((?:\.\./)?solutions/|tests/support/).*\n*", "", source, flags=re.MULTILINE)
     return re.sub(r"\[([^\]]*)\]\((?:\.\./)+(?:minidl|docs|traces)/[^)]*\)", r"\1", source)
 
 
