@@ -101,7 +101,7 @@ def run_script(
     its exit handlers, too. recording: further options of
     `minidl.trace`. Returns how the script ends: its exit code, 1 after an uncaught exception or if it is no Python, -2
     if SIGINT (Ctrl-C) ends it. Raises RunError if the script or module cannot be loaded, or the simulated accelerator
-    if the environment asks for it, or if `transport`, MINIDL_TRANSPORT or MINIDL_ARENA_BYTES is unusable; TraceError
+    if the environment asks for it, or if torch's loader cannot be guarded, or if `transport`, MINIDL_TRANSPORT or MINIDL_ARENA_BYTES is unusable; TraceError
     if `trace` already holds a trace, or functions are to be recorded and viztracer is missing.
     """
     _check_transport(transport)
@@ -113,6 +113,8 @@ def run_script(
             _show(error.with_traceback(None))
             return 1
         _load_sim()
+        if harden:
+            _say_guards()
         with minidl.trace(trace, **recording), contextlib.ExitStack() as stack:
             stack.enter_context(_default_transport(transport))
             writer = current_recorder()
@@ -151,6 +153,17 @@ def _default_transport(transport: str | None) -> Iterator[None]:
         yield
     finally:
         os.environ["MINIDL_TRANSPORT"] = before
+
+
+def _say_guards() -> None:
+    """Refuse a torch whose loader cannot be guarded, before the trace begins; say what the others get."""
+    try:
+        from minidl.hardening import GUARDS, check_torch
+
+        check_torch()
+    except (ImportError, RuntimeError) as error:
+        raise RunError(str(error)) from error
+    terminal.say(f"minidl: torch's DataLoader has {len(GUARDS)} more guards: minidl help holes")
 
 
 def _load_sim() -> None:

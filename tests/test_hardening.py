@@ -174,7 +174,19 @@ def test_a_run_hardens_the_loader_that_it_observes(tmp_path: Path, monkeypatch: 
     command = [sys.executable, "-m", "minidl", "run", "--observe", "--harden", "--trace", "trace", program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
     assert done.stdout.startswith("healed"), done.stderr
+    assert "minidl: torch's DataLoader has 16 more guards: minidl help holes\n" in done.stderr
     assert cli.main(["check", "trace"]) == cli.OK
+
+
+def test_a_run_refuses_another_torch_and_leaves_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch, "__version__", "2.99.0+cpu")
+    assert cli.main(["run", "--observe", "--harden", "train.py"]) == cli.USAGE
+    assert "run: minidl.harden() does not fit torch 2.99.0+cpu" in capsys.readouterr().err
+    assert not list(tmp_path.glob("minidl-traces/*"))
 
 
 def test_harden_needs_torchs_own_loader(capsys: pytest.CaptureFixture[str]) -> None:
