@@ -67,6 +67,27 @@ def test_the_table_has_a_row_for_each() -> None:
     assert sorted(rows) == NAMES
 
 
+WAYS = {
+    "explorer": "the explorer, in ",
+    "faults": "the fault matrix: ",
+    "reading": "reading the code|the question what",
+}
+"""Method, as the tables name it -> how a page's "found by" says it."""
+
+
+def test_the_tables_and_the_pages_agree_on_who_found_what() -> None:
+    table = (FOLDER / "holes.md").read_text()
+    rows = re.findall(r"\(([\w-]+)/README\.md\) \|[^|]*\| ([^|]*) \|", table)
+    found = {name: by.split(", ") for name, by in rows}
+    for name in NAMES:
+        page = (FOLDER / name / "README.md").read_text().partition("| found by |")[2].partition("\n")[0]
+        assert found[name] == [way for way, words in WAYS.items() if re.search(words, page)], name
+    method = (FOLDER / "method.md").read_text()
+    for way in WAYS:
+        of_it, alone = (sum(way in by and len(by) <= most for by in found.values()) for most in (9, 1))
+        assert re.search(rf"^\| {way} \|.*\| {of_it} \| {alone} \|$", method, re.M), way
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_program_is_short_and_needs_torch_alone(name: str) -> None:
     text = (FOLDER / name / "program.py").read_text()
