@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -95,6 +96,20 @@ def test_a_program_is_short_and_needs_torch_alone(name: str) -> None:
     nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, (ast.Import, ast.ImportFrom))]
     names = {getattr(node, "module", None) or node.names[0].name for node in nodes}
     assert {name.partition(".")[0] for name in names} <= sys.stdlib_module_names | {"torch"}
+
+
+PATCHED = {
+    "usage: python patched.py PATCH": [],
+    "no patch 'lost-result': choose from none, all, ": ["lost-result", "x.py"],
+}
+
+
+@pytest.mark.parametrize(("words", "arguments"), PATCHED.items())
+@of_this_torch
+def test_patched_says_what_it_needs(words: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["patched.py", *arguments])
+    with pytest.raises(SystemExit, match=words):
+        runpy.run_path(str(FOLDER / "patched.py"), run_name="__main__")
 
 
 @pytest.mark.live

@@ -6,6 +6,7 @@ patched there; every Python process of PROGRAM, workers started by spawn include
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import subprocess
@@ -29,10 +30,16 @@ sys.meta_path.insert(0, Patched())
 
 
 def patches(names: str) -> list[Path]:
-    """The patches with these names, separated by commas; "all" is one file, because some touch the same lines."""
-    if names == "none":
-        return []
-    return [HERE / ("all.patch" if name == "all" else f"{name}/fix.patch") for name in names.split(",")]
+    """The patches with these names, separated by commas; "all" is one file, because some touch the same lines.
+
+    Exits with a message if there is no such patch.
+    """
+    there = {"all": HERE / "all.patch"} | {patch.parent.name: patch for patch in sorted(HERE.glob("*/fix.patch"))}
+    chosen = [] if names == "none" else names.split(",")
+    for name in chosen:
+        if name not in there:
+            sys.exit(f"no patch {name!r}: choose from none, {', '.join(there)}")
+    return [there[name] for name in chosen]
 
 
 def overlay(folder: Path, chosen: list[Path]) -> dict[str, str]:
@@ -55,6 +62,11 @@ def overlay(folder: Path, chosen: list[Path]) -> dict[str, str]:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit("usage: python patched.py PATCH,... PROGRAM ...; PATCH is the name of a finding, all, or none")
+    torch_version = importlib.metadata.version("torch")
+    if sys.argv[1] != "none" and not torch_version.startswith("2.13."):
+        sys.exit(f"the patches are for torch 2.13, and this is {torch_version}")
     with tempfile.TemporaryDirectory() as folder:
         variables = overlay(Path(folder), patches(sys.argv[1]))
         sys.exit(subprocess.run([sys.executable, *sys.argv[2:]], env=os.environ | variables, check=False).returncode)
