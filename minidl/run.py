@@ -101,8 +101,9 @@ def run_script(
     its exit handlers, too. recording: further options of
     `minidl.trace`. Returns how the script ends: its exit code, 1 after an uncaught exception or if it is no Python, -2
     if SIGINT (Ctrl-C) ends it. Raises RunError if the script or module cannot be loaded, or the simulated accelerator
-    if the environment asks for it, or if torch's loader cannot be guarded, or if `transport`, MINIDL_TRANSPORT or MINIDL_ARENA_BYTES is unusable; TraceError
-    if `trace` already holds a trace, or functions are to be recorded and viztracer is missing.
+    if the environment asks for it, or if torch's loader cannot be guarded, or if `transport`, MINIDL_TRANSPORT or
+    MINIDL_ARENA_BYTES is unusable; TraceError if `trace` already holds a trace, or functions are to be recorded and
+    viztracer is missing.
     """
     _check_transport(transport)
     name, *arguments = command if module else [_on_path(command[0]), *command[1:]]
