@@ -101,11 +101,13 @@ def _went_on(loader: LoaderView, row: int) -> int | None:
 def _interrupted(loader: LoaderView, row: int, until: int) -> bool:
     """Whether a Ctrl-C may have come before the event that ends the span at `row`: what is around it is cut short.
 
-    A worker leaves; `next` raises; an epoch is closed, or the shutdown begins in the middle of it.
+    A worker leaves; or, in a process that says so, `next` raises, an epoch is closed, or the shutdown begins in it.
     """
     mine = row + 1 + np.flatnonzero(loader.process[row + 1 : until] == loader.process[row])
     codes = loader.code[mine]
     exits = (codes == ev.WORKER_EXIT) & (loader.x[mine] == Ending.INTERRUPTED)
+    if not loader.was_interrupted(row):
+        return bool(exits.any())
     raises = (codes == ev.NEXT[1]) & (loader.y[mine] == Outcome.ERROR)
     closes = (codes == ev.EPOCH[1]) & (loader.z[mine] == Ending.CLOSED)
     stops = (codes == ev.SHUTDOWN[0]) & (loader.code[row] == ev.EPOCH[0])

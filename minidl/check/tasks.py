@@ -355,6 +355,7 @@ def counts(loader: LoaderView) -> Iterator[Violation]:
     expected = np.r_[0, said[:-1]] + batch
     # A Ctrl-C may come after a batch was counted, and before it is recorded as yielded.
     cut = (code == ev.EPOCH[1]) & (loader.z[rows] == Ending.CLOSED) & (said == expected + 1)
+    cut &= loader.was_interrupted(int(rows[0]))
     for at in np.flatnonzero((said != expected) & ~cut & (code != ev.EPOCH[0]) & (np.arange(len(rows)) > 0)):
         told = f"it counts {said[at]} batches of this epoch, there are {expected[at]}"
         yield loader.broken(told, rows[at], rows[at - 1])

@@ -386,6 +386,11 @@ class LoaderView:
         parts += [f"worker {self.worker[row]}"] if self.worker[row] >= 0 else []
         return ", ".join([*parts, name_of(int(self.code[row]))])
 
+    def was_interrupted(self, row: int) -> bool:
+        """Whether the recorder of the row's process says that a signal's handler has raised in it."""
+        header = self.trace.processes[int(self.process[row])].header
+        return header is not None and header.lost_events > 0 and not header.errno
+
     def broken(self, reason: str, *rows: int, missing: str = "") -> Violation:
         """A violation whose first impossible event is the first of `rows`; `rule` fills in its rule's name."""
         origins = tuple(int(self.origin[row]) for row in rows)

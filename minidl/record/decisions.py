@@ -25,6 +25,7 @@ from minidl.loader.protocol import (
     WorkerEvent,
     WorkerLifecycle,
 )
+from minidl.record import recorder
 from minidl.record.loader_spans import LoaderSpans
 from minidl.record.shared import Shared
 from minidl.record.slabs import TracedMappings
@@ -112,6 +113,14 @@ class TracedLoaderLifecycle(LoaderSpans, LoaderLifecycle):
         self.shuts_down = False
 
     def handle(self, event: LoaderEvent) -> LoaderState:
+        try:
+            return self._handle(event)
+        except BaseException:  # of a signal's handler, most likely
+            if (recording := recorder.active()) is not None:
+                recording.interrupted()
+            raise
+
+    def _handle(self, event: LoaderEvent) -> LoaderState:
         before = self.state
         if self.open_consumer and (event is _NEXT or event is LoaderEvent.SHUT_DOWN):
             self.end_consumer()

@@ -299,6 +299,10 @@ class Recorder:
             slots = (len(self._header) - HEADER_BYTES) // SLOT_BYTES
             STATE.pack_into(self._header, STATE_AT, slots, self._lost_events, self._lost_lines, self._errno)
 
+    def interrupted(self) -> None:
+        """Note that a signal's handler has raised in the recorder, so that an event may be missing."""
+        self._lose(events=1)
+
     def _give_up(self, error: OSError) -> None:
         """Turn recording off for good in this process."""
         self._warn(error, "stops recording")
@@ -411,7 +415,8 @@ class Recorder:
     def lost(self) -> str:
         """The losses and their reasons in words; "" if nothing is lost."""
         counts = [f"{n} {what}" for n, what in ((self._lost_events, "events"), (self._lost_lines, "descriptions")) if n]
-        parts = [f"{' and '.join(counts)}: {os.strerror(max(0, self._errno))}"] if counts else []
+        why = os.strerror(self._errno) if self._errno > 0 else "an exception of a signal's handler came between"
+        parts = [f"{' and '.join(counts)}: {why}"] if counts else []
         parts += [f"an event that does not fit a record: {what}" for what in sorted(self._refused)]
         return "; ".join(parts)
 

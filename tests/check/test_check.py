@@ -6,6 +6,7 @@ The corruptions are in `check_mutations`, the real runs in `recorded`.
 from __future__ import annotations
 
 import copy
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -54,7 +55,7 @@ def losing(trace: Trace, process: int, lost: int) -> Trace:
     own, it = part.events[part.events["process"] == process], part.processes[process]
     overwritten = int(own["seq"].min()) - 1
     assert it.header is not None
-    it.lost, it.header = lost, it.header._replace(lost_events=lost - overwritten)
+    it.lost, it.header = lost, it.header._replace(lost_events=lost - overwritten, errno=errno.ENOSPC)
     it.whole_from = int(own["time"].min()) if overwritten else 0
     it.whole_until = int(own["time"].max()) if lost > overwritten else 0
     return part

@@ -20,7 +20,7 @@ from minidl.tracefile.reader import read_trace
 
 RECORDING = {
     f"minidl.record.{name}"
-    for name in ("decisions", "fetching", "loader_spans", "ports", "recorder", "sampling", "shared", "step_parts")
+    for name in ("decisions", "loader_spans", "recorder")
 }
 
 CHECKS = {"CALL", "CALL_FUNCTION_EX", "CALL_FUNCTION", "CALL_METHOD", "RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE"}
