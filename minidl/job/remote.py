@@ -14,9 +14,6 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import fsspec
-from fsspec.implementations.local import LocalFileSystem
-
 from minidl.job.digests import DIGEST, JobPart, JobRecord, load, make, merged, part_of, place_of, tables_in
 from minidl.job.each import reduced
 from minidl.tracefile.format import PACKED_SUFFIX, TraceError
@@ -50,6 +47,8 @@ def read_remote(url: str, engine: str) -> JobRecord:
 
 def _ranks_at(url: str) -> tuple[list[_RemoteRank], tuple[str, ...]]:
     """The ranks below a URL, in order; of several attempts the last one by name, and what is left out, in words."""
+    import fsspec
+
     files, root = fsspec.core.url_to_fs(url)
     try:
         found: dict[str, dict[str, Any]] = files.find(root, detail=True)
@@ -76,6 +75,9 @@ def _ranks_at(url: str) -> tuple[list[_RemoteRank], tuple[str, ...]]:
 
 def _read(rank: _RemoteRank) -> JobPart:
     """Read a rank, in a process of the engine."""
+    import fsspec
+    from fsspec.implementations.local import LocalFileSystem
+
     files, _ = fsspec.core.url_to_fs(rank.url)
     path = Path(rank.path)
     place = RankPlace(path, rank.rank, rank.node)

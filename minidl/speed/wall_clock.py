@@ -390,13 +390,13 @@ class WallClock:
         return self.took(self.waits & self._is_after(ev.EPOCH[0], ev.YIELD) & ~self.setting_up)
 
     def opening(self) -> dict[Cause, int]:
-        """The ns waited for the first batch, by cause, without the workers' start; {} = each batch costs as much."""
+        """The ns waited for the first batch, by cause; {} without workers, or with several epochs."""
         if len(self.epochs) != 1 or not self.workers:
             return {}
         # A device loader takes two batches before it hands over the first one.
         got = ev.HAND_OVER if np.any(self.events["code"] == ev.HAND_OVER) else ev.YIELD
         first = self.waits & self._is_after(ev.EPOCH[0], got) & ~self.setting_up
-        apart = Cause.SAMPLER, Cause.START_UP
+        apart = Cause.SAMPLER, Cause.START_UP, Cause.HEAD_OF_LINE
         return {cause: ns for cause, ns in self.causes(first).items() if cause not in apart}
 
     def ending(self) -> int:
