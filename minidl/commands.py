@@ -833,7 +833,10 @@ def plan(arguments: Namespace) -> int:
              "samples", "consumer")  # fmt: skip
     values = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     of_rank = Namespace(rank=arguments.rank)
-    traces = [_read(of_rank, path) for path in (arguments.trace, arguments.other) if path is not None]
+    places = [path for path in (arguments.trace, arguments.other) if path is not None]
+    if arguments.output is not None and arguments.output.resolve() in {path.resolve() for path in places}:
+        raise CommandError(f"plan: {arguments.output} is the recording itself: choose another name for -o")
+    traces = [_read(of_rank, path) for path in places]
     with terminal.busy("simulating"):
         found = predict(*traces, dataloader=arguments.dataloader, **values)
     if arguments.output is not None:
@@ -859,8 +862,9 @@ def plan(arguments: Namespace) -> int:
     _flag("-m", "run a module, as python -m does", dest="module"),
     _arg("command", nargs=argparse.REMAINDER, metavar="SCRIPT ARGS…",
          help="the script or module, then its own arguments"),
-    note="Each run begins the unmodified program anew, and ends it early. If the first run writes anything, nothing\n"
-    "is tried without --yes. Exit codes: 0 tried; 1 nothing was tried; 2 the program cannot be recorded.",
+    note="Each run begins the unmodified program anew, and ends it early. If the first run is seen to write anything\n"
+    "(by Python code, not by C code), nothing is tried without --yes. Exit codes: 0 tried; 1 nothing was tried;\n"
+    "2 the program cannot be recorded.",
 )  # fmt: skip
 def tune(arguments: Namespace) -> int:
     import json
@@ -986,6 +990,8 @@ def _judged(found: Diff, traces: Sequence[Trace], limits: Sequence[Limit]) -> li
     """Judge a comparison. Raises CommandError if one of the limits cannot be judged."""
     from minidl.speed.gate import judged
 
+    if limits and (made := [trace for trace in traces if "planned" in trace.manifest]):
+        raise CommandError(f"diff: {made[0].path} is simulated by minidl plan: --fail-if needs two recorded runs")
     judgements = judged(found, traces, limits)
     for one in judgements:
         if one.exceeded is None:

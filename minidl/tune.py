@@ -40,6 +40,10 @@ SLOWER: Final = 20
 """A try that takes this many times as long as the recorded run, and a minute, is ended."""
 
 
+NOISE: Final = 0.1
+"""Two runs of one setting may differ by as much."""
+
+
 class TuneError(Exception):
     """The program cannot be tried. The message says why."""
 
@@ -84,8 +88,8 @@ class Tuned:
         if not self.tried and self.writes:
             return f"nothing was tried, because the program writes: {self._written()}. --yes tries it all the same"
         best = max(measured, key=lambda one: one.by_s, default=None)
-        if best is None or best.by_s <= now:
-            return f"keep {base}: {now:.3g} batches/s; nothing that was tried is faster"
+        if best is None or best.by_s <= (1 + NOISE) * now:
+            return f"keep {base}: {now:.3g} batches/s; nothing that was tried is faster by {NOISE:.0%}"
         told = f"{best.predicted.setting.name}: {best.by_s:.3g} batches/s measured, {best.by_s / now:.3g} times today's"
         return f"{told} ({base}: {now:.3g})"
 
@@ -155,7 +159,7 @@ def _best(found: SpeedPlan, count: int) -> list[Predicted]:
 
 
 def _made_at(found: SpeedPlan) -> str:
-    return str(next(iter(found.recorded.trace.loaders.values())).get("made_at", ""))
+    return str(found.recorded.params.get("made_at", ""))
 
 
 def _recorded(trial: Trial) -> Path:
@@ -170,24 +174,32 @@ def _recorded(trial: Trial) -> Path:
 def _run(trial: Trial, command: Sequence[str], limit: float | None) -> None:
     """Run the program in a process group of its own. Raises TuneError if it fails, or takes longer than `limit` s."""
     facts = json.dumps(asdict(trial))
-    child = subprocess.Popen(
-        [sys.executable, "-m", "minidl.tune", facts, *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, start_new_session=True, text=True, errors="replace",
-    )  # fmt: skip
-    try:
-        said, _ = child.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
-        os.killpg(child.pid, signal.SIGINT)  # so that it ends its workers, which remove their segments
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(10)
-        raise TuneError(f"ended after {limit:.0f} s, {SLOWER} times what the recorded run took") from None
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
+    with tempfile.TemporaryFile("w+", errors="replace") as output:  # a pipe would wait for all that inherit it
+        child = subprocess.Popen(
+            [sys.executable, "-m", "minidl.tune", facts, *command], stdin=subprocess.DEVNULL, stdout=output,
+            stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        try:
+            child.wait(limit)
+        except subprocess.TimeoutExpired:
+            raise TuneError(f"ended after {limit:.0f} s, {SLOWER} times what the recorded run took") from None
+        finally:
+            _end(child)
+        output.seek(0)
+        said = output.read()
     if child.returncode:
         last = next((line for line in reversed(said.splitlines()) if line.strip() and line[:8] != "minidl: "), "")
         raise TuneError(f"the program ended with exit code {child.returncode}: {last}")
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End the process and its group. SIGINT comes first, so that it ends its workers, which remove their segments."""
+    for number in (signal.SIGINT, signal.SIGKILL):
+        if child.poll() is None or number == signal.SIGKILL:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(10)
 
 
 # --- In the process of a run ------------------------------------------------------------------------------------------
@@ -201,7 +213,7 @@ def tried(trial: Trial) -> Iterator[None]:
 
     def make(self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:  # self: see `users_line`
         refused: str = made(self, args, kwargs)
-        if trial.setting is None or not self.__dict__.get("_made_at", "").endswith(trial.made_at):
+        if trial.setting is None or not self.__dict__.get("_made_at", "").endswith(trial.made_at or "?"):
             return refused
         given = inspect.signature(StandIn.__init__).bind(self, *args, **kwargs).arguments
         del given["self"]
@@ -244,8 +256,16 @@ def _counting(kind: type[Any], counts: Counter[str], made_at: str, most: int) ->
     return type(kind.__name__, (kind,), {"__next__": next_or_end, "__module__": kind.__module__})
 
 
-_CHANGES: Final = {"os.mkdir", "os.remove", "os.rename", "os.rmdir", "sqlite3.connect"}
-"""Audit events of which the first argument is a path that changes."""
+_CHANGES: Final = {
+    *("os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate", "os.chmod", "sqlite3.connect"),
+    *("shutil.copyfile", "shutil.copytree", "shutil.move", "shutil.rmtree", "shutil.make_archive"),
+}
+"""Audit events of which the first argument is a path that changes, or is copied."""
+
+_WRITES: Final = os.O_WRONLY | os.O_RDWR
+
+_PROGRAMS: Final = {"os.system", "os.exec", "os.posix_spawn", "subprocess.Popen"}
+"""Audit events of another program, whose files are not seen."""
 
 
 def note_writes(notes: str, trace: str) -> None:
@@ -253,17 +273,23 @@ def note_writes(notes: str, trace: str) -> None:
     import torch
 
     target = os.open(notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    apart = (trace, "/dev/", "/proc/", "/sys/", str(Path(tempfile.gettempdir()) / "tmp"),
-             str(Path(tempfile.gettempdir()) / "pymp-"))  # fmt: skip
+    apart = (trace, "/dev/", "/proc/", "/sys/", str(Path(tempfile.gettempdir()) / "pymp-"))
+    passing: set[str] = set()  # what `tempfile` has named in this process
 
     def note(what: object) -> None:
         name = os.path.abspath(os.fsdecode(what)) if isinstance(what, (str, bytes, os.PathLike)) else ""
-        if name and not name.startswith(apart) and "__pycache__" not in name:
+        if name and name not in passing and not name.startswith(apart) and "__pycache__" not in name:
             os.write(target, (os.path.relpath(name) if name.startswith(os.getcwd() + os.sep) else name).encode(
                 "utf-8", "backslashreplace") + b"\n")  # fmt: skip
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
-        if event in _CHANGES or (event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR)):
+        if event in ("tempfile.mkstemp", "tempfile.mkdtemp"):
+            passing.add(os.path.abspath(os.fsdecode(args[0])))
+        elif event in _PROGRAMS:
+            os.write(target, b"what a program writes that it starts\n")
+        elif event in _CHANGES or (
+            event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR)
+        ):
             note(args[0])
         elif event == "socket.connect" and isinstance(args[1], tuple):
             os.write(target, f"a connection to {args[1][0]}\n".encode("utf-8", "backslashreplace"))

@@ -64,7 +64,7 @@ class GateResult:
         limit, worse = self.limit, self.worse
         about = f"{limit}: {_ABOUT[limit.kind]}, {worse.words}"
         if self.exceeded is None:
-            return f"{about}: too few batches to say; record longer runs"
+            return f"{about}: this cannot be judged; record longer runs, or leave the limit out"
         between = f", interval {percent_of(worse.low)} to {percent_of(worse.high)}" * (worse.low < worse.high)
         change = f"{about} ({percent_of(worse.share)}{between})"
         if self.exceeded:
@@ -96,7 +96,12 @@ def _waiting(diff: Diff, traces: Sequence[Trace]) -> Worse:
     shares = [each.waiting_share for each in (diff.a, diff.b)]
     spreads = [share * _variance(each) ** 0.5 for share, each in zip(shares, (diff.a, diff.b), strict=True)]
     change, reach = shares[1] - shares[0], LIKELY * math.hypot(*spreads)
-    return Worse(change, change - reach, change + reach, f"{percent(shares[1])} instead of {percent(shares[0])}")
+    return Worse(
+        change,
+        max(-shares[0], change - reach),
+        min(1 - shares[0], change + reach),
+        f"{percent(shares[1])} instead of {percent(shares[0])}",
+    )
 
 
 def _variance(side: Side) -> float:
@@ -154,7 +159,7 @@ def limit(text: str) -> Limit:
     """Read "slower:5%". Raises ValueError."""
     kind, _, share = text.partition(":")
     value = float(share.removesuffix("%")) / 100
-    if kind not in KINDS or not 0 <= value < float("inf"):
+    if not share.endswith("%") or kind not in KINDS or not 0 <= value < float("inf"):
         raise ValueError(text)
     return Limit(kind, value)
 

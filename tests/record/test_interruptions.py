@@ -18,10 +18,7 @@ import minidl
 from minidl.check import examine
 from minidl.tracefile.reader import read_trace
 
-RECORDING = {
-    f"minidl.record.{name}"
-    for name in ("decisions", "loader_spans", "recorder")
-}
+RECORDING = {f"minidl.record.{name}" for name in ("decisions", "loader_spans", "recorder")}
 
 CHECKS = {"CALL", "CALL_FUNCTION_EX", "CALL_FUNCTION", "CALL_METHOD", "RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE"}
 """Instructions after which CPython runs the handlers of signals: not after a call of a function in Python."""

@@ -17,7 +17,10 @@ import numpy as np
 from minidl.speed.plan.loading import load
 from minidl.speed.plan.recorded import Parts, Recorded
 from minidl.speed.plan.settings import LoaderSetting, PlanError
-from minidl.tracefile.words import duration, percent
+from minidl.tracefile.words import counted, duration, percent
+
+SAME: Final = ("dataset", "dataset_length", "dataset_kind", "batch_size", "collate_fn")
+"""What two recordings of one program have in common."""
 
 NOTABLE: Final = 1.1
 """A smaller factor between two recordings is noise."""
@@ -28,10 +31,17 @@ ROUNDS: Final = 3
 
 def fitted(a: Recorded, b: Recorded) -> Recorded:
     """Return A's costs with what both recordings tell. Raises PlanError for recordings of one number of workers."""
+    differs = [name for name in SAME if a.params.get(name) != b.params.get(name)]
+    if differs:
+        name = differs[0]
+        raise PlanError(f"{a.trace.path} and {b.trace.path} are of different loaders: {name} is {a.params.get(name)!r} "
+                        f"and {b.params.get(name)!r}: record one program with two numbers of workers")  # fmt: skip
     few, many = sorted((a, b), key=lambda one: one.base.num_workers)
     if few.base.num_workers == many.base.num_workers:
-        raise PlanError(f"{a.trace.path} and {b.trace.path} have {few.base.num_workers} workers each: record one with "
-                        f"another number of workers")  # fmt: skip
+        both = counted(few.base.num_workers, "worker")
+        raise PlanError(
+            f"{a.trace.path} and {b.trace.path} have {both} each: record one with another number of workers"
+        )
     return _with_queue(_with_slowdown(a, few, many), few, many)
 
 

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 FEWEST: Final = 20
 """Batches of a recording from which something can be predicted."""
 
+LEAST_RESIZED: Final = 5
+"""Batches of another size that the recorded samples must make."""
+
 MOST: Final = 1000
 """Batches of a simulated epoch."""
 
@@ -116,7 +119,11 @@ class Recorded:
     def order(self, setting: LoaderSetting) -> Ints:
         """The batches of a simulated epoch: as recorded, again from the first if there are few."""
         larger = setting.batch_size / self.batch_size if setting.batch_size else 1.0
-        there = max(1, int(len(self.sizes) / max(1.0, larger)))
+        there = int(len(self.sizes) / max(1.0, larger))
+        if there < LEAST_RESIZED:
+            samples = round(len(self.sizes) * self.batch_size)
+            raise PlanError(f"batch_size={setting.batch_size}: the recording has {samples} samples, and "
+                            f"{LEAST_RESIZED} such batches are needed: record a longer run")  # fmt: skip
         return np.arange(max(min(there, MOST), 16 * setting.capacity, 10 * FEWEST)) % there
 
     def costs(self, setting: LoaderSetting) -> Costs:
@@ -168,6 +175,8 @@ def _resized(parts: Parts, by: float) -> Parts:
 def read(trace: Trace, dataloader: str | None = None) -> Recorded:
     """Return what the trace's loader with the most batches cost. Raises PlanError if that is not enough to predict."""
     trace = only(trace, dataloader)
+    if "planned" in trace.manifest:
+        raise PlanError(f"{trace.path} is simulated by minidl plan: give the recording that it was made from")
     outcome = headline(trace).outcome
     if outcome.wrong:
         raise PlanError(f"{trace.path}: the run did not end well ({outcome.value}), so its times say nothing about "

@@ -20,6 +20,10 @@ MOST_WORKERS: Final = 1024
 """More workers than any machine runs: a larger number is a mistake."""
 
 
+MOST_AHEAD: Final = 2048
+"""More batches in advance than the memory of a machine holds."""
+
+
 class PlanError(TraceError):
     """Nothing can be predicted. The message says why, and what to record or to ask for instead."""
 
@@ -49,8 +53,9 @@ class LoaderSetting:
     def name(self) -> str:
         """Return "6 workers", with what is not the loader's default."""
         if not self.num_workers:
-            return "no workers"
+            return "no workers" + f", batch_size={self.batch_size}" * bool(self.batch_size)
         parts = [counted(self.num_workers, "worker")]
+        parts += [f"batch_size={self.batch_size}"] * bool(self.batch_size)
         parts += [f"prefetch_factor={self.prefetch_factor}"] * (self.prefetch_factor != 2)
         parts += [f"transport={self.transport}"] * (self.transport != "upstream")
         parts += ["in_order=False"] * (not self.in_order) + ["pin_memory"] * self.pin
@@ -67,13 +72,16 @@ def checked(setting: LoaderSetting) -> LoaderSetting:
             raise PlanError(f"{name}={getattr(setting, name)} is refused by the loader: give {least} or more")
     if setting.num_workers > MOST_WORKERS:
         raise PlanError(f"num_workers={setting.num_workers}: at most {MOST_WORKERS} are simulated")
+    if setting.capacity > MOST_AHEAD:
+        raise PlanError(f"{setting.num_workers} workers with prefetch_factor={setting.prefetch_factor}: at most "
+                        f"{MOST_AHEAD} batches in advance are simulated")  # fmt: skip
     if setting.transport not in TRANSPORTS:
         raise PlanError(
             f"transport={setting.transport!r} is refused by the loader: choose from {', '.join(TRANSPORTS)}"
         )
     for name in ("cpus", "samples", "consumer"):
         if not 0 < getattr(setting, name) < float("inf"):
-            raise PlanError(f"{name}={getattr(setting, name)} is no number above 0: give how many, or what multiple")
+            raise PlanError(f"{name}={getattr(setting, name):g}: give a number above 0")
     return setting
 
 

@@ -1,7 +1,7 @@
 """A simulated run as a trace, which every command and view opens beside the recorded one.
 
-Interface: `write(plan, path)` packs one epoch of the recommended setting. Its manifest says that the run is simulated
-(`"simulated"`), and of which recording; views mark all of its steps.
+Interface: `write(plan, path)` packs a run of the recommended setting, of so many batches as were simulated. Its
+manifest says that it is planned (`"planned"`), and from which recording; views mark all of its steps.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ def test_facts_are_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         ({}, {"num_workers": [2000]}, "num_workers=2000: at most 1024 are simulated"),
         ({}, {"prefetch_factor": [0]}, "prefetch_factor=0 is refused by the loader: give 1 or more"),
         ({}, {"transport": ["pigeon"]}, "transport='pigeon' is refused by the loader: choose from upstream, arena"),
-        ({}, {"consumer": 0.0}, r"consumer=0.0 is no number above 0"),
+        ({}, {"consumer": 0.0}, r"consumer=0: give a number above 0"),
         ({}, {"pin": True}, "no batch was pinned in the recording: record with pin_memory=True"),
         ({}, {"dataloader": "Sounds"}, "no DataLoader is 'Sounds'"),
     ],
@@ -225,6 +225,41 @@ def test_the_errors_are_one_line_of_the_command(tmp_path: Path, capsys: pytest.C
     assert cli.main(["plan", str(tmp_path / "t")]) == cli.USAGE
     assert capsys.readouterr().err.startswith(f"minidl: {tmp_path / 't'} shows 12 batches")
     assert issubclass(PlanError, minidl.TraceError)
+
+
+def test_a_plan_never_takes_the_place_of_its_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "t.minidl"
+    path.write_bytes((TRACES / "workers-1.minidl").read_bytes())
+    assert cli.main(["plan", str(path), "--workers", "2", "-o", str(path)]) == cli.USAGE
+    assert "is the recording itself" in capsys.readouterr().err
+    assert cli.main(["plan", str(path), "--workers", "2", "-o", str(tmp_path / "plan.minidl")]) == 0
+    with pytest.raises(PlanError, match="is simulated by minidl plan"):
+        plan(tmp_path / "plan.minidl")
+    assert cli.main(["diff", str(path), str(tmp_path / "plan.minidl"), "--fail-if", "slower:5%"]) == cli.USAGE
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"batch_size": 100_000}, "the recording has 1536 samples"),
+        ({"num_workers": 2, "prefetch_factor": 2000}, "at most 2048 batches in advance"),
+    ],
+)
+def test_what_no_recording_is_long_enough_for_is_refused(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(PlanError, match=said):
+        plan(TRACES / "workers-1.minidl", **values)
+
+
+def test_another_batch_size_is_named_and_compared_by_samples() -> None:
+    found = plan(TRACES / "workers-1.minidl", batch_size=16, num_workers=6)
+    times = found.recommended.by_s * 16 / (found.recorded.rate * found.recorded.batch_size)
+    assert found.sentence.startswith("6 workers, batch_size=16, pin_memory: ")
+    assert f"{times:.3g} times today's in samples/s" in found.sentence
+
+
+def test_recordings_of_different_programs_are_not_combined() -> None:
+    with pytest.raises(PlanError, match="are of different loaders: collate_fn is"):
+        plan(TRACES / "workers-1.minidl", TRACES / "many-small-tensors.minidl")
 
 
 def test_only_the_whole_part_of_a_ring_counts(tmp_path: Path) -> None:
