@@ -6,8 +6,8 @@ finding that it answers: docs/findings/NAME shows what happens without it.
 
 Rules of use: torch's classes stay, and decide as before. An iterator gets a multiprocessing context whose queues, event
 and processes are guarded, and five of its methods are wrapped. Workers started by spawn unpickle the guarded things, so
-they are guarded, too. While an iterator is made, its loader is a view: `type(loader) is DataLoader` is false for an
-iterator class of your own. Nothing here changes which batches come, or in which order.
+they are guarded, too. torch's `__init__` of an iterator, and the first `_reset` that it calls, see a view of the
+loader: `type(loader) is DataLoader` is false there. Nothing here changes which batches come, or in which order.
 """
 
 from __future__ import annotations
