@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -62,7 +61,7 @@ class Samples(torch.utils.data.Dataset[torch.Tensor]):
         return (
             (self._mine("shard") and batch % 2 == 1)  # of one worker of two
             or (self.kind == "node" and 2 * self.rank >= self.size)
-            or (self.kind == "moves" and random.Random(batch).randrange(self.size) == self.rank)
+            or (self.kind == "moves" and batch // 2 % self.size == self.rank)  # each rank, and both of its workers
         )
 
 
