@@ -77,16 +77,12 @@ def test_what_is_no_rank_records_where_it_is_told(variables: dict[str, str], mon
 PROGRAM = """
 import os
 import torch
-import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
 
-dist.init_process_group("gloo")
 again = os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
-for number, (batch,) in enumerate(DataLoader(TensorDataset(torch.arange(40.0)), batch_size=4)):
-    if number == 3 and dist.get_rank() == 1 and not again:
+for number, batch in enumerate(DataLoader(TensorDataset(torch.arange(40.0)), batch_size=4)):
+    if number == 3 and os.environ["RANK"] == "1" and not again:
         raise SystemExit("planted")
-    dist.all_reduce(batch)
-dist.destroy_process_group()
 """
 
 
@@ -95,7 +91,7 @@ def test_torchrun_starts_ranks_anew_and_each_attempt_is_kept_apart(tmp_path: Pat
     (tmp_path / "train.py").write_text(PROGRAM)
     options = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "--monitor-interval", "0.1"]
     command = [sys.executable, "-m", "torch.distributed.run", *options, "-m", "minidl", "run", "--trace", "job"]
-    environment = dict(os.environ, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
+    environment = dict(os.environ, OMP_NUM_THREADS="1")
     done = subprocess.run(
         [*command, "train.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=110, check=False
     )
