@@ -139,7 +139,7 @@ def tune(
         _run(first, command, None)
         limit = 60 + SLOWER * (time.monotonic() - began)
         found = plan(_recorded(first))
-        writes = list(Counter(notes.read_text().splitlines())) if notes.exists() else []
+        writes = list(dict.fromkeys(notes.read_text().splitlines())) if notes.exists() else []
         tried: list[Tried] = []
         for number, predicted in enumerate(_best(found, settings) if again or not writes else []):
             yield f"trying {predicted.setting.name}: {predicted.by_s:.3g} batches/s predicted"

@@ -121,8 +121,8 @@ class SpeedPlan:
     def sentence(self) -> str:
         """The recommended setting, what it gives, and what limits it then."""
         best, now = self.recommended, self.recorded.rate
-        factor = best.by_s / now * ((best.setting.batch_size or 1) / (self.recorded.batch_size or 1)
-                                    if best.setting.batch_size else 1)  # fmt: skip
+        larger = (best.setting.batch_size or self.recorded.batch_size) / self.recorded.batch_size
+        factor = best.by_s * larger / now
         gain = f"{factor:.3g} times today's" if abs(factor - 1) > CLOSE else "as today"
         gain += " in samples/s" * bool(best.setting.batch_size)
         limits = f"{best.limited_by} limit{'s' * (best.limited_by not in ('the CPUs', 'the workers'))}"
