@@ -101,17 +101,19 @@ def _went_on(loader: LoaderView, row: int) -> int | None:
 def _interrupted(loader: LoaderView, row: int, until: int) -> bool:
     """Whether a Ctrl-C may have come before the event that ends the span at `row`: what is around it is cut short.
 
-    A worker leaves; or, in a process that says so, `next` raises, an epoch is closed, or the shutdown begins in it.
+    A worker leaves next; in a process that says so, `next` raises, an epoch is closed, or the shutdown begins in it.
     """
     mine = row + 1 + np.flatnonzero(loader.process[row + 1 : until] == loader.process[row])
-    codes = loader.code[mine]
-    exits = (codes == ev.WORKER_EXIT) & (loader.x[mine] == Ending.INTERRUPTED)
+    following = mine[loader.tid[mine] == loader.tid[row]][:1]
+    if np.any((loader.code[following] == ev.WORKER_EXIT) & (loader.x[following] == Ending.INTERRUPTED)):
+        return True
     if not loader.was_interrupted(row):
-        return bool(exits.any())
+        return False
+    codes = loader.code[mine]
     raises = (codes == ev.NEXT[1]) & (loader.y[mine] == Outcome.ERROR)
     closes = (codes == ev.EPOCH[1]) & (loader.z[mine] == Ending.CLOSED)
     stops = (codes == ev.SHUTDOWN[0]) & (loader.code[row] == ev.EPOCH[0])
-    return bool(np.any(exits | raises | closes | stops))
+    return bool(np.any(raises | closes | stops))
 
 
 def _end_of_a_span_around(loader: LoaderView, lane: Positions) -> int | None:
