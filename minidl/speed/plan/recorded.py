@@ -75,6 +75,10 @@ class Parts:
     def times(self, by: float) -> Parts:
         return Parts(self.cpu * by, self.wait * by)
 
+    def at_once(self) -> Parts:
+        """These parts without the waits."""
+        return Parts(self.cpu, np.zeros_like(self.wait))
+
     def plus(self, cpu: Floats | float) -> Parts:
         """These parts with more CPU time, or less: at least a tenth of what it was."""
         return Parts(np.maximum(self.cpu / 10, self.cpu + cpu), self.wait)
@@ -139,9 +143,15 @@ class Recorded:
         crowd = self._slowdown(setting) / self._slowdown(base)
         fetch = Parts(self.fetch.cpu * crowd + self.worker, self.fetch.wait - self.exclusive).times(setting.samples)
         alone = (fetch + self.send).plus(in_worker["alone"] - in_worker[had])
-        worker, loader = fetch.plus(in_worker[gets] - in_worker[had]), self.read.plus(in_loader[gets] - in_loader[had])
-        costs = [worker, self.send, loader, self.pin, alone]
-        step, draw, sizes = self.step.times(setting.consumer), self.draw, self.sizes
+        worker = fetch.plus(in_worker[gets] - in_worker[had])
+        send, read, step = self.send, self.read, self.step.times(setting.consumer)
+        if gets != had:
+            # Upstream's threads, the feeder and the one that sends descriptors, wait for a computing worker's GIL.
+            # What a transport costs the loader beside reading is giving the memory back, while the loop goes on.
+            send, read, more = send.at_once(), read.at_once(), in_loader[gets] - in_loader[had]
+            reads = read.plus(more)
+            read, step = reads, step.plus(float(np.mean(more - (reads.cpu - read.cpu))))
+        costs, draw, sizes = [worker, send, read, self.pin, alone], self.draw, self.sizes
         if setting.batch_size and setting.batch_size != self.batch_size:
             by = setting.batch_size / self.batch_size
             costs = [_resized(parts, by) for parts in costs]
