@@ -90,5 +90,5 @@ def _parts(job: JobReport) -> dict[str, float]:
     cells = max(1, int(meetings.there.sum()))
     waits = meetings.by_cause(np.arange(len(meetings.keys))).sum(axis=0) / cells
     found = {cause.value: float(waited) for cause, waited in zip(CAUSES, waits, strict=True)}
-    late = float(np.where(meetings.there, np.maximum(0, meetings.cost - meetings.late), 0).sum()) / cells
+    late = float(meetings.for_others.sum()) / cells
     return found | {_LATE: late, _OWN: max(0.0, float(meetings.own.sum()) / cells - late)}

@@ -16,13 +16,15 @@ import json
 import os
 import time
 import zipfile
+from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import numpy as np
+from numpy.lib.recfunctions import structured_to_unstructured, unstructured_to_structured
 
 from minidl.hang.finding import RunOutcome
 from minidl.job.each import each
@@ -36,7 +38,7 @@ from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.words import counted, listed
 
 DIGEST: Final = "steps.npz"
-VERSION: Final = 4
+VERSION: Final = 5
 
 ROOM, ROOM_OF_A_STEP = 60_000, 9.4
 """Bytes that a digest may have, and for each step: 1 MB for 100,000 steps."""
@@ -47,8 +49,8 @@ FINE: Final = 8
 BYTES_OF_A_MICROSECOND: Final = 64
 """Sizes of batches are rounded to so many bytes then, for each microsecond that times are rounded to."""
 
-GROWING: Final = ("epoch", "number", "begin")
-"""Columns that are kept as their changes."""
+GROWING: Final = 3
+"""The first columns of STEP, epoch, number and begin, are kept as their changes."""
 
 LARGEST: Final = 1 << 28
 """Bytes that a digest may have unpacked."""
@@ -75,11 +77,11 @@ _Signature = list[tuple[str, int, float]]
 
 @dataclass(frozen=True)
 class JobRecord:
-    """A job as it was read. ranks: by rank; problems: what of it could not be read, in words; kept: one step in so many
-    was."""
+    """A job as it was read, or some of its ranks. ranks: by rank; problems: what of it could not be read, in words;
+    kept: one step in so many was."""
 
-    name: str
-    ranks: tuple[RankTable, ...]
+    name: str = ""
+    ranks: tuple[RankTable, ...] = ()
     problems: tuple[str, ...] = ()
     kept: int = 1
 
@@ -116,73 +118,49 @@ def job_of(trace: Trace) -> JobRecord | None:
 def record_of(path: Trace | Path) -> JobRecord:
     """A trace as a job, of one rank or of several. Raises TraceError if there is none."""
     trace = read_trace(path)
-    return JobRecord(str(trace.path), _numbered(tables_of(trace)), tuple(trace.problems))
+    return whole_job(str(trace.path), JobRecord("", (*tables_of(trace),), tuple(trace.problems)))
 
 
 def _record(members: JobMembers, progress: Progress = lambda done, total: None, behind: float = 0.0) -> JobRecord:
-    read = JobPart(problems=members.problems)
+    read = JobRecord(problems=members.problems)
     for done, (place, found) in enumerate(_read_all(members.places, behind), 1):
         progress(done, len(members.places))
         read = merged([read, part_of(place, found)])
-    return read.whole(members.name)
+    return whole_job(members.name, read)
 
 
-@dataclass(frozen=True)
-class JobPart:
-    """Some ranks of a job, as they were read; kept: one step in so many was."""
-
-    ranks: tuple[RankTable, ...] = ()
-    problems: tuple[str, ...] = ()
-    kept: int = 1
-
-    def whole(self, name: str) -> JobRecord:
-        """The job, if these are all of its ranks. Raises TraceError if none can be read."""
-        if not self.ranks:
-            raise TraceError(f"{name}: none of its ranks can be read: {[*self.problems, 'there is none'][-1]}")
-        return JobRecord(name, _numbered(self.ranks), self.problems, self.kept)
-
-
-def part_of(place: RankPlace, found: _Found) -> JobPart:
-    """One trace as a part of its job."""
+def part_of(place: RankPlace, found: _Found) -> JobRecord:
+    """One trace as a part of its job, with the rank and the node that its place names."""
     if isinstance(found, str):
-        return JobPart(problems=(found,))
-    return JobPart(tuple(_placed(table, place, alone=len(found) == 1) for table in found))
+        return JobRecord(problems=(found,))
+    alone = {"rank": place.rank} if place.rank >= 0 and len(found) == 1 else {}
+    named: dict[str, Any] = alone | ({"node": place.node} if place.node else {})
+    return JobRecord("", tuple(RankTable(replace(one.facts, **named), one.steps, place.path) for one in found))
 
 
-def merged(parts: Sequence[JobPart]) -> JobPart:
+def merged(parts: Sequence[JobRecord]) -> JobRecord:
     """The parts as one, with as many steps as can be judged: the same in whichever order they are merged."""
     kept = max(part.kept for part in parts)
     ranks = [_every(table, kept) for part in parts for table in part.ranks]
-    while sum(len(table.steps) for table in ranks) > MOST_CELLS:
+    while len(ranks) * max((len(table.steps) for table in ranks), default=0) > MOST_CELLS:
         kept *= 2
         ranks = [_every(table, kept) for table in ranks]
-    return JobPart(tuple(ranks), tuple(text for part in parts for text in part.problems), kept)
+    return JobRecord("", tuple(ranks), tuple(text for part in parts for text in part.problems), kept)
 
 
-def _numbered(ranks: Sequence[RankTable]) -> tuple[RankTable, ...]:
-    """The ranks in order; one that does not say its number gets the next free one. Of one node, none is named."""
-    several = len({table.facts.node for table in ranks} - {""}) > 1
-    known = {table.facts.rank for table in ranks}
-    free = iter(number for number in range(len(ranks) + len(known)) if number not in known)
-    out = [
-        replace(
-            table,
-            facts=replace(
-                table.facts,
-                rank=table.facts.rank if table.facts.rank >= 0 else next(free),
-                node=table.facts.node * several,
-            ),
-        )
-        for table in ranks
-    ]
-    return tuple(sorted(out, key=lambda table: table.facts.rank))
+def whole_job(name: str, read: JobRecord) -> JobRecord:
+    """The job, if these are all of its ranks: in order. Raises TraceError if none can be read.
 
-
-def _placed(table: RankTable, place: RankPlace, alone: bool) -> RankTable:
-    """The table with the rank and the node that the trace's place names."""
-    facts = table.facts
-    rank = place.rank if place.rank >= 0 and alone else facts.rank
-    return replace(table, facts=replace(facts, rank=rank, node=place.node or facts.node), path=place.path)
+    A rank that does not say its number gets the next free one. If all are on one node, none is named.
+    """
+    if not read.ranks:
+        raise TraceError(f"{name}: none of its ranks can be read: {[*read.problems, 'there is none'][-1]}")
+    every = [table.facts for table in read.ranks]
+    several = len({one.node for one in every} - {""}) > 1
+    free = iter(sorted({*range(2 * len(every))} - {one.rank for one in every}))
+    named = [replace(one, rank=one.rank if one.rank >= 0 else next(free), node=one.node * several) for one in every]
+    ranks = [replace(table, facts=facts) for table, facts in zip(read.ranks, named, strict=True)]
+    return replace(read, name=name, ranks=tuple(sorted(ranks, key=lambda table: table.facts.rank)))
 
 
 def _every(table: RankTable, kept: int) -> RankTable:
@@ -305,8 +283,7 @@ def _rounded(steps: Rows, unit: int) -> Rows:
 def _written(signature: _Signature, tables: Sequence[RankTable]) -> bytes:
     about = {"version": VERSION, "files": signature, "ranks": [asdict(table.facts) for table in tables]}
     arrays: dict[str, Any] = {"about": np.frombuffer(json.dumps(about).encode(), np.uint8)}
-    for number, table in enumerate(tables):
-        arrays |= {f"{number}.{name}": _packed(table.steps[name], name in GROWING) for name in STEP.names or ()}
+    arrays |= {str(number): _packed(table.steps) for number, table in enumerate(tables)}
     file = io.BytesIO()
     np.savez_compressed(file, **arrays)
     return file.getvalue()
@@ -362,43 +339,32 @@ def tables_in(digest: Path | BinaryIO, is_new: Callable[[_Signature], bool]) -> 
             if about["version"] != VERSION or not is_new([tuple(one) for one in about["files"]]):
                 return None
             ranks = enumerate(about["ranks"])
-            return [RankTable(_facts(facts), _steps(arrays, number)) for number, facts in ranks] or None
+            return [RankTable(_facts(facts), _unpacked(arrays[str(number)])) for number, facts in ranks] or None
     except Exception:  # zipfile, zlib and NumPy raise errors of many kinds for damaged bytes
         return None
 
 
 def _facts(said: dict[str, Any]) -> RankFacts:
-    values: dict[str, Any] = {name: tuple(of) if isinstance(of, list) else of for name, of in said.items()}
-    facts = RankFacts(**values)
+    """The facts in a digest. Raises an error of some kind if they are not what `RankFacts` has."""
+    known: dict[str, Any] = {name: tuple(of) if isinstance(of, list) else of for name, of in said.items()}
+    facts, values = RankFacts(**known), known.values()
+    if [*map(type, values)] != [*map(type, vars(RankFacts(0)).values())]:
+        raise ValueError(f"facts of other kinds: {said}")
     RunOutcome(facts.outcome)
-    plain_rank = RankFacts(0)
-    for one in fields(facts):
-        kind = type(getattr(plain_rank, one.name)) if one.name != "wall" else (int, type(None))
-        if not isinstance(getattr(facts, one.name), kind):
-            raise ValueError(f"{one.name}: {getattr(facts, one.name)!r}")
-    _, _ = facts.taken
-    numbers = [*facts.taken, *facts.parts.values(), *(of for of in vars(facts).values() if type(of) is int)]
-    if not all(type(one) is int and abs(one) < 1 << 63 for one in numbers):
-        raise ValueError(f"not whole numbers of 64 bits: {numbers}")
-    "".join(facts.problems)  # they are texts, else this raises TypeError
+    last, every = facts.taken
+    array("q", [last, every, *facts.parts.values(), *(of for of in values if type(of) is int)])
+    "".join([*facts.problems, *facts.parts])
     return facts
 
 
-def _steps(arrays: Any, number: int) -> Rows:
-    columns = {name: _unpacked(arrays[f"{number}.{name}"], name in GROWING) for name in STEP.names or ()}
-    out = np.empty(len(columns["begin"]), STEP)
-    for name, column in columns.items() if len(out) else ():
-        out[name] = column.reshape(out[name].shape)
-    return out
-
-
-def _packed(column: Any, grows: bool) -> Any:
-    """A column, or its changes, byte by byte: the high bytes of small numbers are all alike, and need no room."""
-    wide = np.asarray(column, np.int64).reshape(len(column), -1 if len(column) else 1)
-    wide = np.diff(wide, axis=0, prepend=np.zeros_like(wide[:1])) if grows else wide
+def _packed(steps: Rows) -> Any:
+    """The columns byte by byte, those that grow as their changes: the high bytes are all alike, and need no room."""
+    wide = structured_to_unstructured(steps, np.int64)
+    wide[1:, :GROWING] = np.diff(wide[:, :GROWING], axis=0)
     return np.ascontiguousarray(wide.T)[..., None].view(np.uint8).transpose(0, 2, 1).copy()
 
 
-def _unpacked(planes: Any, grows: bool) -> Any:
-    wide = np.ascontiguousarray(planes.transpose(0, 2, 1)).view(np.int64)[..., 0].T
-    return np.cumsum(wide, axis=0) if grows else wide
+def _unpacked(planes: Any) -> Rows:
+    wide = np.ascontiguousarray(planes.transpose(0, 2, 1)).view(np.int64)[..., 0].T.copy()
+    wide[:, :GROWING] = np.cumsum(wide[:, :GROWING], axis=0)
+    return unstructured_to_structured(wide, STEP)

@@ -100,16 +100,16 @@ def heat_map(report: JobReport) -> Figure:
 def waits_of(report: JobReport) -> dict[str, tuple[str, Floats]]:
     """Name -> colour and share of the step's usual time, of each cause that is seen: a row a rank, a column a step."""
     meetings = report.meetings
-    usual = np.maximum(1.0, np.median(meetings.took))
-    found = {}
-    rest = np.zeros(meetings.there.shape, np.float32)
+    usual = max(1.0, meetings.usual)
+    found: dict[str, tuple[str, Floats]] = {}
+    rest = np.zeros(meetings.there.shape)
     for at, cause in enumerate(CAUSES):
-        share = meetings.matrix(lambda steps, n=at: steps["waits"][:, n]) / usual
+        share = meetings.steps["waits"][:, :, at] / usual
         if cause in _COLOURS and share.mean(axis=1).max() >= SEEN:
             found[cause.value] = _COLOURS[cause], share
         else:
             rest += share
-    others = np.where(meetings.there, np.maximum(0, meetings.cost - meetings.late), 0) / usual
+    others = meetings.for_others.astype(np.float64) / usual
     every = [("other causes", _REST, rest), (OTHERS, _WAITS_FOR_OTHERS, others)]
     return found | {name: (colour, share) for name, colour, share in every if share.mean(axis=1).max() >= SEEN}
 
@@ -228,16 +228,13 @@ def in_text(report: JobReport, width: int) -> str:
     steps = len(meetings.keys)
     room = max(10, width - 10)
     each = max(1, -(-steps // room))
-    usual = max(1.0, float(np.median(meetings.took))) if steps else 1.0
-    edges = np.arange(0, steps, each)
+    usual = max(1.0, meetings.usual)
     lines = [plain(report.finding.title)]
     for row in sorted(report.outliers()) if steps else []:
-        others = np.maximum(0, meetings.cost - meetings.late[row])
-        shares = [
-            np.add.reduceat(values, edges) / np.minimum(each, steps - edges)
-            for values in (meetings.late_ones[row].astype(float), meetings.waits[row] / usual, others / usual)
-        ]
-        signs = np.select([shares[0] >= 0.5, shares[1] >= NOTED, shares[2] >= NOTED], [LAST, WAITS, MEETS], WORKS)
+        every = np.stack([meetings.late_ones[row], meetings.waits[row] / usual, meetings.for_others[row] / usual])
+        edges = np.arange(0, steps, each)
+        late, waits, meets = np.add.reduceat(every, edges, axis=1) / np.minimum(each, steps - edges)
+        signs = np.select([late >= 0.5, waits >= NOTED, meets >= NOTED], [LAST, WAITS, MEETS], WORKS)
         lines.append(f"{f'rank {report.facts[row].rank}':<9} {''.join(signs)}")
     lines.append(
         f"a character: {counted(each, 'step')} of {duration(1000 * usual)}; {LAST} the others wait for it, "

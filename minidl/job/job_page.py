@@ -88,14 +88,13 @@ def _shown(report: JobReport) -> dict[str, Any]:
     image, marked = (averaged(one, MOST_COLUMNS, 1) for one in (image, marked))
     map_of_all = averaged(marked, MOST_ROWS, 0)
     strips = np.stack([image[rows], image[rows], marked[rows]], axis=1)  # three lines of pixels a rank
-    usual = 1000 * float(np.median(meetings.took)) if len(meetings.took) else 0.0
     legend = [{"label": f"waits for {name}", "colour": colour} for name, (colour, _) in waits.items()]
     legend += [{"label": "its own step", "colour": "#ffffff"}, {"label": "the other ranks wait for it", "colour": RED}]
     return {
         "headline": plain(first),
         "evidence": [plain(line.strip()) for line in evidence],
         "wrong": finding.outcome.wrong,
-        "steps": f"{counted(len(meetings.keys), 'step')} of {duration(usual)}",
+        "steps": f"{counted(len(meetings.keys), 'step')} of {duration(1000 * meetings.usual)}",
         "legend": [{**one, "pattern": "solid"} for one in legend],
         "rows": [_row(report, row) for row in rows],
         "strips": _pixels(strips),
@@ -106,11 +105,10 @@ def _shown(report: JobReport) -> dict[str, Any]:
 
 
 def _row(report: JobReport, row: int) -> dict[str, Any]:
-    facts, steps = report.facts[row], report.tables[row].steps
-    waits, own = (float(steps[name].sum(dtype=np.float64)) for name in ("waits", "own"))
+    facts = report.facts[row]
     return {
         "rank": facts.rank, "name": plain(facts.name), "late": percent(report.meetings.weights[row]),
-        "waits": percent(waits / max(1.0, waits + own)), "batches": facts.taken[1], "said": plain(facts.what),
+        "waits": percent(report.tables[row].waiting), "batches": facts.taken[1], "said": plain(facts.what),
         "wrong": report.is_wrong(row),
     }  # fmt: skip
 

@@ -27,13 +27,12 @@ Figures = Mapping[str, float]
 def figures(report: JobReport) -> dict[str, float]:
     """Name -> value: shares from 0 to 1, times in ms. straggler: a rank; absent = there is none."""
     meetings = report.meetings
-    waits = np.array([table.steps["waits"].sum(axis=0, dtype=np.float64) for table in report.tables]).sum(axis=0)
-    own = float(sum(table.steps["own"].sum(dtype=np.float64) for table in report.tables))
-    shares = waits / max(1.0, waits.sum() + own)
+    waits = np.sum([table.waited for table in report.tables], axis=0)
+    shares = waits / max(1.0, waits.sum() + sum(table.own for table in report.tables))
     found = {
         "ranks": len(report.tables),
         "steps": len(meetings.keys),
-        "step_ms": float(np.median(meetings.took)) / 1000 if len(meetings.took) else 0.0,
+        "step_ms": meetings.usual / 1000,
         "waits_for_batches": float(shares.sum()),
         "waits_for_a_rank": meetings.lost,
         "steps_that_wait_for_a_rank": meetings.share,

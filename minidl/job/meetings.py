@@ -16,12 +16,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from minidl.job.step_table import CAUSES, RankTable
+from minidl.job.step_table import CAUSES, STEP, RankTable
 from minidl.speed.verdict import KEEPS_UP, MARGIN
 from minidl.tracefile.arrays import Bools, Floats, Ints, Rows
 
@@ -62,22 +62,22 @@ Times = npt.NDArray[np.float32]
 class Straggler:
     """The ranks that the others wait for. ranks: rows of the meetings, the worst one first; () = another in each step.
 
-    steps: the columns that wait for them; share: of all lateness, what is theirs. loader: the part of their lateness
-    that their loops waited for batches; the rest are their own steps. since: the column from which on they are late.
+    steps: the columns that wait for them. loader: the part of their lateness that their loops waited for batches; the
+    rest are their own steps. since: the column from which on they are late.
     """
 
     ranks: tuple[int, ...]
     steps: Ints
-    share: float
     loader: float
     since: int = 0
 
 
 class Meetings:
-    """keys: (epoch, number) of each step; there: whether a rank has it; waits, own: what its loop waited for its batch,
-    and how long its own code took; late: by how much a rank was later than the median rank; cost: the last one's
-    lateness; took: what a step took the median rank; begins: the first steps of epochs, which wait for
-    starts; held: the other steps that waited for a rank.
+    """The ranks' steps, array of STEP: a row a rank, a column a step; there: whether a rank has it; keys: (epoch,
+    number) of each step; waits, own: what a loop waited for its batch, and how long its own code took; late: by how
+    much a rank was later than the median rank; last: the last rank; cost: its lateness; took: what a step took the
+    median rank; usual: the median of that; begins: the first steps of epochs, which wait for starts; held: the other
+    steps that waited for a rank.
     """
 
     def __init__(self, tables: Sequence[RankTable]) -> None:
@@ -86,12 +86,14 @@ class Meetings:
         known, counts = np.unique(np.concatenate([np.empty(0, np.int64), *every]), return_counts=True)
         known = known[counts >= min(2, len(self.tables))]
         self.keys: list[tuple[int, int]] = [(int(key >> 32), int(key & 0xFFFFFFFF)) for key in known]
-        self._place = [np.searchsorted(known, keys) for keys in every]
-        self._mine = [np.append(known, -1)[at] == keys for at, keys in zip(self._place, every, strict=True)]
-        self.there: Bools = self.matrix(lambda steps: np.ones(len(steps), bool)) > 0
-        self.waits = self.matrix(lambda steps: steps["waits"].sum(axis=1))
-        self.own = self.matrix(lambda steps: steps["own"])
-        collective, backward = (self.matrix(lambda steps, n=name: steps[n]) for name in ("collective", "backward"))
+        self.steps: Rows = np.zeros((len(self.tables), len(known)), STEP)
+        self.there: Bools = np.zeros(self.steps.shape, bool)
+        for row, (table, keys) in enumerate(zip(self.tables, every, strict=True)):
+            shared = np.isin(keys, known)
+            place = np.searchsorted(known, keys[shared])
+            self.steps[row, place], self.there[row, place] = table.steps[shared], True
+        self.waits: Times = self.steps["waits"].sum(axis=2, dtype=np.float32)
+        self.own, collective, backward = (self.steps[of].astype(np.float32) for of in ("own", "collective", "backward"))
         late = np.zeros(self.there.shape, np.float32)
         for meeting in (self._if_all(collective), self._if_all(collective + backward), self.own):
             late = np.maximum(late, _middle(meeting, self.there, upper=True) - meeting)
@@ -99,16 +101,9 @@ class Meetings:
         self.took: Floats = _middle(self.waits + self.own, self.there).astype(np.float64)
         self.cost: Floats = self.late.max(axis=0, initial=0).astype(np.float64)
         self.last: Ints = self.late.argmax(axis=0) if len(self.tables) else np.empty(0, np.int64)
-        usual = float(np.median(self.took)) if len(self.took) else 0.0
+        self.usual = float(np.median(self.took)) if len(self.took) else 0.0
         self.begins: Bools = np.array([number == 0 for _, number in self.keys], bool)
-        self.held: Bools = (self.cost >= max(LEAST, HELD_UP * usual)) & ~self.begins
-
-    def matrix(self, column: Any) -> Times:
-        """A row a rank: a column of its steps, each in its place; 0 where a rank lacks the step."""
-        out = np.zeros((len(self.tables), len(self.keys)), np.float32)
-        for row, table, place, mine in zip(out, self.tables, self._place, self._mine, strict=True):
-            row[place[mine]] = column(table.steps)[mine]
-        return out
+        self.held: Bools = (self.cost >= max(LEAST, HELD_UP * self.usual)) & ~self.begins
 
     def _if_all(self, meeting: Times) -> Times:
         """The meeting, in the steps in which each rank recorded it; else 0: it tells nothing."""
@@ -138,41 +133,34 @@ class Meetings:
     @cached_property
     def weights(self) -> Floats:
         """For each rank the share of all lateness in steps in which it was late."""
-        cost = self.cost * self.held
-        weights: Floats = (self.late_ones * cost).sum(axis=1) / max(1.0, cost.sum())
+        weights: Floats = self.late_ones @ self.cost / max(1.0, self.cost[self.held].sum())
         return weights
 
-    def share_of(self, rows: Sequence[int]) -> float:
-        """The share of all lateness in steps in which one of these ranks was late."""
-        return float(self.cost[self.late_ones[list(rows)].any(axis=0)].sum() / max(1.0, self.cost[self.held].sum()))
+    @property
+    def for_others(self) -> Times:
+        """What each rank waited in each step for the last one."""
+        return np.where(self.there, np.maximum(0, self.cost - self.late), 0)
 
     def by_cause(self, steps: Ints) -> Floats:
         """A row a rank: what its loop waited for in these steps, by CAUSES."""
-        chosen = np.zeros(len(self.keys) + 1, bool)
-        chosen[steps] = True
-        return np.array(
-            [
-                table.steps["waits"][mine & chosen[place]].sum(axis=0, dtype=np.float64)
-                for table, place, mine in zip(self.tables, self._place, self._mine, strict=True)
-            ]
-        ).reshape(len(self.tables), len(CAUSES))
+        sums: Floats = self.steps["waits"][:, steps].sum(axis=1, dtype=np.float64)
+        return sums
 
     def why(self) -> Floats:
         """For each step the µs of the last rank's lateness: a row for each of CAUSES, and one for its own step."""
         at = np.arange(len(self.keys))
         out = np.zeros((len(CAUSES) + 1, len(at)))
         for row in range(len(CAUSES)):
-            waited = self.matrix(lambda steps, n=row: steps["waits"][:, n])
+            waited = self.steps["waits"][:, :, row]
             out[row] = np.maximum(0, waited[self.last, at] - _middle(waited, self.there))
         out *= np.minimum(1, self.cost / np.maximum(1e-9, out.sum(axis=0)))
         out[-1] = self.cost - out.sum(axis=0)
         return out
 
-    def steps_of(self, row: int, steps: Ints) -> Rows:
-        """What a rank did in these steps: array of STEP."""
-        chosen = np.zeros(len(self.keys) + 1, bool)
-        chosen[steps] = True
-        found: Rows = self.tables[row].steps[self._mine[row] & chosen[self._place[row]]]
+    def steps_of(self, rows: Sequence[int], steps: Ints) -> Rows:
+        """What some ranks did in these steps: array of STEP, one rank after the other."""
+        at = np.ix_(np.asarray(rows), steps)
+        found: Rows = self.steps[at][self.there[at]]
         return found
 
 
@@ -184,29 +172,23 @@ def straggler(meetings: Meetings) -> Straggler | None:
         return None
     group = _clear(meetings)
     if not len(group):
-        return Straggler((), held, 0.0, _of_loader(meetings, np.arange(len(meetings.tables)), held))
+        return Straggler((), held, _of_loader(meetings, np.arange(len(meetings.tables)), held))
     if not _waited_for(meetings, group):
         return None
     if _of_loader(meetings, group, held) >= NEAR:
         group = _with_those_as_slow(meetings, group)
     theirs = held[meetings.late_ones[group][:, held].any(axis=0)]
-    share = float(meetings.cost[theirs].sum() / cost.sum())
-    return Straggler(
-        tuple(group.tolist()), theirs, share, _of_loader(meetings, group, theirs), _since(meetings, theirs)
-    )
+    return Straggler(tuple(group.tolist()), theirs, _of_loader(meetings, group, theirs), _since(meetings, theirs))
 
 
 def _clear(meetings: Meetings) -> Ints:
     """The ranks that stay late, the worst first: each is, or a node is, and clearly more than all others; else none."""
-    weights = meetings.weights
+    weights, cost = meetings.weights, meetings.cost
     order = np.argsort(-weights, kind="stable")
-    nodes: dict[str, list[int]] = {}
-    for row in order.tolist():
-        nodes.setdefault(meetings.tables[row].facts.node, []).append(row)
-    by_node = np.array([meetings.share_of(rows) for rows in nodes.values()])
-    worst = np.array([*nodes.values()][int(by_node.argmax())], np.int64)
-    stay = order[weights[order] >= STAYS]
-    for shares, rows in ((weights, stay), (by_node, worst)):
+    node = np.array([table.facts.node for table in meetings.tables])[order]
+    nodes = [order[node == name] for name in np.unique(node)]
+    by_node = np.array([cost[meetings.late_ones[rows].any(axis=0)].sum() for rows in nodes]) / cost[meetings.held].sum()
+    for shares, rows in ((weights, order[weights[order] >= STAYS]), (by_node, nodes[int(by_node.argmax())])):
         if 0 < 2 * len(rows) <= len(order) and _stand_out(meetings, rows, shares):
             return rows
     return order[:0]

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from minidl.job.digests import DIGEST, JobPart, JobRecord, load, make, merged, part_of, place_of, tables_in
+from minidl.job.digests import DIGEST, JobRecord, load, make, merged, part_of, place_of, tables_in, whole_job
 from minidl.job.each import reduced
 from minidl.tracefile.format import PACKED_SUFFIX, TraceError
 from minidl.tracefile.members import RankPlace, rank_in_name
@@ -42,7 +42,7 @@ def read_remote(url: str, engine: str) -> JobRecord:
     if not ranks:
         raise TraceError(f"{url}: no traces of ranks are there: their names begin with rank-N")
     part = reduced(_read, merged, ranks, engine)
-    return merged([JobPart(problems=left), part]).whole(url)
+    return whole_job(url, merged([JobRecord(problems=left), part]))
 
 
 def _ranks_at(url: str) -> tuple[list[_RemoteRank], tuple[str, ...]]:
@@ -73,7 +73,7 @@ def _ranks_at(url: str) -> tuple[list[_RemoteRank], tuple[str, ...]]:
     return ranks, (f"several traces of a rank: these are not read: {listed(left)}",) if left else ()
 
 
-def _read(rank: _RemoteRank) -> JobPart:
+def _read(rank: _RemoteRank) -> JobRecord:
     """Read a rank, in a process of the engine."""
     import fsspec
     from fsspec.implementations.local import LocalFileSystem

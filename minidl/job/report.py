@@ -179,11 +179,9 @@ class JobReport:
         if not any(one.events for one in self.facts):
             what = f"no rank has recorded an iterator of a DataLoader{' yet' * running}"
             return self._found(RunOutcome.RUNNING if running else RunOutcome.CUT, what, "")
-        causes = dict.fromkeys(CAUSES, 0)
-        for table in self.tables:
-            sums = table.steps["waits"].sum(axis=0, dtype=np.int64)
-            causes = {cause: causes[cause] + int(us) * 1000 for cause, us in zip(CAUSES, sums, strict=True)}
-        own = 1000 * sum(int(table.steps["own"].sum(dtype=np.int64)) for table in self.tables)
+        waited = np.sum([table.waited for table in self.tables], axis=0)
+        causes = {cause: int(us) * 1000 for cause, us in zip(CAUSES, waited, strict=True)}
+        own = 1000 * int(sum(table.own for table in self.tables))
         batches = sum(len(table.steps) for table in self.tables)
         found = Waiting(causes, own, batches, max(one.workers for one in self.facts), alike=1)
         none = f"{'no straggler' if len(self.tables) > 1 else 'one rank alone'}; all ranks: "
@@ -254,8 +252,8 @@ class JobReport:
             yield f"uneven: {_ranks([one.rank for one in odd])} took {took} batches, the others {usual}"
 
     def _late_starts(self) -> Iterator[str]:
-        begun = [one for one in self.facts if one.wall is not None and one.begin]
-        at = np.array([one.begin + (one.wall or 0) for one in begun], np.float64) / 1e9
+        begun = [one for one in self.facts if one.wall and one.begin]
+        at = np.array([one.begin + one.wall for one in begun], np.float64) / 1e9
         if len(begun) > 1:
             late = at - np.sort(at)[(len(at) - 1) // 2]
             for row in np.flatnonzero(late >= LATE_START)[:NAMED].tolist():
@@ -264,14 +262,13 @@ class JobReport:
     def text(self) -> str:
         """The summary: the job first, then the ranks that matter."""
         finding, meetings = self.finding, self.meetings
-        usual = float(np.median(meetings.took)) * 1000 if len(meetings.took) else 0.0
         nodes = len({one.node for one in self.facts} - {""})
         on = f" on {nodes} nodes" if nodes > 1 else ""
         events = counted(sum(one.events for one in self.facts), "event")
         lines = [
             *finding.lines(),
             f"{self.record.name}: {counted(len(self.tables), 'rank')}{on}, {counted(len(meetings.keys), 'step')} of "
-            f"{duration(usual)}, {events}",
+            f"{duration(1000 * meetings.usual)}, {events}",
             *[f"  {one}" for one in dict.fromkeys(one.command for one in self.facts[:1]) if one],
             f"  {percent(meetings.share)} of the steps wait for a rank, {percent(meetings.lost)} of the job's time",
             *self._rows(),
@@ -308,12 +305,11 @@ class JobReport:
             yield f"  the other {len(rest)} ranks were late in at most {counted(most, 'step')} each; --rank N shows one"
 
     def _row(self, row: int, width: int) -> str:
-        facts, mine, held = self.facts[row], self.tables[row].steps, self.meetings.late_ones[row]
+        facts, mine, held = self.facts[row], self.tables[row], self.meetings.late_ones[row]
         late = duration(1000 * float(np.median(self.meetings.late[row][held]))) if held.any() else "-"
-        waits, own = (mine[name].sum(dtype=np.float64) for name in ("waits", "own"))
-        share = percent(waits / max(1.0, waits + own)) if len(mine) else "-"
+        share = percent(mine.waiting) if len(mine.steps) else "-"
         node = f"  {facts.node:<{width}}" if width else ""
-        each = duration(1000 * own / len(mine)) if len(mine) else "-"
+        each = duration(1000 * mine.own / len(mine.steps)) if len(mine.steps) else "-"
         said = facts.what if len(facts.what) <= ROW else facts.what[: ROW - 4].rpartition(" ")[0] + " ..."
         counts = f"{facts.taken[1]:>9}{np.count_nonzero(held):>9}"
         return f"  {facts.rank:>6}{node}{counts}{late:>10}{share:>7}{each:>10}  {said}"
@@ -323,7 +319,7 @@ def _blame(facts: RankFacts) -> tuple[bool, int, int, int]:
     """What tells the rank that went wrong by itself: it waits for no other, is surest, came least far, ended first."""
     order = [*HangDegree]
     degree = order.index(Finding(RunOutcome(facts.outcome), "").degree)
-    return facts.waits_for_others, degree, facts.taken[1], facts.end + (facts.wall or 0)
+    return facts.waits_for_others, degree, facts.taken[1], facts.end + facts.wall
 
 
 def _at_one_place(stopped: Sequence[RankFacts]) -> bool:

@@ -15,6 +15,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
@@ -28,8 +29,8 @@ from minidl.hang.life import is_here, life
 from minidl.speed.own_step import parts_of
 from minidl.speed.wall_clock import Cause, WallClock
 from minidl.tracefile import events as ev
-from minidl.tracefile.arrays import Ints, Rows
-from minidl.tracefile.batches import epochs, keys
+from minidl.tracefile.arrays import Bools, Floats, Ints, Rows
+from minidl.tracefile.batches import NEVER, epochs, keys, keys_at, latest
 from minidl.tracefile.events import Outcome
 from minidl.tracefile.join import rank_of, told
 from minidl.tracefile.loaders import dataloaders
@@ -76,7 +77,7 @@ class RankFacts:
     """What is known of a rank beside its steps; plain values alone, as JSON has them.
 
     loader: name of the DataLoader whose steps these are. taken: batches that its loop got, in its last epoch and in
-    all. begin, end: first and last event, ns of its clock; wall: what its clock lacks of the time of day, ns, None =
+    all. begin, end: first and last event, ns of its clock; wall: what its clock lacks of the time of day, ns, 0 =
     unknown. over: its end is recorded; running: see `is_running`. outcome, what, next_step: of its own headline;
     waits_for_others: that is a wait for other ranks. parts: ns of each part of its steps.
     """
@@ -92,7 +93,7 @@ class RankFacts:
     ended_epoch: bool = False
     begin: int = 0
     end: int = 0
-    wall: int | None = None
+    wall: int = 0
     events: int = 0
     over: bool = False
     running: bool = False
@@ -116,6 +117,22 @@ class RankTable:
     facts: RankFacts
     steps: Rows
     path: Path | None = None
+
+    @cached_property
+    def waited(self) -> Floats:
+        """The µs that its loop waited, by CAUSES."""
+        sums: Floats = self.steps["waits"].sum(axis=0, dtype=np.float64)
+        return sums
+
+    @cached_property
+    def own(self) -> float:
+        """The µs that its loop's own code took."""
+        return float(self.steps["own"].sum(dtype=np.float64))
+
+    @property
+    def waiting(self) -> float:
+        """The share of its time that its loop waited for batches."""
+        return float(self.waited.sum() / max(1.0, self.waited.sum() + self.own))
 
 
 # --- The ranks of a trace ---------------------------------------------------------------------------------------------
@@ -150,9 +167,10 @@ def tables_of(trace: Trace) -> list[RankTable]:
 def _table(trace: Trace, rank: int, several: bool) -> RankTable:
     spans = trace.spans()
     name, numbers = _main_loader(trace, spans)
-    first = _first_epochs(trace, numbers)
-    steps = [_steps(trace, number, spans, first[number]) for number in numbers]
-    table = np.concatenate(steps) if steps else np.empty(0, STEP)
+    begun = Counter(trace.events["loader"][trace.events["code"] == ev.EPOCH[0]].tolist())
+    first = accumulate((max(1, begun[number]) for number in numbers), initial=0)  # each one's first epoch among all
+    steps = [_steps(trace, number, spans, epoch) for number, epoch in zip(numbers, first, strict=False)]
+    table = np.concatenate([np.empty(0, STEP), *steps])
     table = table[np.argsort(table["begin"], kind="stable")]
     mine = spans[np.isin(spans["loader"], numbers) & (spans["code"] == ev.CONSUMER[0]) & (spans["end"] >= 0)]
     return RankTable(_facts(trace, rank, several, name, numbers, parts_of(spans, mine)), table)
@@ -177,13 +195,6 @@ def _main_loader(trace: Trace, spans: Rows) -> tuple[str, list[int]]:
 
 
 # --- Its steps --------------------------------------------------------------------------------------------------------
-def _first_epochs(trace: Trace, numbers: Sequence[int]) -> dict[int, int]:
-    """The number of the first epoch of each iterator, among all epochs of these."""
-    begun = Counter(trace.events["loader"][trace.events["code"] == ev.EPOCH[0]].tolist())
-    counts = [max(1, begun[number]) for number in numbers]
-    return dict(zip(numbers, accumulate(counts, initial=0), strict=False))
-
-
 def _steps(trace: Trace, number: int, spans: Rows, first: int) -> Rows:
     """The steps of an iterator. spans: the trace's; first: the number of its first epoch."""
     mine = spans[spans["loader"] == number]
@@ -226,24 +237,20 @@ def _add_batches(trace: Trace, mine: Rows, batch: Ints, out: Rows) -> None:
     """Fill in who made each batch, and how. mine: the iterator's spans; batch: the key of each step's batch."""
     out["worker"] = out["slowest"] = -1
 
-    def found(code: int) -> tuple[Rows, Ints, Ints]:
-        """The closed spans of a kind, by key; which steps have one, and the last one of each of these."""
+    def found(code: int) -> tuple[Bools, Rows]:
+        """Which steps have a closed span of a kind, and the longest one of each of these."""
         rows = mine[(mine["code"] == code) & (mine["end"] >= 0) & (mine["task"] >= 0)]
-        of = keys(rows["loader"], epochs(trace.events, rows["loader"], rows["end"]), rows["task"])
-        order = np.lexsort((durations(rows), of))
-        rows, of = rows[order], of[order]
-        at = np.searchsorted(of, batch, side="right") - 1
-        has = np.flatnonzero((at >= 0) & (np.append(of, -1)[at] == batch))
-        return rows, has, at[has]
+        of = keys_at(trace.events, rows, rows["end"])
+        at = latest(of, durations(rows), batch, np.full(len(batch), NEVER))
+        return at >= 0, rows[at[at >= 0]]
 
-    rows, has, at = found(ev.FETCH[0])
-    for name, values in (("worker", rows["worker"]), ("samples", rows["bx"])):
-        out[name][has] = values[at]
-    out["fetch"][has], out["cpu"][has] = _us(durations(rows[at])), _us(rows["cpu"][at])
-    rows, has, at = found(ev.RESULT_REBUILD[0])
-    out["bytes"][has] = rows["bx"][at] + rows["ey"][at]
-    rows, has, at = found(ev.SAMPLE[0])
-    out["slowest"][has], out["slowest_took"][has] = rows["by"][at], _us(durations(rows[at]))
+    has, rows = found(ev.FETCH[0])
+    out["worker"][has], out["samples"][has] = rows["worker"], rows["bx"]
+    out["fetch"][has], out["cpu"][has] = _us(durations(rows)), _us(rows["cpu"])
+    has, rows = found(ev.RESULT_REBUILD[0])
+    out["bytes"][has] = rows["bx"] + rows["ey"]
+    has, rows = found(ev.SAMPLE[0])
+    out["slowest"][has], out["slowest_took"][has] = rows["by"], _us(durations(rows))
 
 
 # --- What is known of it ----------------------------------------------------------------------------------------------
@@ -290,11 +297,11 @@ def _facts(
     )
 
 
-def _time_of_day(manifest: Mapping[str, Any]) -> int | None:
-    """What the rank's clock lacks of the time of day, ns; None = unknown."""
+def _time_of_day(manifest: Mapping[str, Any]) -> int:
+    """What the rank's clock lacks of the time of day, ns; 0 = unknown."""
     clock = manifest.get("clock")
     wall = clock.get("realtime_minus_monotonic_ns") if isinstance(clock, dict) else None
-    return wall if type(wall) is int else None
+    return wall if type(wall) is int else 0
 
 
 def _waits_for_others(trace: Trace, said: Finding, homes: set[int]) -> bool:
@@ -314,7 +321,7 @@ def is_running(path: Path, manifest: Mapping[str, Any]) -> bool:
     pid, begun = manifest.get("pid"), manifest.get("monotonic_ns")
     if is_here(manifest):
         return isinstance(pid, int) and isinstance(begun, int) and life(pid, begun).there
-    if _time_of_day(manifest) is None or manifest.get("host") == socket.gethostname():  # it was restarted since
+    if not _time_of_day(manifest) or manifest.get("host") == socket.gethostname():  # it was restarted since
         return False
     try:
         return path.is_dir() and time.time() - max(one.stat().st_mtime for one in path.iterdir()) < FRESH
@@ -324,4 +331,4 @@ def is_running(path: Path, manifest: Mapping[str, Any]) -> bool:
 
 def _now(manifest: Mapping[str, Any]) -> int:
     """This moment by the clock of the machine that records, ns."""
-    return time.monotonic_ns() if is_here(manifest) else time.time_ns() - (_time_of_day(manifest) or 0)
+    return time.monotonic_ns() if is_here(manifest) else time.time_ns() - _time_of_day(manifest)

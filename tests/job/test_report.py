@@ -224,7 +224,7 @@ def test_what_differs_between_ranks_is_said() -> None:
 def test_a_rank_whose_manifest_names_no_node_is_on_none_of_its_own() -> None:
     report = JobReport(MadeJob(2, facts={0: {"node": "node4"}, 1: {"node": ""}}).record())
     assert " nodes" not in report.text()
-    (numbered,) = {table.facts.node for table in digests._numbered(report.tables)}
+    (numbered,) = {table.facts.node for table in digests.whole_job("job", report.record).ranks}
     assert numbered == ""
 
 

@@ -56,7 +56,7 @@ class MadeJob:
             parts = {"forward": int(own[rank].sum()) * 1000, "collectives": int(met[rank].sum()) * 1000}
             facts = RankFacts(
                 rank, self.ranks, self.nodes(rank) * several, "train.py", "Photos", 2, (self.steps, self.steps), 0,
-                True, 1, 10**9, 0, 100, True, outcome="fine", what="not input-bound", parts=parts,
+                True, 1, 10**9, 1, 100, True, outcome="fine", what="not input-bound", parts=parts,
             )  # fmt: skip
             tables.append(RankTable(replace(facts, **self.facts.get(rank, {})), rows))
         return JobRecord("made", tuple(tables))
