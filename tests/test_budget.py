@@ -28,9 +28,9 @@ AT_MOST = {
     "minidl/views": 4305,
     "minidl/explore": 2486,
     "minidl/prove": 6020,
-    "minidl": 48157,
+    "minidl": 48169,
     "notebooks": 4910,
-    "tests": 48687,
+    "tests": 48702,
 }
 
 

@@ -8,10 +8,10 @@ from minidl.articles import ARTICLES
 from minidl.companion.drift import READ_WITH, Drift, drifts
 
 KINDS = {
-    "gone": "no longer there",
+    "gone": "gone",
     "moved": "moved",
-    "changed": "changed since",
-    "added": "added since",
+    "changed": "changed",
+    "added": "added",
     "design": "true of another design",
     "never": "was never so",
 }
@@ -22,9 +22,9 @@ INTRO = """# Where descriptions of the loader have drifted from it
 For the authors of the four articles that this package is read beside, and for those who keep the note in torch's
 `dataloader.py`. Of {every} passages, {wrong} are outdated or were never right; the others lack what came later, or are
 true of another design. Each has its section, what torch does, and the line of torch's code that shows it, in version
-{version}. The companion checks the same evidence in the installed version: `minidl companion --serve`. Since which
-version a changed passage is so was not looked up; the evidence says only that it is. `python docs/findings/drifts.py`
-prints this page.
+{version}. The companion checks the same evidence in the installed version: `minidl companion --serve`. What is gone,
+moved, changed or added has the version of torch that brought it: the first whose published wheel has it, of 1.0 to 2.13
+without 1.3. `python docs/findings/drifts.py` prints this page.
 """
 
 
@@ -45,9 +45,10 @@ def page() -> Iterator[str]:
 def entries(found: list[Drift]) -> Iterator[str]:
     """The drifts of one text, those that were never so first."""
     for drift in sorted(found, key=lambda each: list(KINDS).index(each.kind), reverse=True):
-        where = "" if drift.section is None else f"§{drift.section.anchor}: "
+        where = "" if drift.section is None else f"{drift.source.removeprefix(f'{drift.section.article} ')}: "
+        became = " in torch ".join([KINDS[drift.kind], drift.since]) if drift.since else KINDS[drift.kind]
         text = " ".join(drift.words.paragraphs("en"))
-        yield f"- **{where}{drift.words.titles['en']}** ({KINDS[drift.kind]}). {text}"
+        yield f"- **{where}{drift.words.titles['en']}** ({became}). {text}"
         for claim in drift.findings():
             yield f"    - `{claim.claim}`" + (f" ({claim.where})" if claim.where else "")
     yield ""

@@ -3,14 +3,17 @@
 Interface: `drifts()` -> the list; `Drift.findings(torch)` checks its evidence in the source of the installed torch, or
 of the one in a folder; `moved(torch)` reports which references of the rows stand elsewhere there, or are gone.
 
-The list is in `drift.ini`. A drift's fields, beside "en", "ru" and "zh" (see `rows`): `about`, the section, or "note"
-for torch's note; `kind`, one of KINDS; `evidence`, lines of the form "module:name has TEXT", "module:name lacks TEXT",
-"module:name is there" or "module:name is gone". Evidence that fails says that this torch differs from what was read.
+The list is in `drift.ini`. A drift's fields, beside "en", "ru" and "zh" (see `rows`): `about`, the sections that say
+it, the main one first, or "note" for torch's note; `kind`, one of KINDS; `since`, for those of DATED, the version of
+torch that brought it (several if it came in steps); `evidence`, lines of the form "module:name has TEXT", "module:name
+lacks TEXT", "module:name is there" or "module:name is gone". Evidence that fails says that this torch differs from what
+was read.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -25,6 +28,9 @@ KINDS: Final = ("gone", "moved", "changed", "added", "design", "never")
 """What became of what is said: it is gone; stands elsewhere; is done otherwise; something came; another design would do
 it, this code does not; it was never so.
 """
+
+DATED: Final = ("gone", "moved", "changed", "added")
+"""The kinds of what was right once: each has the version that ended it."""
 
 NOTE: Final = "note"
 
@@ -45,18 +51,26 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """One drift. section: None for torch's own note."""
+    """One drift. sections: those that say it, the main one first; none for torch's own note. since: "" if undated."""
 
     name: str
-    section: Section | None
+    sections: tuple[Section, ...]
     kind: str
+    since: str
     words: Translated
     evidence: tuple[str, ...]
 
     @property
+    def section(self) -> Section | None:
+        """The main section; None for torch's own note."""
+        return self.sections[0] if self.sections else None
+
+    @property
     def source(self) -> str:
-        """Who says it: "1 §2.4.2" or "note"."""
-        return NOTE if self.section is None else f"{self.section.article} §{self.section.anchor}"
+        """Who says it: "1 §2.4.2, §2.4.5", "1 §0x01, 2 §1.3" or "note"."""
+        numbers = ["", *(f"{each.article} " for each in self.sections)]
+        said = ("" if n == before else n for before, n in itertools.pairwise(numbers))
+        return ", ".join(f"{n}§{each.anchor}" for n, each in zip(said, self.sections, strict=True)) or NOTE
 
     def findings(self, torch: Path | None = None) -> list[Claim]:
         """Check the evidence."""
@@ -82,14 +96,18 @@ def find(claim: str, torch: Path | None = None) -> Claim:
 
 
 def _drift(name: str, fields: Mapping[str, str]) -> Drift:
-    about, kind = fields.get("about", ""), fields.get("kind", "")
+    about, kind, since = (fields.get(each, "") for each in ("about", "kind", "since"))
     if kind not in KINDS:
         raise RowError(f"drift {name!r}: kind {kind!r} is none of {', '.join(KINDS)}")
+    if bool(since) != (kind in DATED):
+        raise RowError(f"drift {name!r}: since {since!r}: only the kinds {', '.join(DATED)} have a version, and must")
     try:
-        section = None if about == NOTE else sections(about)[0]
-    except (LookupError, IndexError) as error:
+        said = () if about == NOTE else sections(about)
+    except LookupError as error:
         raise RowError(f"drift {name!r}: about {about!r}: {error}") from error
-    return Drift(name, section, kind, Translated.of(fields), listed(fields, "evidence"))
+    if not said and about != NOTE:
+        raise RowError(f"drift {name!r}: about {about!r}: write a section, as 1 §2.4.2, or {NOTE}")
+    return Drift(name, said, kind, since, Translated.of(fields), listed(fields, "evidence"))
 
 
 @functools.cache
@@ -101,8 +119,8 @@ def drifts() -> tuple[Drift, ...]:
 
 
 def drifts_of(entry: Entry) -> list[Drift]:
-    """Return the drifts that are about a row's section."""
-    return [] if entry.topic else [drift for drift in drifts() if drift.section is entry.section]
+    """Return the drifts of what a row's section says."""
+    return [] if entry.topic else [drift for drift in drifts() if entry.section in drift.sections]
 
 
 def moved(torch: Path) -> Iterator[str]:

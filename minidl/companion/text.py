@@ -132,7 +132,7 @@ def _row(entry: Entry, language: str, width: int) -> Iterator[str]:
 def _drifts(language: str, width: int) -> Iterator[str]:
     for drift in drifts():
         lines = [
-            f"{drift.source}  [{drift.kind}] {drift.words.titles[language]}",
+            f"{drift.source}  [{' '.join([drift.kind, drift.since]).strip()}] {drift.words.titles[language]}",
             *_words(drift.words, language, width),
         ]
         lines += [f"  {'holds' if f.holds else 'FAILS'}  {f.claim}  {f.where}" for f in drift.findings()]

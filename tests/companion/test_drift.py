@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing.queues
 import queue
 import re
 import subprocess
@@ -19,6 +20,7 @@ import torch
 from torch.utils.data._utils import pin_memory
 
 from minidl import loader
+from minidl.articles import sections
 from minidl.companion import drift, rows
 from minidl.companion.drift import Drift, drifts, find
 from minidl.companion.rows import RowError
@@ -92,9 +94,14 @@ def test_each_kind_has_a_word() -> None:
     ("3 §storage", "multiprocessing.reductions:reduce_storage is there"),  # the article: reduction.py
     ("4 §dataset", "dataset:ChainDatasetSubset is gone"), ("4 §collate", "collate_str_fn has return batch"),
     ("4 §shutdown", "_next_data has if self._persistent_workers:"), ("note", "has if self._persistent_workers:"),
+    ("1 §2.4.5", "_next_data has if self._persistent_workers:"),  # the note, as the article quotes it
+    ("1 §2.1", "after seeding"), ("1 §2.1", "_IterableDatasetFetcher.fetch has return self.collate_fn(data)"),
+    ("1 §2.3.4", "for _ in possibly_batched_index"), ("1 §2.4.8", "has data_queue.put((idx, data))"),
+    ("2 §3.2", "indices += indices[:padding_size]"), ("2 §3.4.1", "(size_ + num_replicas_ - 1)"),
 ])  # fmt: skip
 def test_a_passage_that_the_code_does_not_bear_out_is_flagged(about: str, evidence: str) -> None:
-    assert any(evidence in claim for one in drifts() if one.source == about for claim in one.evidence)
+    flagged = [one for one in drifts() if one.sections == () == sections(about) or {*sections(about)} & {*one.sections}]
+    assert any(evidence in claim for one in flagged for claim in one.evidence)
 
 
 def test_the_pin_thread_neither_pins_nor_passes_on_its_sentinel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,6 +120,26 @@ def test_the_pin_thread_neither_pins_nor_passes_on_its_sentinel(monkeypatch: pyt
     pin_memory._pin_memory_loop(SimpleNamespace(get=get), ready, 0, done, None)
     torch.set_num_threads(threads)
     assert (pinned, ready.empty()) == ([], True)
+
+
+@pytest.mark.parametrize(("fields", "message"), [
+    ({"about": "1 §9.9", "kind": "never"}, "no such section"), ({"about": "1", "kind": "never"}, "write a section"),
+    ({"about": "note", "kind": "wrong"}, "kind 'wrong' is none of"), ({"about": "note", "kind": "gone"}, "since ''"),
+    ({"about": "note", "kind": "never", "since": "2.0"}, "since '2.0'"),
+])  # fmt: skip
+def test_a_wrong_drift_is_named(fields: dict[str, str], message: str) -> None:
+    with pytest.raises(RowError, match=message):
+        drift._drift("x", fields)
+
+
+def test_a_drift_names_its_sections() -> None:
+    for about in ("1 §2.4.1, §2.4.5, 2 §1.3", "note"):
+        assert drift._drift("x", {"about": about, "kind": "never"}).source == about
+
+
+def test_the_queue_is_that_of_python() -> None:
+    """As `queue-of-python` says."""
+    assert type(torch.multiprocessing.Queue()) is multiprocessing.queues.Queue
 
 
 def test_strings_stay_a_list_and_containers_keep_their_type() -> None:
