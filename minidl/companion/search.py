@@ -6,7 +6,8 @@ a few words or a pasted passage. `companion.html` does the same with what `for_p
 A row has texts of several kinds, of which a heading counts most and the source of its functions least. The points of a
 term in a row are computed once (after BM25): many if few rows have the term, and if it stands in a heading or in a
 short text. A row's score is the sum of the points of the terms asked for. `folds.ini` beside this file says which
-characters and words are the same: the two Russian letters for e, traditional and simplified Chinese.
+characters and words are the same: the two Russian letters for e, traditional and simplified Chinese. `keywords.ini` has
+the words by which an article's section is told from the others.
 """
 
 from __future__ import annotations
@@ -100,10 +101,16 @@ def _texts(entry: Entry) -> dict[str, str]:
     return {
         "heading": f"{own['heading']}\n{original}",
         "name": " ".join([*names, *coverage.events_of(entry)]),
-        "also": entry.also,
+        "also": f"{entry.also}\n{keywords().get(entry.key, '')}",
         "text": "\n".join([own["text"], *(each for drift in drifts_of(entry) for each in _told(drift.words).values())]),
         "source": "\n".join(place.text for each in entry.upstream for place in places(each, "torch")),
     }
+
+
+@functools.cache
+def keywords() -> Mapping[str, str]:
+    """Return the articles' own words for each row that has any."""
+    return {key: fields["words"] for key, fields in read("keywords.ini").items()}
 
 
 def _told(told: Translated) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The companion's search: fifty searches of readers, and what the ranking takes for the same."""
+"""The companion's search: twice fifty searches of readers, and what the ranking takes for the same."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from minidl.companion.rows import anchor_of, entries
-from minidl.companion.search import parts, ranked, whole, words
+from minidl.companion.search import keywords, parts, ranked, whole, words
 from minidl.companion.text import select
 
 SEARCHES = [
@@ -28,9 +28,14 @@ def test_searches_lead_to_their_rows_first() -> None:
         each for each, (asked, keys) in enumerate(SEARCHES) if not first(asked) or first(asked) - {*keys.split(" or ")}
     ]
     told = [SEARCHES[each] for each in wrong]
-    assert len(SEARCHES) == 90
+    assert len(SEARCHES) == 140
     assert sum(each < 50 for each in wrong) <= 2, told
-    assert len(wrong) <= 8, told
+    assert sum(each >= 90 for each in wrong) <= 2, told
+    assert len(wrong) <= 6, told
+
+
+def test_each_list_of_the_articles_words_is_of_a_row() -> None:
+    assert not keywords().keys() - entries().keys()
 
 
 @pytest.mark.parametrize(
