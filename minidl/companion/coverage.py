@@ -15,7 +15,7 @@ from minidl.articles import ARTICLES, sections
 from minidl.companion.rows import Entry, entries, read
 from minidl.explore.guards import Guard
 from minidl.references import names_in, source_of
-from minidl.tracefile.events import EVENTS, PARTS
+from minidl.tracefile.events import EVENTS, PARTS, VALIDATION
 
 UPSTREAM_FILES: Final = (
     *("dataloader", "dataset", "distributed", "sampler", "_utils.collate", "_utils.fetch", "_utils.pin_memory"),
@@ -50,7 +50,8 @@ EVENTS_WITHOUT_ROW: Final = {
     "clock_calibration": "a measurement of the recorder, no step of the loader",
     "gc": "a step of the interpreter, none of the loader",
     **dict.fromkeys(
-        (EVENTS[span[0]].name for span in PARTS), "a part of the training step, which is no step of the loader"
+        (EVENTS[span[0]].name for span in (*PARTS, VALIDATION)),
+        "a part of the training step, which is no step of the loader",
     ),
 }
 """Event -> why it has no row."""

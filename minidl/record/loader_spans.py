@@ -31,7 +31,8 @@ class LoaderSpans:
     def begin_epoch(self, workers: int, prefetch_factor: int) -> None:
         self.epoch += 1
         self.yielded, self.task = 0, -1
-        here.iterate(self.loop)
+        self.loop.dataloader = self.shared.dataloader
+        here.begin_epoch(self.loop)
         self.emit(ev.EPOCH[0], x=self.epoch, y=workers, z=prefetch_factor)
         self.open_epoch = True
 
@@ -61,7 +62,7 @@ class LoaderSpans:
 
     def end_consumer(self) -> None:
         if self.open_consumer:
-            self.loop.runs = False
+            self.loop.end()
             cpu, delay = spent(self.consumer_cpu, self.clock()), spent(self.consumer_delay, self.delay())
             self.open_consumer = False
             self.emit(ev.CONSUMER[1], self.task, -1, cpu, delay)

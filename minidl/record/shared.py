@@ -61,6 +61,7 @@ class Shared:
         self.fetching: TracedProgress | None = None
         self.received = -1
         self.seed = 0
+        self.dataloader: object = None  # its number, once the iterator is described
         self.started: dict[str, Any] = {}  # what this process was like when the last worker was started
 
     def __getstate__(self) -> tuple[TraceConfig, int]:
@@ -79,6 +80,7 @@ class Shared:
         recording = recorder.start(self.config)
         recording.role("loader", loader=self.loader)
         recording.describe("loader", loader=self.loader, **loader)
+        self.dataloader = loader.get("dataloader")
         workers = loader.get("num_workers", 0)
         watchdog.fold_if_many(self.config, workers if isinstance(workers, int) else 0)
         watchdog.answer(recording)

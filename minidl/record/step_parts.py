@@ -1,4 +1,4 @@
-"""Parts of the training step: forward, backward, optimizer, copies to a device, collectives, checkpoints.
+"""Parts of the training step: forward, backward, optimizer, copies to a device, collectives, checkpoints, validation.
 
 Interface: while `step_parts_recorded()` is open, the functions of torch that do these parts are wrapped. A call in a
 thread that iterates over a loader, outside of its `next`, becomes a span. `LoaderSpans` says when such a thread is in
@@ -14,16 +14,21 @@ function that does what torch's does, so tracebacks and recursion are as deep as
 The parts of a small step cost 30 to 50 µs. So the steps whose parts are recorded begin at least PAUSE_NS apart, which
 keeps the parts' cost at about 1%; CONSUMER's begin says which they are. What few steps have is always recorded:
 evaluations, collectives, checkpoints.
+
+A validation is no part, but lies around other loops: while all modules that the loop trains are in evaluation mode.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
+import importlib.util
 import itertools
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
@@ -56,17 +61,27 @@ batch_in_use: Final = BatchInUse()
 
 
 class ConsumerLoop:
-    """One iterator's loop, in whose code the parts lie. runs: its own code runs, with the batch `task`."""
+    """One iterator's loop, in whose code the parts lie. runs: its own code runs, with the batch `task`.
 
-    __slots__ = ("_task", "emit", "number", "runs")
+    dataloader: the number of the iterator's DataLoader, None = unknown.
+    """
+
+    __slots__ = ("_task", "dataloader", "emit", "number", "runs")
 
     def __init__(self, number: int, emit: recorder.Emit) -> None:
         self.number, self.emit, self._task, self.runs = number, emit, -1, False
+        self.dataloader: object = None
 
     def begin(self, task: int) -> None:
         self._task, self.runs = task, True
         batch_in_use.loader, batch_in_use.task = self.number, task
         here.enter(self)
+
+    def end(self) -> None:
+        """Its own code ends, and with it a validation in it."""
+        if here.validation is self and here.in_step:
+            end_validation()
+        self.runs = False
 
     @property
     def task(self) -> int:
@@ -81,21 +96,28 @@ class LoopThread(threading.local):
     passes: they are not recorded, also because this step is `sampled` not.
 
     in_part: a part is open. loops: whose own code runs, the inner loop last; last: that which began last. recorded: of
-    all threads, whether parts are recorded at all.
+    all threads, whether parts are recorded at all. trained: the modules that the loop `trainer` has called in training
+    mode, in a part that is recorded. validation: the loop to which an open validation belongs; in_step: it began in
+    that loop's own code.
     """
 
     recorded = False
     inside = passes = sampled = True
-    in_part = False
+    in_part = in_step = False
     due = 0
+    trainer: ConsumerLoop | None = None
+    validation: ConsumerLoop | None = None
 
     def __init__(self) -> None:
         self.loops: list[ConsumerLoop] = []
         self.last: ConsumerLoop | None = None
+        self.trained: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
     def begin_next(self) -> None:
         """The next step comes: are its parts recorded? What a loop in a step does is, if that step's parts are."""
         self.enter_next()
+        if self.validation is not None:
+            look_for_validation()  # the mode may have been set without train()
         if not any(loop.runs for loop in self.loops):
             now = time.monotonic_ns()
             self.sampled = now >= self.due
@@ -116,8 +138,16 @@ class LoopThread(threading.local):
         self.in_part = self.inside = False
         self.passes = not self.sampled
 
+    def begin_epoch(self, loop: ConsumerLoop) -> None:
+        """An epoch of the loop begins in this thread: if its DataLoader is the one that trains, a validation ends."""
+        trains = self.validation
+        if trains is loop or (trains and loop.dataloader is not None and trains.dataloader == loop.dataloader):
+            end_validation()
+        elif trains:
+            look_for_validation()
+        self.iterate(loop)
+
     def iterate(self, loop: ConsumerLoop) -> None:
-        """An epoch of the loop begins in this thread."""
         self.last = loop
         self.leave_next()
 
@@ -139,7 +169,9 @@ class LoopThread(threading.local):
     def forget(self) -> None:
         self.inside = self.passes = self.sampled = True
         self.in_part, self.due, self.last = False, 0, None
+        self.trainer = self.validation = None
         self.loops.clear()
+        self.trained.clear()
 
 
 here: Final = LoopThread()
@@ -195,6 +227,67 @@ def _wrapped(function: Function, span: Span, about: Callable[..., tuple[int, ...
     return call
 
 
+# --- Validation -------------------------------------------------------------------------------------------------------
+@harmless(None)
+def _note_trained(module: torch.nn.Module) -> None:
+    """The loop calls a module with gradients: if that is in training mode, the loop trains it."""
+    if module.training:
+        if here.trainer is not (loop := here.current()):
+            here.trainer = loop
+            here.trained.clear()
+        here.trained.add(module)
+
+
+def _trains(module: torch.nn.Module) -> bool:
+    """Whether a module is in training mode; of one that only wraps another, whether that is."""
+    while len(inner := list(module.children())) == 1:
+        module = inner[0]
+    return module.training and next(module.parameters(), None) is not None
+
+
+@harmless(None)
+def look_for_validation() -> None:
+    """Begin or end a validation, by the mode of what the loop trains."""
+    validates = len(here.trained) > 0 and not any(map(_trains, here.trained))
+    if not validates:
+        end_validation()
+    elif here.validation is None:
+        _begin_validation()
+
+
+def _begin_validation() -> None:
+    loop = here.validation = here.trainer
+    assert loop is not None  # it has called the modules
+    here.in_step = loop.runs
+    largest = max(here.trained, key=lambda module: sum(1 for _ in module.modules()))
+    loop.emit(ev.VALIDATION[0], loop.task, -1, _text(type(largest).__name__))
+
+
+def end_validation() -> None:
+    """End the validation, if there is one."""
+    loop, here.validation = here.validation, None
+    if loop is not None:
+        loop.emit(ev.VALIDATION[1], loop.task)
+
+
+def _train(plain: Function) -> Function:
+    """`Module.train`, which `eval` calls, too; the outermost call may begin or end a validation."""
+
+    @_unnoticed
+    @functools.wraps(plain)
+    def train(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or here.inside:
+            return plain(*args, **kwargs)
+        here.enter_part()
+        try:
+            return plain(*args, **kwargs)
+        finally:
+            here.leave_part()
+            look_for_validation()
+
+    return train
+
+
 # --- Forward ----------------------------------------------------------------------------------------------------------
 _KNOWN_CALL: Final = ("_compiled_call_impl", "_call_impl")
 """What torch's own `__call__` of a module names: it calls the first, if there is one, or the second."""
@@ -208,6 +301,8 @@ def _module_call(plain: Function) -> Function:
         if here.passes and (here.inside or torch.is_grad_enabled()):
             return (self._compiled_call_impl or self._call_impl)(*args, **kwargs)
         span = ev.FORWARD if torch.is_grad_enabled() else ev.EVALUATE
+        if span is ev.FORWARD:
+            _note_trained(self)
         return _part(span, (_text(type(self).__name__),), plain, self, *args, **kwargs)
 
     @_unnoticed
@@ -276,6 +371,14 @@ def _to_device(tensor: Any, *args: Any, **kwargs: Any) -> tuple[int, ...] | None
     return _copied(tensor) if isinstance(target, int) or torch.device(target).type != "cpu" else None
 
 
+def _checkpoint(writer: str) -> Callable[..., tuple[int, ...]]:
+    def about(*_: Any, **__: Any) -> tuple[int, ...]:
+        end_validation()  # what is validated is saved, before the mode is set again
+        return (_text(writer),)
+
+    return about
+
+
 def _copied(tensor: Any, *_: Any, **__: Any) -> tuple[int, ...] | None:
     return (tensor.nbytes, int(tensor.is_pinned())) if tensor.is_cpu else None
 
@@ -304,14 +407,18 @@ _COLLECTIVES: Final = (
 def _changes() -> Iterator[tuple[Any, str, Any]]:
     """What is put in the place of torch's own: owner, name, value."""
     yield torch.nn.Module, "__call__", _module_call(torch.nn.Module.__call__)
+    yield torch.nn.Module, "train", _train(torch.nn.Module.train)
     optimizer = torch.optim.Optimizer
     yield optimizer, "profile_hook_step", staticmethod(_optimizer_step(optimizer.profile_hook_step))
     for name in ("backward", "grad"):
         yield torch.autograd, name, _wrapped(getattr(torch.autograd, name), ev.BACKWARD, lambda *_, **__: ())
     yield torch.Tensor, "to", _wrapped(torch.Tensor.to, ev.TO_DEVICE, _to_device)
     yield torch.Tensor, "cuda", _wrapped(torch.Tensor.cuda, ev.TO_DEVICE, _copied)
-    save = _wrapped(torch.save, ev.SAVE, lambda *_, **__: (_text("torch.save"),))
+    save = _wrapped(torch.save, ev.SAVE, _checkpoint("torch.save"))
     yield from ((home, "save", save) for home in (torch, torch.serialization))
+    if importlib.util.find_spec("safetensors") is not None:  # before Transformers and Accelerate take its function
+        home = importlib.import_module("safetensors.torch")
+        yield home, "save_file", _wrapped(home.save_file, ev.SAVE, _checkpoint("safetensors"))
     for name in _COLLECTIVES:
         for home in HOMES:
             if (plain := getattr(home, name, None)) is not None:
@@ -330,6 +437,7 @@ def step_parts_recorded() -> Iterator[None]:
     try:
         yield
     finally:
+        end_validation()
         LoopThread.recorded = outer
         for owner, name, value in before:
             if value is _ABSENT:

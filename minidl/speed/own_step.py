@@ -20,7 +20,7 @@ from minidl.tracefile.arrays import Rows, distinct
 from minidl.tracefile.spans import durations, total
 
 OTHER: Final = "other code"
-EVALUATION, LOADER, VALIDATION = "evaluation", "another loader", "validation"
+EVALUATION, LOADER, VALIDATION, CHECKPOINT = "evaluation", "another loader", "validation", "torch.save"
 
 _NAMES: Final = {
     ev.FORWARD[0]: "forward",
@@ -29,14 +29,15 @@ _NAMES: Final = {
     ev.OPTIMIZER[0]: "optimizer",
     ev.TO_DEVICE[0]: "copies to a device",
     ev.COLLECTIVE[0]: "collectives",
-    ev.SAVE[0]: "torch.save",
+    ev.SAVE[0]: CHECKPOINT,
+    ev.VALIDATION[0]: VALIDATION,
 }
 """The parts in words."""
 
 _OF_A_LOADER: Final = (ev.NEXT[0], ev.WORKER_START[0], ev.SHUTDOWN[0])
 """What a loop in a step waits for."""
 
-_ALWAYS: Final = (*_OF_A_LOADER, *(span[0] for span in ev.ALWAYS_PARTS))
+_ALWAYS: Final = (*_OF_A_LOADER, *(span[0] for span in ev.ALWAYS_PARTS), ev.VALIDATION[0])
 """What is recorded in each step."""
 
 MOST: Final = 0.5
@@ -53,7 +54,7 @@ def parts_of(spans: Rows, steps: Rows) -> dict[str, int]:
     found: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}  # whether it is recorded in each step
     for process, tid in distinct(steps, "process", "tid"):
         mine = steps[(steps["process"] == process) & (steps["tid"] == tid)]
-        theirs = inner[(inner["process"] == process) & (inner["tid"] == tid)]
+        theirs = _outermost(inner[(inner["process"] == process) & (inner["tid"] == tid)])
         for code in np.unique(theirs["code"]).tolist():
             rows = theirs[theirs["code"] == code]
             at = np.searchsorted(mine["begin"], rows["begin"], side="right") - 1
@@ -69,6 +70,15 @@ def parts_of(spans: Rows, steps: Rows) -> dict[str, int]:
     return dict(known.most_common())
 
 
+def _outermost(rows: Rows) -> Rows:
+    """The spans of a thread, by begin, without those that lie in a validation."""
+    around = rows[rows["code"] == ev.VALIDATION[0]]
+    at = np.searchsorted(around["begin"], rows["begin"], side="right") - 1
+    inside = (at >= 0) & (rows["code"] != ev.VALIDATION[0]) & (rows["begin"] < np.append(around["end"], 0)[at])
+    outermost: Rows = rows[~inside]
+    return outermost
+
+
 def stands_out(spans: Rows, steps: Rows, long: Rows) -> str:
     """The part that makes the `long` ones of some steps long; "" = none does, or none is known."""
     usual = steps[~np.isin(steps["begin"], long["begin"])]
@@ -76,7 +86,7 @@ def stands_out(spans: Rows, steps: Rows, long: Rows) -> str:
     share = len(long) / max(1, len(usual))
     more = {name: ns - others.get(name, 0) * share for name, ns in theirs.items()}
     if more.get(EVALUATION, 0) > 0 and more.get(LOADER, 0) > 0:
-        more[VALIDATION] = more.pop(EVALUATION) + more.pop(LOADER)
+        more[VALIDATION] = more.pop(EVALUATION) + more.pop(LOADER)  # of a model that stays in its mode
     name = max(more, key=lambda part: more[part], default=OTHER)
     excess = total(long) - float(durations(usual).sum()) * share
     return name if name != OTHER and more[name] >= MOST * excess else ""

@@ -829,6 +829,13 @@ SAVE = _span(
     "record.step_parts:_part", "", "", stage="checkpoint",
     words=("{text} begins", "the checkpoint is written"),
     letter="k")  # fmt: skip
+VALIDATION = _span(
+    184, "validation", Track.CONSUMER, _FRAME, "task", ("text:string", ""),
+    "all modules that the loop trains are in evaluation mode: from eval() to train(), if no checkpoint, next batch or "
+    "next epoch of that loop comes before (text: the module's class)",
+    "record.step_parts:_begin_validation, record.step_parts:end_validation", "", "", stage="validation",
+    words=("{text} is put into evaluation mode", "the validation ends"),
+    letter="v")  # fmt: skip
 
 # --- Several ranks ----------------------------------------------------------------------------------------------------
 SHARE = _instant(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.utils.data
@@ -128,9 +129,7 @@ def validated() -> None:
     for batch in batches(2):
         trained(net, batch)
         net.eval()
-        with torch.no_grad():
-            for other in batches(3):
-                net(other)
+        predicted(net, 3)
         net.train()
         torch.save(net.state_dict(), "/dev/null")
 
@@ -236,6 +235,117 @@ def test_a_part_belongs_to_the_loop_that_runs(tmp_path: Path) -> None:
     consumer = trace.spans()[trace.spans()["code"] == ev.CONSUMER[0]]
     around = consumer[consumer["loader"] == found["loader"][0]]
     assert all(((around["begin"] <= row["begin"]) & (row["end"] <= around["end"])).any() for row in found)
+
+
+def predicted(net: nn.Module, count: int) -> None:
+    with torch.no_grad():
+        for other in batches(count):
+            net(other)
+
+
+def after_each_epoch() -> None:
+    """The last one ends with the recording."""
+    net = Net()
+    for count in (1, 3):
+        net.train()
+        for batch in batches():
+            trained(net, batch)
+        net.eval()
+        predicted(net, count)
+
+
+def trained_again_in_its_step() -> None:
+    """As Transformers' Trainer does: the mode is set when the next step begins."""
+    net = Net()
+    for batch in batches():
+        net.train()
+        trained(net, batch)
+        net.eval()
+        predicted(net, 2)
+
+
+def set_without_train() -> None:
+    """As Lightning does."""
+    net = Net()
+    for _ in range(2):
+        for batch in batches(1):
+            trained(net, batch)
+        net.eval()
+        predicted(net, 1)
+        for module in net.modules():
+            module.training = True
+
+
+def trained_again_in_its_epoch() -> None:
+    """And a checkpoint is written before."""
+    net = Net()
+    loader = batches()
+    for save in (False, True):
+        for batch in loader:
+            net.train()
+            trained(net, batch)
+        net.eval()
+        predicted(net, 2)
+        if save:
+            torch.save(net.state_dict(), "/dev/null")
+            predicted(net, 1)
+
+
+def wrapped() -> None:
+    """As with DistributedDataParallel: the wrapper keeps its mode."""
+    net = Net()
+    for batch in batches(1):
+        trained(nn.Sequential(net), batch)
+        trained(net, batch)
+        net.eval()
+        predicted(net, 1)
+        net.train()
+
+
+def one_part_is_frozen() -> None:
+    """And of two models that are trained, one predicts; a third one is not trained."""
+    frozen, nets = nn.Sequential(Net(), nn.ReLU()), (Net(), Discriminator())
+    for batch in batches():
+        for net in (frozen, *nets):
+            trained(net, batch)
+        frozen[0].eval()
+        for net in (nets[0], nn.Linear(2, 2)):
+            net.eval()
+        predicted(nets[0], 1)
+        nets[0].train()
+
+
+VALIDATIONS: dict[Callable[[], None], list[tuple[str, int, int]]] = {
+    plain: [],
+    validated: [("Net", 0, 3), ("Net", 1, 3)],
+    after_each_epoch: [("Net", -1, 1), ("Net", -1, 3)],
+    trained_again_in_its_step: [("Net", 0, 2), ("Net", 1, 2)],
+    set_without_train: [("Net", -1, 1), ("Net", -1, 1)],
+    trained_again_in_its_epoch: [("Net", -1, 2), ("Net", -1, 2)],
+    wrapped: [("Net", 0, 1)],
+    one_part_is_frozen: [],
+}
+"""Class, task and evaluations of each."""
+
+
+@pytest.mark.parametrize("program", VALIDATIONS, ids=lambda program: program.__name__)
+def test_a_validation_lies_around_what_is_evaluated(program: Callable[[], None], tmp_path: Path) -> None:
+    trace = record(tmp_path, program)
+    spans = trace.spans()
+    found, inner = (spans[spans["code"] == code[0]] for code in (ev.VALIDATION, ev.EVALUATE))
+    around = []
+    for row in found:
+        inside = (row["begin"] < inner["begin"]) & (inner["end"] < row["end"])
+        around.append((trace.strings[row["process"], row["bx"]], row["task"], int(inside.sum())))
+    assert around == VALIDATIONS[program]
+    steps = spans[spans["code"] == ev.CONSUMER[0]]
+    assert all(
+        ((steps["begin"] < row["begin"]) & (row["end"] < steps["end"])).any() == (row["task"] >= 0) for row in found
+    )
+    forward = spans[spans["code"] == ev.FORWARD[0]]
+    assert all(forward["loader"][forward["end"] < row["begin"]][-1] == row["loader"] for row in found)
+    epochs = spans[np.isin(spans["code"], [ev.EPOCH[0]]) & np.isin(spans["loader"], found["loader"])]
+    assert not any(((row["begin"] < epochs["begin"]) & (epochs["begin"] < row["end"])).any() for row in found)
 
 
 def saved() -> None:

@@ -36,10 +36,16 @@ LONG = (0, 1000), (1000, 1010), (1010, 1020), (1020, 1030)
          {"forward": 687, "backward": 343, "other code": 0}),
         (LONG, (1,), [rows(ev.NEXT[0], (0, 990), loader=2), rows(ev.BACKWARD[0], (990, 1000))],
          {"another loader": 990, "backward": 40, "other code": 0}),
+        (FOUR, (1,), [rows(ev.NEXT[0], (120, 150), loader=2), rows(ev.EVALUATE[0], (150, 180), loader=2),
+                      rows(ev.VALIDATION[0], (110, 190)), rows(ev.SAVE[0], (20, 40), (190, 195))],
+         {"other code": 295, "validation": 80, "torch.save": 25}),
         (FOUR, (1,), [rows(ev.NEXT[0], (0, 90), loader=2)], {}),
         (FOUR, (), [], {}),
     ],
-    ids=["each step", "one in four", "what few steps have", "no more than there is", "a loader", "it alone", "none"],
+    ids=[
+        "each step", "one in four", "what few steps have", "no more than there is", "a loader", "a validation",
+        "it alone", "none",
+    ],
 )  # fmt: skip
 def test_the_parts_of_all_steps(
     times: tuple[tuple[int, int], ...], sampled: tuple[int, ...], inner: list[Rows], known: dict[str, int]
