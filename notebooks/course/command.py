@@ -9,8 +9,8 @@ from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
-from course import texts
-from course.handout import FACTS, Handout, build, originals, read, reset, slides
+from course import own_mysteries, texts
+from course.handout import FACTS, HANG_LAB, Handout, build, originals, read, reset, slides
 from minidl.live_repr import counted
 
 LANGUAGES = ("ru", "zh")
@@ -24,11 +24,19 @@ def run(arguments: Namespace) -> int:
 def _build(arguments: Namespace) -> int:
     if not arguments.paths + arguments.student:
         raise ValueError("build: give a folder")
+    has_mysteries = any(path.stem == HANG_LAB for path in originals(arguments.only)) and not arguments.same_mysteries
+    of_students = {}
     for folder in arguments.paths + arguments.student:
         student = folder.resolve().name if folder in arguments.student else ""
-        handout = Handout(student, arguments.language, arguments.seed)
+        handout = Handout(student, arguments.language, arguments.seed, has_mysteries and bool(student))
         written = build(folder, handout, arguments.only)
-        print(f"{folder}: {len(written)} notebooks" + (f", for {handout.student}" if handout.student else ""))
+        print(f"{folder}: {len(written)} notebooks" + (f", for {student}" if student else ""))
+        if handout.mysteries:
+            of_students[folder / "course" / "mysteries"] = own_mysteries.plan(handout)
+    if of_students:
+        programs = {one for planned in of_students.values() for one in planned.values()}
+        print(f"minidl: recording {len(programs)} hung runs for 09", file=sys.stderr)
+        own_mysteries.record(of_students)
     return 0
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import course
-from course import handout
+from course import handout, own_mysteries
 from course.handout import Handout
 from minidl.process_stat import every_process, remove_segments_of, signal_if
 from minidl.prove.sessions import running
@@ -164,7 +164,9 @@ def _run(folder: Path, path: Path, given: Handout) -> list[Mark]:
         return _damaged(folder, path, given, error)
     with tempfile.TemporaryDirectory(prefix="grade-") as made:
         place = Path(made)
-        (place / "cells.json").write_text(json.dumps([path.stem, cells]))
+        own = own_mysteries.of_student(folder, given) if path.stem == handout.HANG_LAB else {}
+        told = {name: (trace, asdict(answers)) for name, (trace, answers) in own.items()}
+        (place / "cells.json").write_text(json.dumps([path.stem, cells, told]))
         if loader:
             (place / "loader.py").write_bytes(loader)
         paths = {
@@ -254,9 +256,10 @@ def as_json(marks: dict[str, list[Mark]]) -> str:
 
 def main(name: str) -> None:
     """Run the cells of a file, and write each mark as soon as it is known."""
-    from course import labs  # noqa: F401, so that cells import the teacher's
+    from course import hang_lab, labs  # noqa: F401, so that cells import the teacher's
 
-    notebook, cells = json.loads(Path(name).read_text())
+    notebook, cells, own = json.loads(Path(name).read_text())
+    hang_lab.OWN |= {mystery: (Path(trace), hang_lab.Answers(**answers)) for mystery, (trace, answers) in own.items()}
     with Path("marks").open("w", buffering=1) as out:
         for mark in run_cells(cells, notebook):
             out.write(json.dumps(asdict(mark)) + "\n")

@@ -19,8 +19,12 @@ from course import texts
 from course.texts import FOLDER
 
 FACTS = "handout.json"
+HANG_LAB = "09_hang_lab"
+"""The notebook whose runs each student has recorded for themselves."""
 TEACHER = "teacher"
 """The tag of cells that students do not get: they give an answer away."""
+TEACHERS = ("command.py", "grading.py", "own_mysteries.py")
+"""Modules that students do not get."""
 
 
 OWN = [
@@ -34,11 +38,12 @@ OWN = [
 
 @dataclass(frozen=True)
 class Handout:
-    """What a copy of the course is for. student: ""= for no student, with solutions."""
+    """What a copy of the course is for. student: "" = for no student, with solutions. mysteries: 09 has runs of their own."""
 
     student: str = ""
     language: str = "en"
     seed: int = 0
+    mysteries: bool = False
 
     def own(self, source: str, notebook: str) -> str:
         """A cell with the student's own numbers, which the seed and the name choose."""
@@ -104,11 +109,10 @@ def build(folder: Path, handout: Handout, chosen: Iterable[str] = ()) -> list[Pa
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FACTS).write_text(json.dumps(asdict(handout), indent=1) + "\n", encoding="utf-8")
     shutil.copytree(FOLDER.parent / "traces", folder / "traces", ignore=shutil.ignore_patterns("h200", "*.png"))
+    left_out = ("__pycache__", "*.ipynb", ".ipynb*", *(TEACHERS if handout.student else ()))
     for part in ("course", "labs") if handout.student else ("course", "labs", "solutions"):
         if (FOLDER / part).exists():
-            shutil.copytree(
-                FOLDER / part, folder / part, ignore=shutil.ignore_patterns("__pycache__", "*.ipynb", ".ipynb*")
-            )
+            shutil.copytree(FOLDER / part, folder / part, ignore=shutil.ignore_patterns(*left_out))
     for module in sorted((folder / "course").glob("*.py")):
         translate(module, handout.language, paths)
     written = [folder / path.relative_to(FOLDER) for path in paths]

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from course import grading, handout
+import minidl
+from course import grading, handout, hang_lab, own_mysteries
 from course.grading import Mark, merged
 from course.handout import OWN, Handout, build, made, originals
 from minidl import cli
 from minidl.process_stat import is_alive
+from minidl.prove.lab.case import LabOptions
 
 QUESTION = "ask.owner(trace, answer=...)"
 EXERCISE = "def mine(task):\n    raise NotImplementedError\n\n\nask.mine(mine)"
@@ -237,3 +239,65 @@ def test_a_notebook_becomes_slides(tmp_path: Path, capsys: pytest.CaptureFixture
     page = Path(out.strip()).read_text()
     assert page.count("<section") > 15
     assert "数据集与加载器" in page
+
+
+# --- Mysteries of one's own -------------------------------------------------------------------------------------------
+def test_each_student_has_six_causes_in_an_order_of_their_own_and_always_the_same() -> None:
+    plans = {student: own_mysteries.plan(Handout(student, mysteries=True)) for student in map(str, range(30))}
+    for planned in plans.values():
+        assert planned["one"].cause == "fifo"
+        assert {one.cause for one in planned.values()} == hang_lab.KINDS.keys() == own_mysteries.CASES.keys()
+    assert len({tuple(planned.items()) for planned in plans.values()}) == 30
+    answers = {(planned["one"].answers.sample, planned["one"].answers.worker) for planned in plans.values()}
+    assert answers == {(sample, worker) for sample in own_mysteries.SAMPLES for worker in (0, 1)}
+    assert plans["3"] == own_mysteries.plan(Handout("3", mysteries=True))
+    assert plans["3"] != own_mysteries.plan(Handout("3", seed=1, mysteries=True))
+    assert len({one for planned in plans.values() for one in planned.values()}) <= 30
+
+
+def test_the_traces_of_a_student_are_not_believed(tmp_path: Path) -> None:
+    """The course's first run is of sample 13, which no student has: its answers are told wrong, and so is no trace."""
+    given = Handout("anna", mysteries=True)
+    place = tmp_path / "course" / "mysteries"
+    place.mkdir(parents=True)
+    (place / "one.minidl").write_bytes((hang_lab.MYSTERIES / "one.minidl").read_bytes())
+    (place / "two.minidl").write_text("no trace")
+    found = own_mysteries.of_student(tmp_path, given)
+    assert {Path(trace).parent for trace, _ in found.values()} == {hang_lab.MYSTERIES}
+    assert {name: answers for name, (_, answers) in found.items()} == {
+        name: planned.answers for name, planned in own_mysteries.plan(given).items()
+    }
+    assert own_mysteries.of_student(tmp_path, Handout("anna")) == {}
+
+
+def test_no_module_of_the_teachers_is_handed_out(anna: Path) -> None:
+    assert not any((anna / "course" / name).exists() for name in handout.TEACHERS)
+    assert all((handout.FOLDER / "course" / name).exists() for name in handout.TEACHERS)
+
+
+@pytest.mark.live
+@pytest.mark.timeout(300)
+def test_own_mysteries_are_recorded_and_graded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One student answers what was planned, one what is right of the course's own runs."""
+    folders = [tmp_path / name for name in ("own", "others")]
+    assert command(capsys, "build", "--student", *folders, "--only", "09")[0] == 0
+    planned = {folder.name: own_mysteries.plan(handout.read(folder)) for folder in folders}
+    for folder in folders:
+        for path in (folder / "course" / "mysteries").glob("*.minidl"):
+            trace = minidl.read_trace(path)
+            assert planned[folder.name][path.stem].is_found(trace)
+            assert not re.search(rf"{tmp_path.parents[1]}|mystery-|--at", json.dumps([trace.manifest, trace.lines]))
+    causes = zip(hang_lab.NAMES, hang_lab.KINDS, strict=True)
+    usual = {name: own_mysteries.Planned(cause, LabOptions()) for name, cause in causes}
+    lost = "def lost(loop, workers):\n    "
+    for folder, given in zip(folders, (planned["own"], usual), strict=True):
+        solved = {lost + "raise NotImplementedError": lost + "return loop == 'NEXT' and {*workers} == {'IDLE'}"}
+        for name, one in given.items():
+            for asks, said in (("who", one.answers.worker), ("what", one.answers.kind), ("sample", one.answers.sample)):
+                solved[f"ask.{asks}({name}, answer=...)"] = f"ask.{asks}({name}, answer={said!r})"
+        edited(folder, "09_hang_lab.ipynb", solved)
+    _, out, _ = command(capsys, "grade", *folders, "--only", "09", "--json")
+    right = {name: [mark["right"] for mark in of_one] for name, of_one in json.loads(out).items()}
+    assert right["own"] == [True] * 8 + [None, True]
+    same = [planned["others"][name].cause == usual[name].cause for name in hang_lab.NAMES]
+    assert right["others"][1:8] == [same[0], False, *same[1:]]
