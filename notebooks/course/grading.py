@@ -157,7 +157,7 @@ def _damaged(folder: Path, path: Path, given: Handout, error: Exception) -> list
     return [Mark(path.stem, kind[1], kind[0], False, str(error)) for kind in kinds if kind]
 
 
-def _run(folder: Path, path: Path, given: Handout) -> list[Mark]:
+def _run(folder: Path, path: Path, given: Handout, ours: Path) -> list[Mark]:
     try:
         cells, loader = sources(folder, path, given), _loader(folder)
     except (ValueError, OSError) as error:
@@ -170,7 +170,7 @@ def _run(folder: Path, path: Path, given: Handout) -> list[Mark]:
         if loader:
             (place / "loader.py").write_bytes(loader)
         paths = {
-            "PYTHONPATH": f"{handout.FOLDER}{os.pathsep}{Path(course.minidl.__file__).parents[1]}",
+            "PYTHONPATH": f"{ours}{os.pathsep}{Path(course.minidl.__file__).parents[1]}",
             "MPLBACKEND": "agg",
         }
         try:
@@ -207,9 +207,14 @@ def _kill_those_with(variable: bytes) -> None:
 
 
 def grade(folder: Path, chosen: Iterable[str] = ()) -> list[Mark]:
-    """The marks of one student's folder. It runs the student's code."""
+    """The marks of one student's folder. It runs the student's code, with the course in the student's language: answers are words of it."""
     given = handout.read(folder)
-    return [mark for path in handout.originals(chosen) for mark in _run(folder, path, given)]
+    with tempfile.TemporaryDirectory(prefix="course-") as made:
+        ours = handout.FOLDER
+        if given.language != "en":
+            ours = Path(made) / "course"
+            handout.build(ours, Handout(language=given.language))
+        return [mark for path in handout.originals(chosen) for mark in _run(folder, path, given, ours)]
 
 
 def progress(folder: Path, chosen: Iterable[str] = ()) -> list[Mark]:
