@@ -101,29 +101,10 @@ def doing(trace: minidl.Trace) -> Asked:
     used = waited(trace).cpu
     computing, starved = used.cpu / used.wall, used.no_cpu / used.wall
     options = {
-        "computing": (
-            "Compare the CPU time of the fetches (`cpu`) with how long they took.",
-            "compute",
-            "calculating",
-            "decoding",
-        ),
-        "ready but without a CPU": (
-            f"The kernel counts that (`cpu_wait`). With one worker on {trace.manifest['cpus_allowed']} cores, there is nothing to compete with.",
-            "waiting for a cpu",
-            "without cpu",
-        ),
-        "waiting for something else: a disk, a network, a lock": (
-            "Compare the CPU time of the fetches (`cpu`) with how long they took.",
-            "waiting",
-            "waiting for something else",
-            "disk",
-            "a disk",
-            "network",
-            "io",
-            "i/o",
-            "lock",
-        ),
-    }
+        "computing": ("Compare the CPU time of the fetches (`cpu`) with how long they took.", "compute", "calculating", "decoding"),
+        "ready but without a CPU": (f"The kernel counts that (`cpu_wait`). With one worker on {trace.manifest['cpus_allowed']} cores, there is nothing to compete with.", "waiting for a cpu", "without cpu"),
+        "waiting for something else: a disk, a network, a lock": ("Compare the CPU time of the fetches (`cpu`) with how long they took.", "waiting", "waiting for something else", "disk", "a disk", "network", "io", "i/o", "lock"),
+    }  # fmt: skip
     shares = dict(zip(options, (computing, starved, 1 - computing - starved), strict=True))
     return Asked(
         "The same run. What does the worker do for most of the time of its fetches: computing, or not?",
@@ -175,27 +156,10 @@ def greatest(trace: minidl.Trace) -> Asked:
     by_name = causes(found)
     name = max(by_name, key=by_name.__getitem__)
     options = {
-        Cause.SAMPLES.value: (
-            "That is what it waits for in a long run. Did this one wait for a batch again, after the first?",
-            "sample",
-            "samples of later batches",
-            "fetching",
-            "decoding",
-        ),
-        Cause.START_UP.value: (
-            "Forking takes 10 to 20 ms a worker. What happens when all of them are there?",
-            "start",
-            "starting",
-            "start-up",
-            "starting workers",
-            "ending workers",
-        ),
-        FIRST: (
-            "How long does a fetch take, and who can be fetching before it?",
-            "first batch",
-            "first",
-        ),
-    }
+        Cause.SAMPLES.value: ("That is what it waits for in a long run. Did this one wait for a batch again, after the first?", "sample", "samples of later batches", "fetching", "decoding"),
+        Cause.START_UP.value: ("Forking takes 10 to 20 ms a worker. What happens when all of them are there?", "start", "starting", "start-up", "starting workers", "ending workers"),
+        FIRST: ("How long does a fetch take, and who can be fetching before it?", "first batch", "first"),
+    }  # fmt: skip
     return Asked(
         f"{workers(trace)} workers send bytes, and the device makes floats of them; {found.batches} batches. What did the loop wait for longest: samples (after the first batch), starting and ending workers, or the first batch?",
         Choice(name, options),

@@ -30,56 +30,17 @@ KINDS = {
 }
 
 WORDS: dict[str, tuple[str, ...]] = {
-    KINDS["fifo"]: (
-        "A thread that opens or reads a FIFO is in `openat` or `read`, and the table names the file.",
-        "fifo",
-        "a file that nobody feeds",
-    ),
-    "a file lock of another program": (
-        "Then a thread would be in `flock` or `fcntl`, and no process of this table would hold the lock.",
-        "file lock",
-    ),
-    KINDS["stopped"]: (
-        "A stopped thread has the state T. A thread that sleeps, S, is not stopped.",
-        "signal",
-        "stopped",
-        "sigstop",
-    ),
-    "a worker that has died": (
-        "A dead worker has no threads, or is a zombie (Z). Are both workers there?",
-        "dead worker",
-        "a killed worker",
-    ),
-    KINDS["lost-result"]: (
-        "Then no thread would be at work: all workers would wait for a task, and their feeders for a batch.",
-        "lost",
-        "lost result",
-    ),
-    KINDS["cycle"]: (
-        "Two workers would hold one lock each, and want the other one's. Look at the locks on files.",
-        "circle",
-        "cycle",
-        "deadlock",
-    ),
-    "a full pipe": (
-        "Then a feeder thread would be in `write`, and the loop would not be waiting for a result.",
-        "full queue",
-    ),
-    KINDS["thread-missing-after-fork"]: (
-        "Then a worker would wait for work of a pool whose threads it does not have. Compare its threads with those of main.",
-        "thread",
-        "missing thread",
-    ),
-    KINDS["barrier"]: (
-        "Then a worker would be in `Barrier.wait`, and the other one would have no task that brings it there.",
-        "barrier",
-    ),
-    "a slow disk": (
-        "A thread that waits for a disk has the state D, and its position in the file moves.",
-        "disk",
-        "slow storage",
-    ),
-}
+    KINDS["fifo"]: ("A thread that opens or reads a FIFO is in `openat` or `read`, and the table names the file.", "fifo", "a file that nobody feeds"),
+    "a file lock of another program": ("Then a thread would be in `flock` or `fcntl`, and no process of this table would hold the lock.", "file lock"),
+    KINDS["stopped"]: ("A stopped thread has the state T. A thread that sleeps, S, is not stopped.", "signal", "stopped", "sigstop"),
+    "a worker that has died": ("A dead worker has no threads, or is a zombie (Z). Are both workers there?", "dead worker", "a killed worker"),
+    KINDS["lost-result"]: ("Then no thread would be at work: all workers would wait for a task, and their feeders for a batch.", "lost", "lost result"),
+    KINDS["cycle"]: ("Two workers would hold one lock each, and want the other one's. Look at the locks on files.", "circle", "cycle", "deadlock"),
+    "a full pipe": ("Then a feeder thread would be in `write`, and the loop would not be waiting for a result.", "full queue"),
+    KINDS["thread-missing-after-fork"]: ("Then a worker would wait for work of a pool whose threads it does not have. Compare its threads with those of main.", "thread", "missing thread"),
+    KINDS["barrier"]: ("Then a worker would be in `Barrier.wait`, and the other one would have no task that brings it there.", "barrier"),
+    "a slow disk": ("A thread that waits for a disk has the state D, and its position in the file moves.", "disk", "slow storage"),
+}  # fmt: skip
 """Ten answers: what an answer misses, if it is wrong, and other words for it."""
 
 
