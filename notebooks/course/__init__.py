@@ -13,6 +13,7 @@ import inspect
 import itertools
 import logging
 import os
+import re
 import tempfile
 import textwrap
 import time
@@ -48,11 +49,15 @@ def _letters(language: str) -> None:
     """Let pictures of the Chinese course take their letters from the fonts that the reader's machine has."""
     if language == "zh":
         import matplotlib as mpl
-        from matplotlib.font_manager import get_font_names
+        from matplotlib import font_manager
 
         # Not every font has the weight asked for; the reader need not know that another one is taken.
         logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
-        mpl.rcParams["font.family"] = ["DejaVu Sans", *(font for font in CHINESE if font in get_font_names())]
+        for path in font_manager.findSystemFonts():  # matplotlib's own list may be older than a font
+            if re.search("cjk|wqy|pingfang|hiragino|msyh|simhei|hansans", path, re.IGNORECASE):
+                font_manager.fontManager.addfont(path)
+        known = font_manager.get_font_names()
+        mpl.rcParams["font.family"] = ["DejaVu Sans", *(font for font in CHINESE if font in known)]
 
 
 _letters(handout.read(Path(__file__).parents[1]).language)
