@@ -77,6 +77,12 @@ def _grade(arguments: Namespace) -> int:
         raise ValueError(
             f"{arguments.action}: several folders of the same name, which is the student's: {', '.join(twice)}"
         )
+    for folder in folders:
+        if (student := read(folder).student) != folder.resolve().name:
+            print(
+                f"minidl: {folder}: its {FACTS} is of {student!r}, whose numbers and mysteries it is graded with",
+                file=sys.stderr,
+            )
     if arguments.action == "progress":
         marks = {folder.resolve().name: grading.progress(folder, arguments.only) for folder in folders}
     else:

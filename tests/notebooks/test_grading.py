@@ -168,6 +168,14 @@ def test_two_students_with_one_name_are_not_taken_for_one(tmp_path: Path, capsys
         assert (code, "several folders of the same name, which is the student's: anna" in errors) == (cli.USAGE, True)
 
 
+def test_a_folder_with_the_handout_of_another_student_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "handout.json").write_text('{"student": "anna"}')
+    _, _, errors = command(capsys, "progress", tmp_path, "--only", "03")
+    assert f"{tmp_path}: its handout.json is of 'anna'" in errors
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"cells": [{"cell_type": "code", "source": []}]}'])
 def test_a_damaged_notebook_stops_nobody_elses_marks(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
