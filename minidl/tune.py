@@ -26,8 +26,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from minidl.speed.plan.prediction import Predicted, SpeedPlan, plan
-from minidl.speed.plan.recorded import FEWEST, read
+from minidl.speed.plan.predicted import Predicted
+from minidl.speed.plan.prediction import SpeedPlan, plan, read
+from minidl.speed.plan.recorded import FEWEST
 from minidl.speed.plan.settings import LoaderSetting
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.reader import read_trace

@@ -448,7 +448,7 @@ def _asleep(case: Case) -> SlowReason | None:
         return None
     (does, _, step), often = found
     words = f"workers {does} in their samples"
-    return SlowReason("waits", f"{words} ({often})", step, brief=words)
+    return SlowReason(does, f"{words} ({often})", step, brief=words)
 
 
 def step_does(case: Case) -> str:

@@ -180,7 +180,7 @@ class Summary:
         lines.append(f"{self.path}: {counted(self.events, 'event')} of {processes} in {duration(self.wall)}{lost}")
         lines += [f"  {text}" for text in (self.command, self.machine) if text]
         told = "\n".join(self._loader_texts()) or "no iterator in this trace"
-        lines += [line for line in told.split("\n") if not step or line.strip() != step.strip()]
+        lines += [line for line in told.split("\n") if not (line and step and step.startswith(line))]
         if unended and not self._broken:
             lines += unended
         for title, texts in (

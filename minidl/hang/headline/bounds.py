@@ -11,6 +11,7 @@ import numpy as np
 
 from minidl.hang.finding import Finding, Focus, FocusScope, RunOutcome
 from minidl.hang.headline.run_context import RunContext
+from minidl.speed.plan.more_workers import more_workers
 from minidl.speed.verdict import ROOM, Verdict, summed, verdict
 from minidl.speed.wall_clock import Bound
 from minidl.tracefile import events as ev
@@ -71,11 +72,13 @@ def what_bounds(run: RunContext) -> Finding:
         said = f"{who} is {said}" if who and found.kind not in _UNNAMED else said
     if found.kind in _ENDED_WELL:
         return run.finding(RunOutcome.FINE, said, evidence, found.next_step)
+    more = "" if run.runs else more_workers(run.trace, group.iterators[0], found)
+    step = "; ".join(filter(None, (found.next_step, more)))
     focus = _focus(run, group, found, waits)
     if found.reason is not None and found.reason.row is not None:
         row = found.reason.row
         focus = run.focus(row, int(row["begin"]), int(row["end"]), int(row["worker"]))
-    return run.finding(RunOutcome.SLOW, said, evidence, found.next_step, focus)
+    return run.finding(RunOutcome.SLOW, said, evidence, step, focus)
 
 
 def _groups(run: RunContext, waited: dict[int, int]) -> list[_Judged]:

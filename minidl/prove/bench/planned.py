@@ -26,8 +26,7 @@ from minidl.prove.bench.child import in_child
 from minidl.prove.bench.loader import Samples, _picture, _record, epochs_of, serving
 from minidl.prove.bench.pairs import Row
 from minidl.speed.plan.loading import steady
-from minidl.speed.plan.prediction import plan
-from minidl.speed.plan.recorded import read
+from minidl.speed.plan.prediction import plan, read
 from minidl.speed.plan.settings import TRANSPORTS, LoaderSetting
 from minidl.speed.plan.transport_costs import Line, TransportCosts
 from minidl.terminal import progress

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from minidl.hang.headline import headline
 from minidl.speed.cpu_use import cpus_of
 from minidl.speed.plan.loading import Costs, load, steady
 from minidl.speed.plan.machine import Work
@@ -187,11 +186,12 @@ def read(trace: Trace, dataloader: str | None = None) -> Recorded:
     trace = only(trace, dataloader)
     if "planned" in trace.manifest:
         raise PlanError(f"{trace.path} is simulated by minidl plan: give the recording that it was made from")
-    outcome = headline(trace).outcome
-    if outcome.wrong:
-        raise PlanError(f"{trace.path}: the run did not end well ({outcome.value}), so its times say nothing about "
-                        f"other settings: see minidl doctor {trace.path}")  # fmt: skip
-    reader = _CostsReader(trace, *groups(trace)[0])
+    return costs_of(trace, *groups(trace)[0])
+
+
+def costs_of(trace: Trace, numbers: tuple[int, ...], params: dict[str, Any]) -> Recorded:
+    """Return what these iterators of one DataLoader cost. Raises PlanError if that is not enough to predict."""
+    reader = _CostsReader(trace, numbers, params)
     recorded = reader.recorded()
     return replace(recorded, others=_others(recorded) if reader.computes and reader.without_cpu else 0.0)
 

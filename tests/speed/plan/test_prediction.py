@@ -15,9 +15,11 @@ from made_trace import HUNG, LOADER_PID, MIB, Run, write
 
 import minidl
 from minidl import cli
+from minidl.hang.headline import headline
 from minidl.speed.plan.prediction import SpeedPlan, plan
 from minidl.speed.plan.settings import PlanError
 from minidl.speed.plan.transport_costs import TransportCosts
+from minidl.speed.summary import summary
 from minidl.tracefile import events as ev
 from minidl.tracefile.reader import Trace, read_trace
 
@@ -34,7 +36,9 @@ def computes(took: int) -> tuple[int, int]:
     return took, 0
 
 
-def made(path: Path, cpu: Callable[[int], tuple[int, int]] = waits, *, params: Any = None, **run: Any) -> Trace:
+def made(
+    path: Path, cpu: Callable[[int], tuple[int, int]] = waits, *, params: Any = None, cpus: int = 2, **run: Any
+) -> Trace:
     """A run of 60 batches, each of which takes 8 ms, by 2 workers on 2 CPUs."""
     write(path, Run(**{"batches": 60, "cost": lambda task: 8 * MS, "cpu": cpu} | run))
     (side,) = path.glob(f"{LOADER_PID}-*.meta.jsonl")
@@ -44,7 +48,7 @@ def made(path: Path, cpu: Callable[[int], tuple[int, int]] = waits, *, params: A
     with side.open("a") as file:
         file.write(json.dumps(told) + "\n")
     manifest = json.loads((path / "manifest.json").read_text())
-    (path / "manifest.json").write_text(json.dumps(manifest | {"cpus": 2}))
+    (path / "manifest.json").write_text(json.dumps(manifest | {"cpus": cpus}))
     return read_trace(path)
 
 
@@ -292,3 +296,26 @@ class Sleepy:
     def __getitem__(self, index: int) -> int:
         time.sleep(0.02)
         return index
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        ({"cpu": computes, "cpus": 8}, r"cheaper; 8 workers: about 3\.\d times .* \(3\S* to 4\S*\), by minidl plan$"),
+        ({"cpu": computes, "cpus": 3}, r"cheaper; 3 workers: about 1\.[4-6] times"),
+        ({"cpu": computes}, None),
+        ({}, None),
+        ({"cpu": computes, "cpus": 8, "params": {"dataset_kind": "iterable"}}, None),
+        ({"cpu": computes, "cpus": 8, "batches": 15}, None),
+    ],
+    ids=["CPUs are idle", "one is", "none is", "what samples wait for may be shared", "streams", "few batches"],
+)
+def test_the_next_step_says_how_much_more_workers_would_help(
+    tmp_path: Path, run: dict[str, Any], said: str | None
+) -> None:
+    """Where a plan can be relied on; the summary says it once."""
+    trace = made(tmp_path / "t", **run)
+    helps = headline(trace).helps
+    assert (said is not None) == ("minidl plan" in helps)
+    assert said is None or re.search(said, helps), helps
+    assert summary(trace).text().count("next step: ") == 1
