@@ -482,7 +482,8 @@ class Loader(Acting):
         seen = SimpleNamespace(num_workers=c.workers, prefetch_factor=c.prefetch, rcvd_idx=rcvd_idx)
         traced: Any = TracedLoaderLifecycle(SimpleNamespace(
             emit=self._emit, dispatcher=seen, delivered=self.handed, course=None, alone=False, loader=0, let_go=silent,
-            cpu=no_reading, delay=no_reading, emit_gone=lambda: self._say_gone(w)))  # type: ignore[arg-type]  # fmt: skip
+            dataloader=None, cpu=no_reading, delay=no_reading,
+            emit_gone=lambda: self._say_gone(w)))  # type: ignore[arg-type]  # fmt: skip
         traced.state, traced.task = before, w.handed[-1] if w.handed else -1
         traced.epoch = w.decisions.epoch - (event in (LoaderEvent.EPOCH_BEGIN, LoaderEvent.RESUME))
         traced.yielded = len(w.handed) - (event is LoaderEvent.YIELD)
