@@ -259,8 +259,7 @@ def _begin_validation() -> None:
     loop = here.validation = here.trainer
     assert loop is not None  # it has called the modules
     here.in_step = loop.runs
-    largest = max(here.trained, key=lambda module: sum(1 for _ in module.modules()))
-    loop.emit(ev.VALIDATION[0], loop.task, -1, _text(type(largest).__name__))
+    loop.emit(ev.VALIDATION[0], loop.task)
 
 
 def end_validation() -> None:
