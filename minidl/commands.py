@@ -1160,6 +1160,9 @@ command(
     _arg("--guard", action="append", metavar="NAME",
          help="only the shortest failing run without this guard; may be repeated"),
     _flag("--upstream", "explore torch's protocol instead"),
+    _arg("--with-guard", action="append", metavar="NAME",
+         help="with --upstream: give torch's protocol this guard, and explore where it is needed; may be repeated; "
+         "all: each guard that torch lacks, in all configurations"),
     _flag("--slabs", "explore the slabs of transport='arena' instead, with and without each guard"),
     _arg("--follow", type=Path, metavar="TRACE", help="check that the model can repeat a recorded run"),
     _flag("--list", "list configurations and guards and exit"),

@@ -26,12 +26,14 @@ if TYPE_CHECKING:
     from minidl.explore.search import Found, Run
 
 OK, FOUND = 0, 1
+ALL = "all"
+"""In place of the name of a guard: each that torch's protocol lacks."""
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Explore what is asked for; 1 if the protocol has a hole, or if a guard is not needed.
 
-    Raises TraceError if a trace can't be written, ValueError for an unknown name.
+    Raises TraceError if a trace can't be written; ValueError for an unknown name, or for guards added to minidl's own.
     """
     from minidl.explore import slab_life
     from minidl.explore.configurations import CONFIGURATIONS, QUICK
@@ -47,13 +49,27 @@ def run(arguments: argparse.Namespace) -> int:
     protocol, known = UPSTREAM if arguments.upstream else OURS, {c.name: c for c in CONFIGURATIONS}
     chosen = [_named(name, known) for name in arguments.only or (QUICK if arguments.quick else known)]
     guards = [_named(name, GUARDS) for name in arguments.guard or ()]
+    if added := _added(arguments.with_guard or [], upstream=arguments.upstream):
+        protocol = protocol.having(*(guard.field for guard in added))
+        if arguments.with_guard != [ALL] and not arguments.only:
+            chosen = list(dict.fromkeys(configuration for guard in added for configuration in guard.where))
     full = {c.name for c in chosen if arguments.full or (c.name in QUICK and not arguments.quick)}
     bad = 0 if guards else _explore(chosen, full, protocol, arguments.output)
-    if not guards and not arguments.only:
+    if not guards and not arguments.only and not added:
         guards = [guard for guard in GUARDS.values() if not arguments.upstream or not guard.upstream]
     title = "torch has no such guard" if arguments.upstream else "without the guard"
     lost = _without(guards, arguments.quick, arguments.output, title)
     return FOUND if bad or lost else OK
+
+
+def _added(names: list[str], *, upstream: bool) -> list[Guard]:
+    """The guards that torch's protocol shall have, too; they are of those that it lacks."""
+    from minidl.explore.guards import GUARDS
+
+    if names and not upstream:
+        raise ValueError("--with-guard adds a guard to torch's protocol: add --upstream")
+    lacks = {guard.name: guard for guard in GUARDS.values() if not guard.upstream}
+    return list(lacks.values()) if names == [ALL] else [_named(name, lacks) for name in names]
 
 
 def _named(name: str, table: dict[str, Configuration] | dict[str, Guard]) -> Any:

@@ -126,6 +126,10 @@ class Protocol:
         """The same loader, these guards (names of fields) taken away."""
         return dataclasses.replace(self, **dict.fromkeys(guards, False))
 
+    def having(self, *guards: str) -> Protocol:
+        """The same loader, with these guards (names of fields) as well."""
+        return dataclasses.replace(self, **dict.fromkeys(guards, True))
+
 
 def _of(field: dataclasses.Field[bool]) -> Guard:
     name, purpose, ours, upstream, where = field.metadata["row"]

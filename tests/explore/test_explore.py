@@ -571,6 +571,11 @@ def test_the_command_finds_the_holes_of_torch(capsys: Any, tmp_path: Path) -> No
     assert read_trace(tmp_path / "stuck").manifest["explored"]["without"] == lacks
 
 
+def test_the_command_gives_torchs_protocol_each_guard_that_it_lacks(capsys: Any) -> None:
+    assert cli.main(["explore", "--upstream", "--quick", "--only", "stuck", "--with-guard", "all"]) == 0
+    assert "no configuration(s) with a violation" in capsys.readouterr().out
+
+
 @pytest.mark.live
 def test_the_command_shows_what_a_guard_is_for(capsys: Any, tmp_path: Path) -> None:
     assert cli.main(["explore", "--guard", "watchdog", "--guard", "daemon", "-o", str(tmp_path)]) == 0
@@ -579,6 +584,10 @@ def test_the_command_shows_what_a_guard_is_for(capsys: Any, tmp_path: Path) -> N
 
 
 def test_the_command_knows_its_names(capsys: Any) -> None:
+    assert cli.main(["explore", "--upstream", "--with-guard", "watchdog"]) == 2  # torch has it
+    assert "'watchdog' is none of 'bounded-read'," in capsys.readouterr().err
+    assert cli.main(["explore", "--with-guard", "kill-at-last"]) == 2
+    assert "add --upstream" in capsys.readouterr().err
     assert cli.main(["explore", "--guard", "hope"]) == 2
     assert "'hope' is none of 'sentinel'," in capsys.readouterr().err
     assert cli.main(["explore", "--list"]) == 0
