@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 import runpy
 import subprocess
@@ -12,12 +13,19 @@ from pathlib import Path
 import pytest
 import torch
 
+from minidl import cli
+from minidl.explore.decisions import Driving
+from minidl.explore.guards import GUARDS, OURS, UPSTREAM
+from minidl.explore.model import Model
+from minidl.explore.search import explore
+from minidl.loader.driver import Driver, Evidence
+
 FOLDER = Path(__file__).parents[1] / "docs" / "findings"
 sys.path.insert(0, str(FOLDER))
 import drifts  # noqa: E402  # the scripts of that folder
 import patched  # noqa: E402
+import run_all  # noqa: E402
 
-NAMES = sorted(page.parent.name for page in FOLDER.glob("*/README.md"))
 USUAL = {"interrupted-epoch", "joins-in-turn", "unpicklable-batch"}
 """The ones that are run each time: they take the least time."""
 
@@ -42,20 +50,7 @@ except RuntimeError as error:
 """
 
 
-def patch_of(name: str) -> str:
-    """The finding whose patch mends this one, by its page; "" if none does."""
-    found = re.search(r"\]\((?:\.\./)?([\w-]*)/?fix\.patch\)", (FOLDER / name / "README.md").read_text())
-    return "" if found is None else found[1] or name
-
-
-PATCHES = sorted({patch_of(name) for name in NAMES} - {""})
-
-
-def said(name: str, patches: str) -> str:
-    """The last line of a program, in a fresh process on torch with these patches."""
-    command = [sys.executable, str(FOLDER / "patched.py"), patches, str(FOLDER / name / "program.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    return (done.stdout.splitlines() or [done.stderr])[-1]
+PATCHES = sorted({run_all.patch_of(name) for name in run_all.NAMES} - {""})
 
 
 @of_this_torch
@@ -65,7 +60,7 @@ def test_the_list_by_article_is_what_its_script_prints() -> None:
 
 def test_the_table_has_a_row_for_each() -> None:
     rows = re.findall(r"^\| \[[\w-]+\]\(([\w-]+)/README\.md\) \|", (FOLDER / "holes.md").read_text(), re.M)
-    assert sorted(rows) == NAMES
+    assert sorted(rows) == run_all.NAMES
 
 
 WAYS = {
@@ -80,7 +75,7 @@ def test_the_tables_and_the_pages_agree_on_who_found_what() -> None:
     table = (FOLDER / "holes.md").read_text()
     rows = re.findall(r"\(([\w-]+)/README\.md\) \|[^|]*\| ([^|]*) \|", table)
     found = {name: by.split(", ") for name, by in rows}
-    for name in NAMES:
+    for name in run_all.NAMES:
         page = (FOLDER / name / "README.md").read_text().partition("| found by |")[2].partition("\n")[0]
         assert found[name] == [way for way, words in WAYS.items() if re.search(words, page)], name
     method = (FOLDER / "method.md").read_text()
@@ -89,13 +84,70 @@ def test_the_tables_and_the_pages_agree_on_who_found_what() -> None:
         assert re.search(rf"^\| {way} \|.*\| {of_it} \| {alone} \|$", method, re.M), way
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", run_all.NAMES)
 def test_a_program_is_short_and_needs_torch_alone(name: str) -> None:
     text = (FOLDER / name / "program.py").read_text()
     assert len(text.splitlines()) <= 40
     nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, (ast.Import, ast.ImportFrom))]
     names = {getattr(node, "module", None) or node.names[0].name for node in nodes}
     assert {name.partition(".")[0] for name in names} <= sys.stdlib_module_names | {"torch"}
+
+
+def patched_in_the_explorer(name: str) -> tuple[list[str], list[str], str]:
+    """Of a page: the guards that its command gives torch's protocol, those that are this patch's, and the states."""
+    text = (FOLDER / name / "README.md").read_text().partition("**The patch in the explorer.**")[2]
+    prose, _, command = text.partition("```sh")
+    mine = re.findall(r"`([\w-]+)`", prose)
+    given = re.findall(r"--with-guard ([\w-]+)", command)
+    found = re.search(r"([\d,]+) states", prose)
+    return given, mine or given, found[1] if found else ""
+
+
+EXPLORED = sorted(name for name in run_all.NAMES if patched_in_the_explorer(name)[0])
+
+
+def test_each_hole_of_the_explorer_is_explored_with_its_patch() -> None:
+    pages = {name: (FOLDER / name / "README.md").read_text() for name in run_all.NAMES}
+    found = {name for name, page in pages.items() if "| found by | the explorer" in page}
+    assert {run_all.patch_of(name) for name in found} == set(EXPLORED)
+    needed = {guard for name in found for guard in re.findall(r"the explorer, in .* guard `([\w-]+)`", pages[name])}
+    assert needed == {guard.name for guard in GUARDS.values() if not guard.upstream}
+    assert needed == {guard for name in EXPLORED for guard in patched_in_the_explorer(name)[1]}
+
+
+@pytest.mark.parametrize(
+    "full", [pytest.param([], id="merged"), pytest.param(["--full"], id="full", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("name", EXPLORED)
+def test_the_patched_protocol_has_no_bad_run_where_the_hole_was(
+    name: str, full: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    given, mine, states = patched_in_the_explorer(name)
+
+    def explored(guards: list[str]) -> int:
+        named = [word for guard in guards for word in ("--with-guard", guard)]
+        return cli.main(["explore", "--upstream", *full, *named])
+
+    assert explored(given) == cli.OK
+    together = capsys.readouterr().out.splitlines()[-1].split()
+    assert together[1] == states or not full
+    if rest := [guard for guard in given if guard not in mine]:
+        configurations = {c for guard in mine for c in GUARDS[guard].where}
+        protocol = UPSTREAM.having(*(GUARDS[guard].field for guard in rest))
+        assert any(explore(Model(c, protocol, reduced=not full)).bad for c in configurations)
+
+
+class FailsForEachDeadWorker(Driver):
+    """As the patch of exhausted-worker decides: by the exit code of a worker whose data has ended, and by no lock."""
+
+    def _failed(self, evidence: Evidence) -> list[int]:
+        return super()._failed(dataclasses.replace(evidence, jammed=True))
+
+
+def test_an_exit_code_alone_is_enough_to_find_an_exhausted_worker() -> None:
+    (killed,) = GUARDS["leavers-checked"].where
+    driving = Driving(killed, OURS, driver=FailsForEachDeadWorker)
+    assert explore(Model(killed, OURS, reduced=True, driving=driving)).bad == []
 
 
 PATCHED = {
@@ -126,12 +178,12 @@ def test_a_patch_applies(name: str, tmp_path: Path) -> None:
 @pytest.mark.live
 @of_this_torch
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in USUAL else pytest.mark.slow) for name in NAMES]
+    "name", [pytest.param(name, marks=() if name in USUAL else pytest.mark.slow) for name in run_all.NAMES]
 )
 def test_a_program_shows_the_hole_and_is_healed_by_the_patch(name: str) -> None:
-    assert said(name, "none").startswith("hole: ")
-    if patch := patch_of(name):
-        assert said(name, patch).startswith("healed")
+    assert run_all.patched(name, "none")[0].startswith("hole: ")
+    if patch := run_all.patch_of(name):
+        assert run_all.patched(name, patch)[0].startswith("healed")
 
 
 @pytest.mark.live

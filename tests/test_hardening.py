@@ -18,13 +18,8 @@ from minidl import cli, hardening
 from minidl.prove.lab import faulty
 
 FINDINGS = Path(__file__).parents[1] / "docs" / "findings"
-
-HARDENED = """
-import runpy, sys, minidl, minidl.loader.worker
-minidl.loader.worker.MP_STATUS_CHECK_INTERVAL = 0.5
-minidl.harden(without=[name for name in sys.argv[2].split(",") if name])
-runpy.run_path(sys.argv[1], run_name="__main__")
-"""
+sys.path.insert(0, str(FINDINGS))
+import run_all  # noqa: E402  # a script of that folder
 
 USUAL = {"interrupted-epoch", "unreadable-batch", "done-event-lock"}
 """Guards that are tried each time: their programs end soonest."""
@@ -37,15 +32,8 @@ def hardened() -> Iterator[hardening.Hardened]:
     found.undo()
 
 
-def said(name: str, without: str = "") -> str:
-    """The last line of a finding's program, in a fresh process with the guards."""
-    command = [sys.executable, "-c", HARDENED, str(FINDINGS / name / "program.py"), without]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
-    return (done.stdout.splitlines() or [done.stderr])[-1]
-
-
 def test_each_finding_has_a_guard_or_is_named_as_out_of_reach() -> None:
-    findings = {page.parent.name for page in FINDINGS.glob("*/README.md")}
+    findings = set(run_all.NAMES)
     assert findings - set(hardening.GUARDS) == {"lost-result"}
     assert set(hardening.GUARDS) < findings
     assert "lost-result" in str(hardening.UNREACHABLE)
@@ -57,7 +45,7 @@ def test_each_finding_has_a_guard_or_is_named_as_out_of_reach() -> None:
     [pytest.param(name, marks=() if name in USUAL else pytest.mark.slow) for name in sorted(hardening.GUARDS)],
 )
 def test_a_guarded_program_ends_well(name: str) -> None:
-    assert said(name).startswith("healed")
+    assert run_all.hardened(name)[0].startswith("healed")
 
 
 @pytest.mark.live
@@ -69,7 +57,7 @@ def test_a_guard_can_be_left_out(name: str) -> None:
         "orphan-full-pipe": "orphan-in-sample",
         "torn-task": "orphan-in-sample",
     }
-    assert said(name, f"{name},{others.get(name, '')}").startswith("hole: ")
+    assert run_all.hardened(name, f"{name},{others.get(name, '')}")[0].startswith("hole: ")
 
 
 def test_names_are_checked() -> None:

@@ -15,6 +15,8 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
+FOR_TORCH = "2.13."
+"""How the version begins that the patches are for."""
 
 SITE = """
 import importlib.abc, importlib.util, pathlib, sys
@@ -65,8 +67,8 @@ if __name__ == "__main__":
     if len(sys.argv) < 3:
         sys.exit("usage: python patched.py PATCH,... PROGRAM ...; PATCH is the name of a finding, all, or none")
     torch_version = importlib.metadata.version("torch")
-    if sys.argv[1] != "none" and not torch_version.startswith("2.13."):
-        sys.exit(f"the patches are for torch 2.13, and this is {torch_version}")
+    if sys.argv[1] != "none" and not torch_version.startswith(FOR_TORCH):
+        sys.exit(f"the patches are for torch {FOR_TORCH}x, and this is {torch_version}")
     with tempfile.TemporaryDirectory() as folder:
         variables = overlay(Path(folder), patches(sys.argv[1]))
         sys.exit(subprocess.run([sys.executable, *sys.argv[2:]], env=os.environ | variables, check=False).returncode)

@@ -6,10 +6,10 @@ import os
 import threading
 import time
 
-from torch.utils.data import DataLoader
-
 if __name__ == "__mp_main__":
     raise ImportError("the script cannot be imported")  # for example, because it reads sys.argv, or lacks a guard
+
+from torch.utils.data import DataLoader  # noqa: E402
 
 
 def watchdog(seconds):
