@@ -78,6 +78,17 @@ def test_a_client_sees_the_same_samples_on_the_one_page(client: Client, ran: Ran
     sees_torchs_samples(client, "mini", ran)
 
 
+BASELINES = list(dict.fromkeys(client.baseline for client in CLIENTS))
+
+
+@pytest.mark.parametrize(
+    "client",
+    [pytest.param(c, id=str(c), marks=() if c.name == "webdataset" else pytest.mark.slow) for c in BASELINES],
+)
+def test_a_client_sees_the_same_samples_with_guards_around_torchs_loader(client: Client, ran: Ran) -> None:
+    sees_torchs_samples(client, "harden", ran)
+
+
 @pytest.mark.parametrize(
     "client",
     [pytest.param(c, id=str(c), marks=() if c.modes == (USUAL.get(c.name),) else pytest.mark.slow) for c in CLIENTS],

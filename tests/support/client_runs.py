@@ -6,11 +6,13 @@
     run      under `minidl run`: minidl's loader takes the place of torch's
     observe  under `minidl run --observe`: torch's loader, recorded
     direct   the program makes `minidl.DataLoader` itself
+    harden   the program has called `minidl.harden()`: torch's loader, guarded
     run arena, observe arena   the same with the transport "arena", and every tensor in a slab
 
 `row(client, runs)` is the client's line in the guide's table. `python tests/support/client_runs.py` writes the table;
 with names of clients, their lines. The line of a client that is not installed stays. With `--transport arena`, it runs
-them all with slabs, compares their hashes with the table's, and exits with 1 if one differs.
+them all with slabs, compares their hashes with the table's, and exits with 1 if one differs; with `--harden`, it runs
+each in pairs without and with the guards of `minidl.harden()`, compares their batches, and prints what the guards cost.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import importlib.util
 import json
 import os
 import re
+import statistics
 import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
@@ -205,7 +208,7 @@ def run(client: Client, mode: str, folder: Path) -> Run:
         "PYTHONPATH": os.pathsep.join([str(Path(minidl.__file__).parents[1]), str(PROGRAMS)]),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         "SEEN": str(seen),
-        "LOADER": {"direct": "minidl", "mini": "mini"}.get(mode, "torch"),
+        "LOADER": {"direct": "minidl", "mini": "mini", "harden": "hardened"}.get(mode, "torch"),
         "OMP_NUM_THREADS": "1",
         "PYTHONWARNINGS": "default",
     }
@@ -297,10 +300,30 @@ def with_slabs() -> Iterator[str]:
                 yield f"{same}: {client.name} {client.version}, {mode}, {sent} slabs sent, {facts}"
 
 
+def with_guards(pairs: int = 3) -> Iterator[str]:
+    """A line for each client on torch's loader: its processor time with guards, by that without, of pairs of runs."""
+    with tempfile.TemporaryDirectory() as place:
+        for client in dict.fromkeys(client.baseline for client in CLIENTS if client.installed):
+            ratios, same = [], True
+            for number in range(pairs):
+                order = ("torch", "harden") if number % 2 == 0 else ("harden", "torch")
+                runs = {mode: run(client, mode, Path(place) / f"{client}-{number}-{mode}") for mode in order}
+                for mode, done in runs.items():
+                    assert done.code == 0, f"{client} {mode}: {done.output[-3000:]}"
+                same = same and runs["torch"].digest == runs["harden"].digest
+                ratios.append(runs["harden"].spent / runs["torch"].spent)
+            low, *_, high = sorted(ratios)
+            cost = f"{statistics.median(ratios):.2f} ({low:.2f} to {high:.2f})"
+            about = f"{client.name} {client.version}, {runs['torch'].samples()} samples"
+            yield f"{'same' if same else 'OTHER'}: {about}, {cost}"
+
+
+MODES_OF_ALL = {("--transport", "arena"): with_slabs, ("--harden",): with_guards}
+
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--transport", "arena"]:
+    if (compared := MODES_OF_ALL.get(tuple(sys.argv[1:]))) is not None:
         outcomes = []
-        for outcome in with_slabs():
+        for outcome in compared():
             print(outcome, flush=True)
             outcomes.append(outcome)
         sys.exit(any(not outcome.startswith("same: ") for outcome in outcomes))

@@ -20,6 +20,12 @@ if os.environ.get("MINIDL_TRANSPORT") == "arena":
     minidl.arena.arena.INLINE = 0  # the programs' batches are small, and would all travel in the message
 
 
+if os.environ.get("LOADER") == "hardened":
+    import minidl
+
+    minidl.harden()
+
+
 class Numbers(torch.utils.data.Dataset[Any]):
     """`length` samples: sample i is the tensor i."""
 
@@ -36,7 +42,7 @@ class Numbers(torch.utils.data.Dataset[Any]):
 
 
 def loader_class() -> Any:
-    """The class that the program was told to use by LOADER: torch's (also under `minidl run`), minidl's, or mini's."""
+    """The class that LOADER names: minidl's or mini's; else torch's, under `minidl run` and if it is hardened, too."""
     if os.environ.get("LOADER") == "minidl":
         import minidl
 
