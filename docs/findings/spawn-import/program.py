@@ -9,7 +9,7 @@ import time
 if __name__ == "__mp_main__":
     raise ImportError("the script cannot be imported")  # for example, because it reads sys.argv, or lacks a guard
 
-from torch.utils.data import DataLoader  # noqa: E402
+from torch.utils.data import DataLoader
 
 
 def watchdog(seconds):
