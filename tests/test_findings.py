@@ -22,6 +22,7 @@ from minidl.loader.driver import Driver, Evidence
 
 FOLDER = Path(__file__).parents[1] / "docs" / "findings"
 sys.path.insert(0, str(FOLDER))
+import cost  # noqa: E402
 import drifts  # noqa: E402  # the scripts of that folder
 import patched  # noqa: E402
 import run_all  # noqa: E402
@@ -95,7 +96,7 @@ def test_a_program_is_short_and_needs_torch_alone(name: str) -> None:
 
 def patched_in_the_explorer(name: str) -> tuple[list[str], list[str], str]:
     """Of a page: the guards that its command gives torch's protocol, those that are this patch's, and the states."""
-    text = (FOLDER / name / "README.md").read_text().partition("**The patch in the explorer.**")[2]
+    text = (FOLDER / name / "README.md").read_text().partition("**The patch in the explorer**")[2]
     prose, _, command = text.partition("```sh")
     mine = re.findall(r"`([\w-]+)`", prose)
     given = re.findall(r"--with-guard ([\w-]+)", command)
@@ -148,6 +149,21 @@ def test_an_exit_code_alone_is_enough_to_find_an_exhausted_worker() -> None:
     (killed,) = GUARDS["leavers-checked"].where
     driving = Driving(killed, OURS, driver=FailsForEachDeadWorker)
     assert explore(Model(killed, OURS, reduced=True, driving=driving)).bad == []
+
+
+def test_the_cost_is_that_of_pairs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = iter([100, 130, 150, 110, 100, 120])  # none, all; all, none; none, all
+    monkeypatch.setattr(cost, "spent", lambda patch: next(runs))
+    cost.main(["all"])
+    assert capsys.readouterr().out.split() == ["all", "100", "us,", "+30", "(+20", "to", "+40)"]
+
+
+@pytest.mark.live
+@pytest.mark.slow
+@of_this_torch
+@pytest.mark.parametrize("patch", ["all", "hardened"])
+def test_the_cost_is_measured_with_each_patch(patch: str) -> None:
+    assert cost.spent(patch) > 0
 
 
 PATCHED = {
