@@ -38,6 +38,11 @@ class SourcePlace:
         """The lines themselves."""
         return "\n".join(self.path.read_text(encoding="utf-8").splitlines()[self.first - 1 : self.last])
 
+    def line_with(self, text: str) -> int | None:
+        """Return the number of the first of the lines that has the text."""
+        lines = enumerate(self.text.splitlines(), self.first)
+        return next((number for number, line in lines if text in line), None)
+
 
 def places(reference: str, package: str, torch: Path | None = None) -> tuple[SourcePlace, ...]:
     """Return each definition that "module:name" stands for: several if classes share a method's name; () if none.

@@ -88,9 +88,8 @@ def find(claim: str, torch: Path | None = None) -> Claim:
         where = f"{found[0].file}:{found[0].first}" if found else ""
         return Claim(claim, bool(is_there) == (match["state"] == "there"), where)
     for place in found:
-        for number, line in enumerate(place.text.splitlines(), place.first):
-            if match["text"] in line:
-                return Claim(claim, match["verb"] == "has", f"{place.file}:{number}")
+        if number := place.line_with(match["text"]):
+            return Claim(claim, match["verb"] == "has", f"{place.file}:{number}")
     where = f"{found[0].file}:{found[0].first}-{found[0].last}" if found else ""
     return Claim(claim, bool(found) and match["verb"] == "lacks", where)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
+import platform
 import re
 import textwrap
 from collections import defaultdict
@@ -23,6 +24,7 @@ from minidl.check.joint_rules import JOINT_RULES, JointRule
 from minidl.companion import coverage, moments, pictures, search
 from minidl.companion.drift import drifts, drifts_of
 from minidl.companion.moments import Moment
+from minidl.companion.phrases import told
 from minidl.companion.reading import note, stops
 from minidl.companion.rows import LANGUAGES, Entry, Translated, anchor_of, entries, read
 from minidl.explore import diagrams
@@ -59,7 +61,7 @@ def html(path: str | os.PathLike[str] | None = None) -> CompanionPage | Path:
     sources: dict[str, list[object]] = {}
     words = {key: Translated.of(fields).titles for key, fields in read("words.ini").items()}
     called: tuple[Callable[..., Any], ...] = (
-        *(inline, rules_of, rows_of, by_module, picture, diagram, moments.find, moments.heading_of),
+        *(inline, address, told, rules_of, rows_of, by_module, picture, diagram, moments.find, moments.heading_of),
         *(places, source_line, coverage.events_of, coverage.purposes, coverage.without_row, drifts_of),
     )
     looked_up: dict[str, Any] = {function.__name__: function for function in called}
@@ -101,6 +103,20 @@ def inline(text: str) -> Markup:
 
     made = re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text)))
     return Markup(re.sub(r"\b[1-4] §[0-9a-z_.x]*[0-9a-zA-Z_]", link, made))
+
+
+def address(place: SourcePlace) -> str:
+    """Return where GitHub has the lines, at the tag of the installed torch or of this Python; "" for our own."""
+    import torch
+
+    root, release = place.file.partition("/")[0], torch.__version__.partition("+")[0]
+    tag = f"v{release}" if release.replace(".", "").isdigit() else torch.version.git_version
+    at = {
+        "torch": f"pytorch/pytorch/blob/{tag}",
+        "multiprocessing": f"python/cpython/blob/v{platform.python_version()}/Lib",
+    }
+    file = place.file.replace("torch/include/", "")
+    return f"https://github.com/{at[root]}/{file}#L{place.first}-L{place.last}" if root in at else ""
 
 
 def _source(sources: dict[str, list[object]], place: SourcePlace) -> str:

@@ -9,11 +9,14 @@ from __future__ import annotations
 import functools
 import html
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import numpy as np
 
 from minidl.companion.moments import Moment
+from minidl.companion.phrases import told
+from minidl.companion.rows import LANGUAGES
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.events import Phase, Track
 from minidl.tracefile.reader import Trace
@@ -22,7 +25,7 @@ from minidl.views.colours import SOFT, is_light, paint, rgb
 from minidl.views.layout import LaneKind
 from minidl.views.scene import FADING, Scene, caption, per_pixel, scene_of
 
-WIDTH, LEFT, ROW, GAP, LETTER = 640, 92, 15, 4, 5.4
+WIDTH, LEFT, ROW, GAP, LETTER = 640, 108, 15, 4, 5.4
 """Pixels: of the picture, of the lanes' names, of a row, between lanes, of a letter of a caption."""
 
 TYPICAL: Final = 4
@@ -144,8 +147,9 @@ class _MomentCanvas:
                 out.append(f'<text class="t" x="4" y="{top - 4:g}" font-weight="700">{title}</text>')
             slots.add(slot)
             bold = ' font-weight="700"' if lane == self.own else ""
-            name = html.escape(self.scene.lanes[lane].title[:16])
-            out.append(f'<text class="t" x="{LEFT - 6}" y="{top + 11:g}" text-anchor="end"{bold}>{name}</text>')
+            at = f'x="{LEFT - 6}" y="{top + 11:g}" text-anchor="end"{bold}'
+            names = {code: name[:18] for code, name in told(self.scene.lanes[lane].title).items()}
+            out.extend(_texts("t", at, names))
             out.append(f'<path class="f" d="M{LEFT} {top + ROW + 1:g}H{WIDTH - 4}"/>')
         return out
 
@@ -160,10 +164,10 @@ class _MomentCanvas:
             width = max(right - left, 0.7)
             faint = 0.45 if bar["fate"] in FADING else 1.0
             shapes[look.colour, (SOFT if look.soft else 1.0) * faint].append(_box(left, y, width))
-            words = next((w for w in caption(self.scene, bar) if w and len(w) * LETTER + 4 < width), "")
-            if words:
-                kind = "t" if look.soft or faint < 1 else "k" if is_light(rgb(look.colour)) else "w"
-                texts.append(f'<text class="{kind}" x="{left + 3:.0f}" y="{y + 10.5:g}">{html.escape(words)}</text>')
+            kind = "t" if look.soft or faint < 1 else "k" if is_light(rgb(look.colour)) else "w"
+            captions = [told(words) for words in caption(self.scene, bar) if words]
+            fitting = {code: next((w[code] for w in captions if _width(w[code]) + 4 < width), "") for code in LANGUAGES}
+            texts += _texts(kind, f'x="{left + 3:.0f}" y="{y + 10.5:g}"', fitting)
         for column in thin:
             look = paint(int(column["code"]))
             y = self.y(int(column["lane"]), int(column["row"]))
@@ -187,8 +191,21 @@ class _MomentCanvas:
         return out
 
     def _scale(self) -> list[str]:
-        words = html.escape(f"{duration(self.end - self.begin)} shown")
-        return [f'<text class="t" x="4" y="{self.height - 5:g}">{words}</text>']
+        words = told(f"{duration(self.end - self.begin)} shown")
+        return list(_texts("t", f'x="4" y="{self.height - 5:g}"', words))
+
+
+def _texts(kind: str, at: str, words: Mapping[str, str]) -> Iterator[str]:
+    """Yield the text in each language that has one: once if they are all the same. kind: its class."""
+    for code, text in words.items() if len(set(words.values())) > 1 else [("", words["en"])]:
+        shown = f'class="{kind} l {code}" lang="{code}"' if code else f'class="{kind}"'
+        if text:
+            yield f"<text {shown} {at}>{html.escape(text)}</text>"
+
+
+def _width(text: str) -> float:
+    """Return about how many pixels a caption takes; a Chinese character takes two letters."""
+    return sum(LETTER * (1 + (letter >= "\u2e80")) for letter in text)
 
 
 def _box(x: float, y: float, width: float) -> str:

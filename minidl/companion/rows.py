@@ -6,8 +6,9 @@ The rows are in `article-1.ini` to `article-4.ini`, in our own words. A row's ke
 ("1 §2.4.4"), or a section and a topic within it ("4 §dataset: Subset"). Its fields:
 
 en, ru, zh     first line: the heading; the lines below: the statement. `code` stands between backticks.
-ours           functions here, one a line, "module:name"
+ours           functions here, one a line, "module:name", that of the one-page loader first
 upstream       functions in torch, as `minidl.references` names them
+               (the first of each decides what the row says; "module:name > TEXT" is its line that has TEXT)
 events         events beside those that the event table itself assigns to the section
 guards         guards of `explore.guards`
 moments        moments of recorded runs, see `moments`
@@ -73,6 +74,7 @@ class Entry:
     moments: tuple[str, ...]
     notebook: str
     also: str
+    decides: Mapping[str, str]
 
     @property
     def key(self) -> str:
@@ -118,9 +120,12 @@ def _entry(key: str, fields: Mapping[str, str]) -> Entry:
     if fields.keys() - known:
         raise RowError(f"row {key!r}: unknown fields {sorted(fields.keys() - known)}; known are {sorted(known)}")
     lists = {name: listed(fields, name) for name in ("ours", "upstream", "guards", "moments")}
+    decides = dict(each.split(" > ", 1) for each in (*lists["ours"], *lists["upstream"]) if " > " in each)
+    lists |= {name: tuple(each.partition(" > ")[0] for each in lists[name]) for name in ("ours", "upstream")}
     events = tuple(fields.get("events", "").split())
     notebook, also = fields.get("notebook", ""), fields.get("also", "")
-    return Entry(section, topic, Translated.of(fields), events=events, notebook=notebook, also=also, **lists)
+    words = Translated.of(fields)
+    return Entry(section, topic, words, events=events, notebook=notebook, also=also, decides=decides, **lists)
 
 
 @functools.cache

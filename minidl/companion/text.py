@@ -19,7 +19,7 @@ from minidl.companion.moments import TRACES, find, heading_of
 from minidl.companion.rows import Entry, Translated, entries
 from minidl.companion.search import ranked
 from minidl.explore.guards import GUARDS
-from minidl.references import places
+from minidl.references import SourcePlace, places
 
 NEAR: Final = 6
 """Rows that a search names, with the one that it shows."""
@@ -114,7 +114,7 @@ def _row(entry: Entry, language: str, width: int) -> Iterator[str]:
         for reference in references:
             found = places(reference, package)
             lacks = "in compiled code" if reference in coverage.COMPILED else "gone from the installed torch"
-            yield from (f"  {title}  {place}" for place in found)
+            yield from (f"  {title}  {place}{_decides(entry, reference, place)}" for place in found)
             if not found:
                 yield f"  {title}  {reference}: {lacks}"
     if names := coverage.events_of(entry):
@@ -127,6 +127,12 @@ def _row(entry: Entry, language: str, width: int) -> Iterator[str]:
     if entry.notebook:
         yield f"  notebook notebooks/{entry.notebook.partition('#')[0]}: {heading_of(entry.notebook)}"
     yield from (f"  differs: {drift.words.titles[language]}" for drift in drifts_of(entry))
+
+
+def _decides(entry: Entry, reference: str, place: SourcePlace) -> str:
+    """Return the line that does what the row says, in brackets, if the row names one."""
+    line = place.line_with(entry.decides[reference]) if reference in entry.decides else None
+    return f" (line {line})" if line else ""
 
 
 def _drifts(language: str, width: int) -> Iterator[str]:

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from pages import Parsed, needs_chromium, opened
 
+from minidl.check.joint_rules import JOINT_RULES
 from minidl.companion import page
+from minidl.companion.phrases import told
 from minidl.companion.rows import entries
 from minidl.companion.search import ranked
 
@@ -34,7 +36,11 @@ def test_each_row_is_there_and_each_link_leads_to_one(made: str) -> None:
     assert len(set(ids)) == len(ids)
     assert {entry.anchor for entry in entries().values()} <= set(ids)
     links = {str(attributes["href"]) for tag, attributes in tags if tag == "a"}
-    assert [link for link in links if link[1:] not in ids] == []
+    out = {link for link in links if link.startswith("https://")}
+    assert [link for link in links - out if link[1:] not in ids] == []
+    lines = re.compile(r"https://github\.com/(pytorch/pytorch/blob/\w|python/cpython/blob/v3).*\.(py|h)#L\d+-L\d+")
+    assert all(lines.fullmatch(link) for link in out)
+    assert len(out) > 100
     assert all(f"without {guard}<" in made for entry in entries().values() for guard in entry.guards)
 
 
@@ -51,6 +57,19 @@ def test_it_refers_to_nothing_outside_and_holds_no_style_of_its_own(made: str) -
 def test_it_names_no_folder_of_this_machine(made: str) -> None:
     assert f"{Path(page.__file__).parents[2]}/minidl" not in made
     assert f"{Path(np.__file__).parents[1]}/torch" not in made
+
+
+def test_what_the_package_says_is_in_each_language(made: str) -> None:
+    """Rules, states and the labels of pictures: what is left in another language are names."""
+    names = "pid|next|prefetch|join|fetcher|pin|state|task|workers|activity|making|joining|sampling|break|cuda|sim"
+    said = re.findall(r'<text[^>]* lang="ru"[^>]*>([^<]*)</text>', made)
+    said += re.findall(r"<pre>.*?</pre>", made, re.DOTALL)
+    for rule in JOINT_RULES:
+        said += [told(rule.demand)["ru"], told(rule.why)["ru"]]
+    for text in said:
+        russian = re.search(r'class="l ru" lang="ru">(.*?)</span>', text, re.DOTALL)
+        words = re.findall(r"(?<![\w&])[a-z]{3,}(?![\w;])", russian[1] if russian else text)
+        assert [word for word in words if not re.fullmatch(names, word)] == [], text
 
 
 def test_it_stays_small(made: str) -> None:

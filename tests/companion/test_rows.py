@@ -28,6 +28,10 @@ def unresolved(entry: Entry) -> list[str]:
     out = [f"ours: {each}" for each in entry.ours if not places(each, "minidl")]
     if AS_READ:
         out += [f"upstream: {e}" for e in entry.upstream if not places(e, "torch") and e not in coverage.COMPILED]
+    for each, text in entry.decides.items():
+        package = "minidl" if each in entry.ours else "torch"
+        if (AS_READ or package == "minidl") and not any(place.line_with(text) for place in places(each, package)):
+            out.append(f"line: {each} > {text}")
     out += [f"event: {name}" for name in entry.events if name not in EVENT_NAMES]
     out += [f"guard: {name}" for name in entry.guards if name not in GUARDS]
     out += [f"notebook: {entry.notebook}"] * (bool(entry.notebook) and not moments.heading_of(entry.notebook))
@@ -40,6 +44,14 @@ def test_each_row_resolves(entry: Entry) -> None:
     assert not entry.words.missing, f"row {entry.key}"
     for text in entry.moments:
         moments.find(text)
+
+
+def test_the_line_that_decides_is_shown_and_the_one_page_loaders_comes_first() -> None:
+    known = entries().values()
+    assert sum(bool(entry.decides) for entry in known) > 40
+    for entry in known:
+        in_mini = [each.startswith("mini:") for each in entry.ours]
+        assert in_mini == sorted(in_mini, reverse=True), entry.key
 
 
 def test_a_renamed_function_names_the_row() -> None:
@@ -122,11 +134,22 @@ def test_chinese_text_has_chinese_punctuation() -> None:
         "guards.ini",
         "note.ini",
         "path.ini",
+        "phrases.ini",
         "words.ini",
     ]:
         for key, fields in rows.read(name).items():
             found = wrong.findall(re.sub("`[^`]*`", "", fields["zh"]))
             assert not found, f"{name} [{key}]: {found}"
+
+
+@pytest.mark.parametrize(
+    "name", [*(f"article-{number}.ini" for number in ARTICLES), "drift.ini", "note.ini", "path.ini"]
+)
+def test_one_word_for_one_thing(name: str) -> None:
+    """The other word for a fetcher and a collate function, for raise, and for yield in Chinese."""
+    for key, fields in rows.read(name).items():
+        told = f"{fields['ru']} {re.sub('产出数量|worker 产出', '', fields['zh'])}"
+        assert not re.findall(r"борщик|функци\w+ сборки|подним\w+ (?:ошибку|исключение)|产出", told), key
 
 
 def test_a_line_end_within_chinese_is_no_space() -> None:

@@ -1,0 +1,43 @@
+"""The package's own sentences, such as the state in a recorded run, in the other languages of the page.
+
+Interface: `told(text)` -> the text in each language. A sentence is told phrase by phrase, the longest phrase first;
+`phrases.ini` beside this file has the phrases, in which # is a number. Names stay as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from minidl.companion.rows import LANGUAGES, read
+
+NUMBER: Final = r"-?[0-9]+(?:[.,][0-9]+)*"
+
+
+@functools.cache
+def told(text: str) -> Mapping[str, str]:
+    """Return the text by language; what no phrase covers stays in English."""
+    return {code: text if code == "en" else _translated(text, code) for code in LANGUAGES}
+
+
+def _translated(text: str, language: str) -> str:
+    def phrase(found: re.Match[str]) -> str:
+        numbers = iter(re.findall(NUMBER, found[0]))
+        words = read_phrases()[re.sub(NUMBER, "#", found[0])][language]
+        return re.sub("#", lambda _: next(numbers), words)
+
+    return re.sub(r" +([,\uff0c])", r"\1", _any_phrase().sub(phrase, text))
+
+
+@functools.cache
+def read_phrases() -> Mapping[str, Mapping[str, str]]:
+    """Return the phrases by their English words."""
+    return read("phrases.ini")
+
+
+@functools.cache
+def _any_phrase() -> re.Pattern[str]:
+    longest = sorted(read_phrases(), key=len, reverse=True)
+    return re.compile(r"(?<!\w)(?:" + "|".join(re.escape(each).replace(r"\#", NUMBER) for each in longest) + r")(?!\w)")
