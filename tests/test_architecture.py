@@ -87,7 +87,7 @@ ORDER = (
     ),
     ("prove", "kept sessions"),
     ("prove.lab", "faulty"),
-    ("companion", "rows phrases coverage drift reading search moments pictures page text serve __init__"),
+    ("companion", "rows phrases shares coverage drift reading search moments pictures page text serve __init__"),
     (
         "prove.bench",
         "child machine memory own_thread pairs events files loader device samplers states transports planned __init__",

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, overload
 import minidl
 from minidl.articles import ARTICLES, sections
 from minidl.check.joint_rules import JOINT_RULES, JointRule
-from minidl.companion import coverage, moments, pictures, search
+from minidl.companion import coverage, moments, pictures, search, shares
 from minidl.companion.drift import drifts, drifts_of
 from minidl.companion.moments import Moment
 from minidl.companion.phrases import told
@@ -61,7 +61,8 @@ def html(path: str | os.PathLike[str] | None = None) -> CompanionPage | Path:
     sources: dict[str, list[object]] = {}
     words = {key: Translated.of(fields).titles for key, fields in read("words.ini").items()}
     called: tuple[Callable[..., Any], ...] = (
-        *(inline, address, told, rules_of, rows_of, by_module, picture, diagram, moments.find, moments.heading_of),
+        *(inline, address, told, rules_of, rows_of, by_module, moments.find, moments.heading_of),
+        *(picture, diagram, figure, shares.caption),
         *(places, source_line, coverage.events_of, coverage.purposes, coverage.without_row, drifts_of),
     )
     looked_up: dict[str, Any] = {function.__name__: function for function in called}
@@ -164,6 +165,13 @@ def picture(moment: Moment) -> Markup:
     from markupsafe import Markup
 
     return Markup(pictures.picture(moment))
+
+
+def figure(text: str) -> Markup:
+    """Return a picture of which samples each rank gets."""
+    from markupsafe import Markup
+
+    return Markup(shares.figure(text))
 
 
 def diagram(name: str) -> Markup:

@@ -1,14 +1,16 @@
 """The package's own sentences, such as the state in a recorded run, in the other languages of the page.
 
-Interface: `told(text)` -> the text in each language. A sentence is told phrase by phrase, the longest phrase first;
-`phrases.ini` beside this file has the phrases, in which # is a number. Names stay as they are.
+Interface: `told(text)` -> the text in each language; `labels(kind, at, words)` writes one into a picture. A sentence is
+told phrase by phrase, the longest phrase first; `phrases.ini` beside this file has the phrases, in which # is a number.
+Names stay as they are.
 """
 
 from __future__ import annotations
 
 import functools
+import html
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from minidl.companion.rows import LANGUAGES, read
@@ -28,7 +30,7 @@ def _translated(text: str, language: str) -> str:
         words = read_phrases()[re.sub(NUMBER, "#", found[0])][language]
         return re.sub("#", lambda _: next(numbers), words)
 
-    return re.sub(r" +([,\uff0c])", r"\1", _any_phrase().sub(phrase, text))
+    return re.sub(r" +([,\uff0c])|([\uff0c\uff1a]) +", r"\1\2", _any_phrase().sub(phrase, text))
 
 
 @functools.cache
@@ -41,3 +43,11 @@ def read_phrases() -> Mapping[str, Mapping[str, str]]:
 def _any_phrase() -> re.Pattern[str]:
     longest = sorted(read_phrases(), key=len, reverse=True)
     return re.compile(r"(?<!\w)(?:" + "|".join(re.escape(each).replace(r"\#", NUMBER) for each in longest) + r")(?!\w)")
+
+
+def labels(kind: str, at: str, words: Mapping[str, str]) -> Iterator[str]:
+    """Yield the text in each language that has one: once if they are all the same. kind: its class."""
+    for code, text in words.items() if len(set(words.values())) > 1 else [("", words["en"])]:
+        shown = f'class="{kind} l {code}" lang="{code}"' if code else f'class="{kind}"'
+        if text:
+            yield f"<text {shown} {at}>{html.escape(text)}</text>"

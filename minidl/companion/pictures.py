@@ -9,13 +9,12 @@ from __future__ import annotations
 import functools
 import html
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
 from typing import Final
 
 import numpy as np
 
 from minidl.companion.moments import Moment
-from minidl.companion.phrases import told
+from minidl.companion.phrases import labels, told
 from minidl.companion.rows import LANGUAGES
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.events import Phase, Track
@@ -143,13 +142,13 @@ class _MomentCanvas:
         for lane, top in self.top.items():
             slot = self.scene.lanes[lane].slot
             if len(self.scene.slots) > 1 and slot not in slots:
-                title = html.escape(self.scene.slots[slot].title)
-                out.append(f'<text class="t" x="4" y="{top - 4:g}" font-weight="700">{title}</text>')
+                title = told(self.scene.slots[slot].title)
+                out.extend(labels("t", f'x="4" y="{top - 4:g}" font-weight="700"', title))
             slots.add(slot)
             bold = ' font-weight="700"' if lane == self.own else ""
             at = f'x="{LEFT - 6}" y="{top + 11:g}" text-anchor="end"{bold}'
             names = {code: name[:18] for code, name in told(self.scene.lanes[lane].title).items()}
-            out.extend(_texts("t", at, names))
+            out.extend(labels("t", at, names))
             out.append(f'<path class="f" d="M{LEFT} {top + ROW + 1:g}H{WIDTH - 4}"/>')
         return out
 
@@ -167,7 +166,7 @@ class _MomentCanvas:
             kind = "t" if look.soft or faint < 1 else "k" if is_light(rgb(look.colour)) else "w"
             captions = [told(words) for words in caption(self.scene, bar) if words]
             fitting = {code: next((w[code] for w in captions if _width(w[code]) + 4 < width), "") for code in LANGUAGES}
-            texts += _texts(kind, f'x="{left + 3:.0f}" y="{y + 10.5:g}"', fitting)
+            texts += labels(kind, f'x="{left + 3:.0f}" y="{y + 10.5:g}"', fitting)
         for column in thin:
             look = paint(int(column["code"]))
             y = self.y(int(column["lane"]), int(column["row"]))
@@ -192,15 +191,7 @@ class _MomentCanvas:
 
     def _scale(self) -> list[str]:
         words = told(f"{duration(self.end - self.begin)} shown")
-        return list(_texts("t", f'x="4" y="{self.height - 5:g}"', words))
-
-
-def _texts(kind: str, at: str, words: Mapping[str, str]) -> Iterator[str]:
-    """Yield the text in each language that has one: once if they are all the same. kind: its class."""
-    for code, text in words.items() if len(set(words.values())) > 1 else [("", words["en"])]:
-        shown = f'class="{kind} l {code}" lang="{code}"' if code else f'class="{kind}"'
-        if text:
-            yield f"<text {shown} {at}>{html.escape(text)}</text>"
+        return list(labels("t", f'x="4" y="{self.height - 5:g}"', words))
 
 
 def _width(text: str) -> float:

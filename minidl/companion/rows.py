@@ -12,6 +12,7 @@ upstream       functions in torch, as `minidl.references` names them
 events         events beside those that the event table itself assigns to the section
 guards         guards of `explore.guards`
 moments        moments of recorded runs, see `moments`
+figures        runs of samplers, see `shares`
 notebook       "file.ipynb#3": the section whose heading begins with "3. "
 also           words that the articles and their readers use for it, which the search takes for the row's own
 
@@ -72,6 +73,7 @@ class Entry:
     events: tuple[str, ...]
     guards: tuple[str, ...]
     moments: tuple[str, ...]
+    figures: tuple[str, ...]
     notebook: str
     also: str
     decides: Mapping[str, str]
@@ -116,10 +118,10 @@ def _entry(key: str, fields: Mapping[str, str]) -> Entry:
         (section,) = sections(where)
     except (LookupError, ValueError) as error:
         raise RowError(f"row {key!r}: {error}") from error
-    known = {"en", "ru", "zh", "ours", "upstream", "events", "guards", "moments", "notebook", "also"}
+    known = {"en", "ru", "zh", "ours", "upstream", "events", "guards", "moments", "figures", "notebook", "also"}
     if fields.keys() - known:
         raise RowError(f"row {key!r}: unknown fields {sorted(fields.keys() - known)}; known are {sorted(known)}")
-    lists = {name: listed(fields, name) for name in ("ours", "upstream", "guards", "moments")}
+    lists = {name: listed(fields, name) for name in ("ours", "upstream", "guards", "moments", "figures")}
     decides = dict(each.split(" > ", 1) for each in (*lists["ours"], *lists["upstream"]) if " > " in each)
     lists |= {name: tuple(each.partition(" > ")[0] for each in lists[name]) for name in ("ours", "upstream")}
     events = tuple(fields.get("events", "").split())

@@ -18,6 +18,7 @@ from minidl.companion.drift import drifts, drifts_of
 from minidl.companion.moments import TRACES, find, heading_of
 from minidl.companion.rows import Entry, Translated, entries
 from minidl.companion.search import ranked
+from minidl.companion.shares import caption
 from minidl.explore.guards import GUARDS
 from minidl.references import SourcePlace, places
 
@@ -124,6 +125,7 @@ def _row(entry: Entry, language: str, width: int) -> Iterator[str]:
     for text in entry.moments if TRACES.is_dir() else ():
         moment = find(text)
         yield f"  run    {moment.name}: {moment.state()[0]} ({moment.command})"
+    yield from (f"  shares {caption(text)}" for text in entry.figures)
     if entry.notebook:
         yield f"  notebook notebooks/{entry.notebook.partition('#')[0]}: {heading_of(entry.notebook)}"
     yield from (f"  differs: {drift.words.titles[language]}" for drift in drifts_of(entry))
