@@ -1,7 +1,7 @@
 """What the rows cover: events and functions of torch.utils.data, and why some of them have no row.
 
 Interface: `events_of(entry)`, `missing_events()`, `missing_functions()`, `without_row()`, `sections_covered()`;
-`purposes(guard)`, what a guard is for in each language.
+`purposes(guard)`, what a guard is for, and `meanings(event)`, what an event means, in each language.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from minidl.articles import ARTICLES, sections
 from minidl.companion.rows import Entry, entries, read
 from minidl.explore.guards import Guard
 from minidl.references import names_in, source_of
-from minidl.tracefile.events import EVENTS, PARTS, VALIDATION
+from minidl.tracefile.events import EVENTS, PARTS, VALIDATION, Event
 
 UPSTREAM_FILES: Final = (
     *("dataloader", "dataset", "distributed", "sampler", "_utils.collate", "_utils.fetch", "_utils.pin_memory"),
@@ -71,12 +71,17 @@ def missing_events() -> list[str]:
 
 def purposes(guard: Guard) -> Mapping[str, str]:
     """Return what the guard is for, in each language."""
-    return {"en": guard.purpose, **_purposes()[guard.name]}
+    return {"en": guard.purpose, **_translations("guards.ini")[guard.name]}
+
+
+def meanings(event: Event) -> Mapping[str, str]:
+    """Return what the event means, in each language."""
+    return {"en": event.meaning, **_translations("events.ini")[event.name]}
 
 
 @functools.cache
-def _purposes() -> Mapping[str, Mapping[str, str]]:
-    return read("guards.ini")
+def _translations(name: str) -> Mapping[str, Mapping[str, str]]:
+    return read(name)
 
 
 def sections_covered() -> dict[int, tuple[int, int]]:

@@ -62,8 +62,8 @@ def html(path: str | os.PathLike[str] | None = None) -> CompanionPage | Path:
     words = {key: Translated.of(fields).titles for key, fields in read("words.ini").items()}
     called: tuple[Callable[..., Any], ...] = (
         *(inline, address, told, rules_of, rows_of, by_module, moments.find, moments.heading_of),
-        *(picture, diagram, figure, shares.caption),
-        *(places, source_line, coverage.events_of, coverage.purposes, coverage.without_row, drifts_of),
+        *(picture, diagram, figure, shares.caption, places, source_line, drifts_of),
+        *(coverage.events_of, coverage.purposes, coverage.meanings, coverage.without_row),
     )
     looked_up: dict[str, Any] = {function.__name__: function for function in called}
     page = filled(

@@ -30,7 +30,8 @@ def _translated(text: str, language: str) -> str:
         words = read_phrases()[re.sub(NUMBER, "#", found[0])][language]
         return re.sub("#", lambda _: next(numbers), words)
 
-    return re.sub(r" +([,\uff0c])|([\uff0c\uff1a]) +", r"\1\2", _any_phrase().sub(phrase, text))
+    tidied = re.sub(r" +([,\uff0c])|([\uff0c\uff1a]) +", r"\1\2", _any_phrase().sub(phrase, text))
+    return re.sub("(?<=[\u4e00-\u9fff]) (?=[\u4e00-\u9fff])", "", tidied)  # Chinese has no spaces between words
 
 
 @functools.cache

@@ -94,6 +94,12 @@ def test_each_guard_is_told_of_in_each_language() -> None:
     assert all(fields["ru"] and fields["zh"] for fields in told.values())
 
 
+def test_each_event_is_told_of_in_each_language() -> None:
+    told = rows.read("events.ini")
+    assert told.keys() == {event.name for event in EVENTS.values()}
+    assert all(fields["ru"] and fields["zh"] for fields in told.values())
+
+
 def test_lines_are_those_that_inspect_finds() -> None:
     """Parsing finds what importing would, for what can be imported."""
     compared = 0
@@ -131,6 +137,7 @@ def test_chinese_text_has_chinese_punctuation() -> None:
     for name in [
         *(f"article-{number}.ini" for number in ARTICLES),
         "drift.ini",
+        "events.ini",
         "guards.ini",
         "note.ini",
         "path.ini",
