@@ -137,7 +137,7 @@ class _MomentCanvas:
         return "".join([head, *parts, "</svg>"])
 
     def _lanes(self) -> list[str]:
-        out = []
+        out: list[str] = []
         slots = set[int]()
         for lane, top in self.top.items():
             slot = self.scene.lanes[lane].slot
@@ -155,7 +155,7 @@ class _MomentCanvas:
     def _bars(self) -> list[str]:
         wide, thin = per_pixel(self.bars, self.begin, self.end, WIDTH - LEFT)
         shapes: dict[tuple[str, float], list[str]] = defaultdict(list)
-        texts = []
+        texts: list[str] = []
         for bar in wide:
             look = paint(int(bar["code"]))
             left, right = self.x(int(bar["begin"])), self.x(int(bar["end"]))
