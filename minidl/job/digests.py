@@ -292,15 +292,11 @@ def _written(signature: _Signature, tables: Sequence[RankTable]) -> bytes:
 def _save(path: Path, data: bytes) -> bool:
     """Write a digest; return whether that was possible."""
     try:
-        with whole(place_of(path)) as draft, open(draft, "wb", opener=_private) as file:
+        with whole(place_of(path)) as draft, open(draft, "wb", opener=partial(os.open, mode=0o600)) as file:
             file.write(data)
         return True
     except OSError:
         return False  # the directory is read-only, or full
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def load(path: Path, behind: float = 0.0) -> list[RankTable] | None:

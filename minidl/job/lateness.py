@@ -7,7 +7,6 @@ that is tried.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -37,46 +36,24 @@ class LateReason(NamedTuple):
     next_step: str
 
 
-class _Typical(NamedTuple):
-    """What is usual for a rank's batches: medians of µs of a fetch, of samples and of bytes."""
-
-    fetch: float
-    samples: float
-    size: float
-
-    @classmethod
-    def of(cls, steps: Rows) -> _Typical:
-        made = steps[steps["fetch"] > 0]
-        return cls(*(_median(made[name]) for name in ("fetch", "samples", "bytes")))
-
-
-@dataclass(frozen=True)
 class _LateCase:
-    """A straggler: its ranks' steps since they are late, what is usual for them, and for the other ranks.
+    """A straggler: its ranks' steps since they are late; what is typical for them (`own`), and for the other ranks.
 
     others: rows of these; more: the µs by cause that its loops waited longer than the median rank's, in the steps that
     waited, the largest first.
     """
 
-    meetings: Meetings
-    found: Straggler
-    others: Sequence[int]
-    steps: Rows
-    own: _Typical
-    usual: _Typical
-    more: dict[str, float]
-
-    @classmethod
-    def of(cls, meetings: Meetings, found: Straggler) -> _LateCase:
+    def __init__(self, meetings: Meetings, found: Straggler) -> None:
+        self.meetings, self.found = meetings, found
         after = np.arange(found.since, len(meetings.keys))
-        mine = meetings.steps_of(found.ranks, after)
-        others = [row for row in range(len(meetings.tables)) if row not in found.ranks]
-        theirs = [_Typical.of(meetings.steps_of([row], after)) for row in others]
+        self.steps = meetings.steps_of(found.ranks, after)
+        self.others = [row for row in range(len(meetings.tables)) if row not in found.ranks]
+        self.own = _typical(self.steps)
+        theirs = [_typical(meetings.steps_of([row], after)) for row in self.others]
+        self.usual = {name: _median([one[name] for one in theirs]) for name in self.own}
         sums = meetings.by_cause(found.steps)
         more = sums[list(found.ranks)].mean(axis=0) - np.median(sums, axis=0)
-        by_cause = {CAUSES[at].value: float(more[at]) for at in np.argsort(-more, kind="stable")}
-        usual = _Typical(*map(_median, zip(*theirs, strict=True)))
-        return cls(meetings, found, others, mine, _Typical.of(mine), usual, by_cause)
+        self.more = {CAUSES[at].value: float(more[at]) for at in np.argsort(-more, kind="stable")}
 
     @property
     def waits(self) -> str:
@@ -91,7 +68,7 @@ class _LateCase:
 
 def reason_of(meetings: Meetings, found: Straggler) -> LateReason:
     """Why these ranks are late: the first of REASONS that holds."""
-    case, many = _LateCase.of(meetings, found), len(found.ranks) > 1
+    case, many = _LateCase(meetings, found), len(found.ranks) > 1
     words, reason = next((words, one) for one in REASONS if (words := one.says(case)))
     step = (reason.several if many else "") or reason.next_step
     return LateReason(words.format(**(_MANY if many else _ONE)), (*_evidence(case),), step)
@@ -105,12 +82,12 @@ _MANY: Final = {"it": "they", "its": "their", "has": "have", "s": "", "loops": "
 # --- Reasons ----------------------------------------------------------------------------------------------------------
 def _more_data(case: _LateCase) -> str:
     own, usual = case.own, case.usual
-    for mine, others, what in (
-        (own.samples, usual.samples, f"{own.samples:.0f} samples a batch, others {usual.samples:.0f}"),
-        (own.size, usual.size, "by bytes of a batch"),
+    for name, what in (
+        ("samples", f"{own['samples']:.0f} samples a batch, others {usual['samples']:.0f}"),
+        ("bytes", "by bytes of a batch"),
     ):
-        if mine >= MORE * others > 0:
-            return f"{{it}} load{{s}} {_times(mine / others)} the data of other ranks ({what})"
+        if own[name] >= MORE * usual[name] > 0:
+            return f"{{it}} load{{s}} {_times(own[name] / usual[name])} the data of other ranks ({what})"
     return ""
 
 
@@ -133,7 +110,7 @@ def _own_step(case: _LateCase) -> str:
 def _one_worker(case: _LateCase) -> str:
     made = case.steps[case.steps["fetch"] > 0]
     own = {int(n): _median(made["fetch"][made["worker"] == n]) for n in np.unique(made["worker"]) if n >= 0}
-    usual = case.usual.fetch
+    usual = case.usual["fetch"]
     if len(case.found.ranks) > 1 or len(own) < 2 or not usual:
         return ""
     worker = max(own, key=lambda one: own[one])
@@ -144,7 +121,7 @@ def _one_worker(case: _LateCase) -> str:
 
 
 def _slow_batches(case: _LateCase) -> str:
-    own, usual = case.own.fetch, case.usual.fetch
+    own, usual = case.own["fetch"], case.usual["fetch"]
     if not own >= MORE * usual > 0:
         return ""
     maker = "{its} workers take" if (case.steps["worker"] >= 0).any() else "{it} take{s}"
@@ -153,7 +130,7 @@ def _slow_batches(case: _LateCase) -> str:
 
 def _some_batches(case: _LateCase) -> str:
     mean = float(case.steps["fetch"].mean()) if len(case.steps) else 0.0
-    if mean < MORE * case.own.fetch or not mean:
+    if mean < MORE * case.own["fetch"] or not mean:
         return ""
     row = case.steps[np.argmax(case.steps["fetch"])]
     sample = f", sample {row['slowest']} of it {_ms(row['slowest_took'])}" if row["slowest"] >= 0 else ""
@@ -221,6 +198,12 @@ def _evidence(case: _LateCase) -> Iterator[str]:
         sample = f"; its slowest sample, {row['slowest']}, {_ms(row['slowest_took'])}" if row["slowest"] >= 0 else ""
         name = meetings.tables[worst].facts.name
         yield f"slowest batch: {row['number']} of epoch {row['epoch']} in {name}{worker}: {_ms(row['fetch'])}{sample}"
+
+
+def _typical(steps: Rows) -> dict[str, float]:
+    """The median µs of a rank's fetches, and the median samples and bytes of its batches."""
+    made = steps[steps["fetch"] > 0]
+    return {name: _median(made[name]) for name in ("fetch", "samples", "bytes")}
 
 
 def _parts(tables: Sequence[RankTable]) -> dict[str, float]:

@@ -53,6 +53,11 @@ _IN_TURN: Final = (
 )
 """What ranks are late with in turn, and what to do: their batches, or their steps."""
 
+_ALIKE: Final = {
+    "command": "commands", "loader": "DataLoaders", "world": "numbers of ranks", "workers": "numbers of workers",
+}  # fmt: skip
+"""What all ranks of a job have alike, by its name in their facts."""
+
 _STOPPED: Final = tuple(one.value for one in RunOutcome if one.stopped)
 
 
@@ -143,11 +148,13 @@ class JobReport:
         lost = f"for {percent(meetings.lost)} of the job's time"
         if not found.ranks:
             of, step = _IN_TURN[found.loader < PART]
-            *_, second, worst = np.argsort(meetings.weights, kind="stable").tolist()
-            most = meetings.weights[worst] >= STAYS and meetings.weights[second] <= MARGIN * meetings.weights[worst]
-            which = f"most often {self.facts[worst].name}" if most else "another one each time"
+            weights = meetings.weights
+            worst, second, *_ = most = np.argsort(-weights, kind="stable").tolist()
+            clear = weights[worst] >= STAYS and weights[second] <= MARGIN * weights[worst]
+            which = f"most often {self.facts[worst].name}" if clear else "another one each time"
             what = f"{share} of the job's steps wait for one rank, {which}, and mostly for {of}"
-            return self._found(RunOutcome.SLOW, what, step, (f"{steps} wait, {lost}", self._most_often()))
+            last = ", ".join(f"{self.facts[row].name} ({percent(weights[row])})" for row in most[:NAMED])
+            return self._found(RunOutcome.SLOW, what, step, (f"{steps} wait, {lost}", f"most often last: {last}"))
         why = reason_of(meetings, found)
         epoch, number = meetings.keys[found.since]
         since = f", since batch {number} of epoch {epoch}" if found.since > len(meetings.keys) // 10 else ""
@@ -167,11 +174,6 @@ class JobReport:
         if node and {one.rank for one in self.facts if one.node == node} == set(numbers):
             return f"{node} (ranks {listed(numbers, NAMED)})"
         return f"{len(numbers)} ranks ({listed(numbers, NAMED)})"
-
-    def _most_often(self) -> str:
-        weights = self.meetings.weights
-        rows = np.argsort(-weights, kind="stable")[:NAMED].tolist()
-        return "most often last: " + ", ".join(f"{self.facts[row].name} ({percent(weights[row])})" for row in rows)
 
     def _bounds(self) -> Finding:
         """What bounds the ranks' loaders, if they do not wait for each other."""
@@ -224,22 +226,11 @@ class JobReport:
 
     def _differences(self) -> Iterator[str]:
         sizes = [int(np.median(table.steps["samples"])) if len(table.steps) else 0 for table in self.tables]
-        every: dict[str, Sequence[object]] = {
-            "commands": [one.command for one in self.facts],
-            "DataLoaders": [one.loader for one in self.facts],
-            "numbers of ranks": [one.world for one in self.facts],
-            "numbers of workers": [one.workers for one in self.facts],
-            "samples in a batch": sizes,
-        }
-        for what, values in every.items():
-            known = Counter(value for value in values if value)
-            if len(known) > 1:
-                usual = known.most_common(1)[0][0]
-                odd = {
-                    one.rank: value
-                    for one, value in zip(self.facts, values, strict=True)
-                    if value not in ("", 0, usual)
-                }
+        every = {what: [getattr(one, name) for one in self.facts] for name, what in _ALIKE.items()}
+        for what, values in (every | {"samples in a batch": sizes}).items():
+            (usual, _), *others = Counter(filter(None, values)).most_common() or [(None, 0)]
+            if others:
+                odd = {one.rank: of for one, of in zip(self.facts, values, strict=True) if of and of != usual}
                 first = next(iter(odd.values()))
                 yield f"the ranks have different {what}: {_ranks([*odd])}: {first}; the others: {usual}"
 
@@ -294,25 +285,24 @@ class JobReport:
         return self.facts[row].outcome in _STOPPED
 
     def _rows(self) -> Iterator[str]:
-        width = max([4, *(len(one.node) for one in self.facts)]) if any(one.node for one in self.facts) else 0
-        node = f"  {'node':<{width}}" if width else ""
-        yield f"  {'rank':>6}{node}{'batches':>9}{'late in':>9}{'by, p50':>10}{'waits':>7}{'own':>10}  {'what'}"
+        width = max(len(one.node) for one in self.facts)
+        line = f"  {{:>6}}{{:<{width and max(6, width + 2)}}}{{:>9}}{{:>9}}{{:>10}}{{:>7}}{{:>10}}  {{}}".format
+        yield line("rank", "  node" * bool(width), "batches", "late in", "by, p50", "waits", "own", "what")
         shown = self.outliers()
-        yield from (self._row(row, width) for row in shown)
+        yield from (line(*self._cells(row)) for row in shown)
         if len(self.facts) > len(shown):
-            rest = [row for row in range(len(self.facts)) if row not in shown]
-            most = max(int(np.count_nonzero(self.meetings.late_ones[row])) for row in rest)
+            rest = np.setdiff1d(np.arange(len(self.facts)), shown)
+            most = int(np.count_nonzero(self.meetings.late_ones[rest], axis=1).max())
             yield f"  the other {len(rest)} ranks were late in at most {counted(most, 'step')} each; --rank N shows one"
 
-    def _row(self, row: int, width: int) -> str:
+    def _cells(self, row: int) -> tuple[object, ...]:
         facts, mine, held = self.facts[row], self.tables[row], self.meetings.late_ones[row]
         late = duration(1000 * float(np.median(self.meetings.late[row][held]))) if held.any() else "-"
         share = percent(mine.waiting) if len(mine.steps) else "-"
-        node = f"  {facts.node:<{width}}" if width else ""
-        each = duration(1000 * mine.own / len(mine.steps)) if len(mine.steps) else "-"
+        own = duration(1000 * mine.own / len(mine.steps)) if len(mine.steps) else "-"
         said = facts.what if len(facts.what) <= ROW else facts.what[: ROW - 4].rpartition(" ")[0] + " ..."
-        counts = f"{facts.taken[1]:>9}{np.count_nonzero(held):>9}"
-        return f"  {facts.rank:>6}{node}{counts}{late:>10}{share:>7}{each:>10}  {said}"
+        node = f"  {facts.node}" if facts.node else ""
+        return facts.rank, node, facts.taken[1], int(np.count_nonzero(held)), late, share, own, said
 
 
 def _blame(facts: RankFacts) -> tuple[bool, int, int, int]:
