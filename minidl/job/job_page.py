@@ -18,10 +18,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from minidl.hang.life import is_here
 from minidl.job.digests import trace_of
 from minidl.job.heat_map import MOST_COLUMNS, MOST_ROWS, averaged, image_of, waits_of
 from minidl.job.live_job import LiveJob, state
 from minidl.job.report import JobReport
+from minidl.job.step_table import is_running
 from minidl.tracefile.words import counted, duration, percent, plain
 from minidl.views.colours import RED, rgb
 from minidl.views.frame import Page, filled
@@ -61,7 +63,7 @@ class JobPage:
     def rank(self, number: int) -> LivePage | Page:
         """The page of a rank, which follows it if it runs. Raises TraceError if there is no such rank."""
         trace = trace_of(self._job.paths, number)
-        runs = self._live and trace.path.is_dir() and any(process.life.there for process in trace.processes)
+        runs = self._live and is_here(trace.manifest) and is_running(trace.path, trace.manifest)
         return LivePage(trace.path) if runs else page_of(scene_of(trace))
 
     def _renew(self) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
+import socket
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -12,11 +15,14 @@ from pathlib import Path
 import pytest
 from browser import driven, needs_driver
 from made_jobs import FETCH, MadeJob
+from made_trace import HUNG, Run, write
 
 from minidl import cli
 from minidl.job import job_page as module
 from minidl.job.job_page import JobPage
 from minidl.job.report import JobReport
+from minidl.process_stat import boot_id
+from minidl.tracefile.format import MANIFEST
 from minidl.views.viewer import Viewer
 
 TRACES = Path(__file__).parent.parent.parent / "traces"
@@ -59,6 +65,20 @@ def test_the_server_shows_a_job_and_each_of_its_ranks(job: Path) -> None:
         for name in ("rank-2/", "rank-1/live", "rank-1/nothing", "rank-x/"):
             with pytest.raises(urllib.error.HTTPError, match="404"):
                 urllib.request.urlopen(viewer.url + name)
+
+
+def test_the_page_of_a_rank_that_runs_follows_it(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        place = write(tmp_path / f"rank-{rank}", Run(**HUNG))
+        here = {
+            "boot_id": boot_id(),
+            "host": socket.gethostname(),
+            "pid": os.getpid() if rank else 1 << 30,
+            "monotonic_ns": time.monotonic_ns(),
+        }
+        (place / MANIFEST).write_text(json.dumps(json.loads((place / MANIFEST).read_text()) | here))
+    pages = [JobPage([tmp_path], live=live).rank(rank) for live, rank in ((True, 1), (True, 0), (False, 1))]
+    assert [type(one).__name__ for one in pages] == ["LivePage", "Page", "Page"]
 
 
 def test_the_command_takes_a_job_and_options_of_one_trace_need_a_rank(
