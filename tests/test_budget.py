@@ -24,13 +24,13 @@ AT_MOST = {
     "minidl/hang": 6811,
     "minidl/speed": 4962,
     "minidl/speed/plan": 1113,
-    "minidl/job": 1740,
+    "minidl/job": 1656,
     "minidl/views": 4305,
     "minidl/explore": 2486,
     "minidl/prove": 6020,
     "minidl": 48431,
     "notebooks": 5049,
-    "tests": 49048,
+    "tests": 49165,
 }
 
 

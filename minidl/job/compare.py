@@ -69,6 +69,7 @@ class JobDiff:
         yield self.headline
         for name, job in (("A", self.a), ("B", self.b)):
             yield f"  {name} ({counted(len(job.facts), 'rank')}): {job.finding.title}"
+            yield from (f"    {text}" for text in job.lacks)
         yield f"  {'a step, mean over ranks':<40}{'A':>10}{'B':>10}"
         for what, (before, after) in self.parts().items():
             yield f"  {what:<40}{duration(1000 * before):>10}{duration(1000 * after):>10}"

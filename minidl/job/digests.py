@@ -312,7 +312,7 @@ def load(path: Path, behind: float = 0.0) -> list[RankTable] | None:
         is_young = time.time() - place.stat().st_mtime <= 2 * behind
         return known == files or (0 < behind >= late and is_young)
 
-    tables = tables_in(place, is_new) if place.is_file() else None
+    tables = tables_in(place, is_new) if os.path.isfile(place) else None  # no error if its directory cannot be read
     ran = tables is not None and any(table.facts.running for table in tables)
     return None if ran and not is_running(path, _manifest(path)) else tables
 

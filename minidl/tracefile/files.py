@@ -64,9 +64,9 @@ def read_files(place: Path) -> Files:
     try:
         return _read_directory(place) if place.is_dir() else _read_packed(place)
     except OSError as error:
-        raise TraceError(
-            f"{place}: {error.strerror or error}: give the directory or the packed file of a trace"
-        ) from error
+        closed = isinstance(error, PermissionError)
+        remedy = "read it as its owner, or chmod it" if closed else "give the directory or the packed file of a trace"
+        raise TraceError(f"{place}: {error.strerror or error}: {remedy}") from error
 
 
 def read_words(place: Path) -> Files:

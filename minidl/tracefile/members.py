@@ -124,7 +124,8 @@ def _one_run(places: list[RankPlace]) -> tuple[list[RankPlace], list[str]]:
     twice = listed(rank for rank, count in sorted(counts.items()) if count > 1)
     return kept, [
         f"several traces of rank {twice}: these are traces of several runs. The latest one is read "
-        f"({counted(len(kept), 'rank')}), these are not: {listed(left)}"
+        f"({counted(len(kept), 'rank')}), these are not: {listed(left)}. To read another "
+        "one, give its traces alone"
     ]
 
 

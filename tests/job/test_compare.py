@@ -31,6 +31,11 @@ def test_a_straggler_that_is_gone_is_what_made_the_job_faster() -> None:
     assert lines[-1] == "  rank 2: 100% of all lateness in A, 0% in B"
 
 
+def test_what_a_job_lacks_is_below_its_headline() -> None:
+    lines = JobDiff(LATE, JobReport(MadeJob(4, missing=(3,)).record())).text().splitlines()
+    assert lines[3] == "    no trace of 1 rank of 4: 3"
+
+
 def test_equal_and_empty_jobs() -> None:
     assert JobDiff(SOUND, SOUND).headline == "A and B are equally fast: 20.5 ms a step, A 20.5 ms"
     assert JobDiff(SOUND, JobReport(MadeJob(4, 0).record())).headline.startswith("one of the jobs has no step")

@@ -231,6 +231,17 @@ def test_many_ranks_are_read_by_several_processes_which_do_not_run_the_program_a
     assert not done.stderr
 
 
+@pytest.mark.live
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv, by which root may not read everything")
+def test_a_rank_that_this_user_may_not_read_is_said(tmp_path: Path) -> None:
+    (job(tmp_path, "workers-2") / "rank-1").mkdir(mode=0)
+    capabilities = "-dac_override,-dac_read_search"
+    limited = ["setpriv", f"--bounding-set={capabilities}", f"--inh-caps={capabilities}"] * (os.geteuid() == 0)
+    command = [*limited, sys.executable, "-m", "minidl", "summary", str(tmp_path)]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout
+    assert f"rank not read: {tmp_path}/rank-1: Permission denied" in said
+
+
 def test_a_digest_has_at_most_ten_bytes_a_step_and_rounds_what_does_not_fit() -> None:
     dice = np.random.default_rng(7)
     steps = np.zeros(30_000, STEP)

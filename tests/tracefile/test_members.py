@@ -83,7 +83,7 @@ def test_of_two_jobs_in_a_directory_the_later_one_is_read(tmp_path: Path) -> Non
     assert {one.node for one in members.places} == {"b"}
     assert members.problems == (
         "several traces of rank 0, 1: these are traces of several runs. The latest one is read (3 ranks), these are "
-        f"not: {tmp_path}/a/rank-0 and others",
+        f"not: {tmp_path}/a/rank-0 and others. To read another one, give its traces alone",
     )
 
 
@@ -104,4 +104,4 @@ def test_a_rank_of_an_old_run_on_another_node_is_left_out(tmp_path: Path) -> Non
     members = members_at([tmp_path])
     assert members is not None
     assert [one.path for one in members.places] == [tmp_path / "a/rank-0.2"]
-    assert members.problems[0].endswith(f"not: {tmp_path}/a/rank-0, {tmp_path}/b/rank-1")
+    assert members.problems[0].partition("these are not: ")[2].startswith(f"{tmp_path}/a/rank-0, {tmp_path}/b/rank-1. ")
