@@ -332,6 +332,7 @@ def _after_demo(path: Path, losses: Sequence[float]) -> int:
     _flag("--harden", "with --observe: put minidl's guards around torch's loader (see: minidl help holes)"),
     _arg("--transport", choices=("upstream", "arena"),
          help="how batches travel: as in torch (default), or in reused memory"),
+    _flag("--auto", "let the loaders of map datasets choose their number of workers (see: minidl help plan)"),
     _flag("--view", "follow the run in the browser (with several ranks: the first one)"),
     _arg("--hang-after", type=_seconds_or_off, metavar="S",
          help="if no batch arrives for S seconds, record evidence and report it; or 'off' (default: 120)"),
@@ -364,6 +365,8 @@ def run(arguments: Namespace) -> int:
         raise CommandError(f"run: no {what} given; example: minidl run train.py --epochs 2")
     if arguments.harden and not arguments.observe:
         raise CommandError("run: --harden guards torch's own loader, and minidl's replaces it: add --observe")
+    if arguments.auto and arguments.observe:
+        raise CommandError("run: --auto needs minidl's loader, and --observe keeps torch's: leave one of them out")
     rank = rank_name()
     is_first = rank_in_name(Path(rank)) in (-1, 0)
     _check_log_to(arguments)
@@ -382,6 +385,7 @@ def run(arguments: Namespace) -> int:
                 transport=arguments.transport,
                 align_clocks=arguments.align_clocks,
                 harden=arguments.harden,
+                auto=arguments.auto,
                 exits=arguments.exits,
                 detail=arguments.detail,
                 hang_after=_hang_after(arguments.hang_after),

@@ -10,18 +10,20 @@ import copy
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
+from minidl.auto import is_auto
 from minidl.loader import dataloader
 from minidl.loader.iterators import _BaseDataLoaderIter
-from minidl.loader.ports import Ports, Transport
+from minidl.loader.ports import EpochRecord, Ports, Transport
 from minidl.resume import frameworks, stateful
 from minidl.resume.position import Course
 
 if TYPE_CHECKING:
     from minidl.arena.arena import Host
+    from minidl.auto.loading import Auto
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -39,9 +41,20 @@ class LoaderWithoutState(dataloader.DataLoader[T_co]):
     _host: Host | None = None
     """What page-locks the slabs of the iterator that is being made."""
 
+    _auto: Auto | None = None
+    """What chooses the number of workers, if the loader does."""
+
     def __init__(self, *args: Any, transport: str | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.transport = checked_transport(transport)
+
+    def choose_workers(self) -> None:
+        """Let this loader choose its number of workers. Raises ValueError if MINIDL_AUTO_BYTES is no size."""
+        from minidl.auto.loading import Auto, budget
+
+        budget()
+        self._auto = Auto()
+        self._auto.begin(self)
 
     def iterate_for(self, host: Host) -> Iterator[T_co]:
         """As iter(), for who copies each batch to a device and keeps it until the copy has ended, as DeviceLoader does.
@@ -73,7 +86,29 @@ class LoaderWithoutState(dataloader.DataLoader[T_co]):
 
     def _goes_on(self, iterator: _BaseDataLoaderIter) -> bool:
         # Nobody else may have batches in slabs that are page-locked.
-        return super()._goes_on(iterator) and iterator._transport.locks == (self._host is not None)
+        fits = iterator._transport.locks == (self._host is not None)
+        same = self._auto is None or iterator._num_workers == self.num_workers
+        return super()._goes_on(iterator) and fits and same
+
+    def _iterate(self) -> _BaseDataLoaderIter:
+        make = super()._iterate
+        return make() if self._auto is None else self._auto.iterate(self, make)
+
+    def _new_epoch(self, ports: Ports) -> EpochRecord:
+        return self._begin(ports) if self._auto is None else self._auto.record(self, self._begin, ports)
+
+    def _begin(self, ports: Ports) -> EpochRecord:
+        """The record of an epoch that begins."""
+        return super()._new_epoch(ports)
+
+    def _phrases(self) -> Iterator[str]:
+        yield from super()._phrases()
+        if self._auto is not None:
+            yield f'num_workers="auto": {self._auto.why}'
+
+    def check_worker_number_rationality(self) -> None:
+        if self._auto is None:  # it knows the CPUs
+            super().check_worker_number_rationality()
 
 
 class DataLoader(LoaderWithoutState[T_co]):
@@ -81,6 +116,9 @@ class DataLoader(LoaderWithoutState[T_co]):
 
     For torch's arguments, see `loader.dataloader.DataLoader`. A `DeviceLoader` over transport="arena" with pin_memory
     has the transport's own memory page-locked, in place of a copy.
+
+    num_workers="auto" (not torch's): the loader measures its first batches, chooses, and goes on; see `auto.loading`.
+    MINIDL_AUTO_BYTES bounds what batches and workers may take of the memory, by default half of what is left.
 
     state_every (not torch's): workers send the state of an iterable dataset that has one along with every so many
     batches, so that `load_state_dict` makes a worker fetch and drop fewer than these; None: at the ends of epochs
@@ -103,7 +141,7 @@ class DataLoader(LoaderWithoutState[T_co]):
         shuffle: bool | None = None,
         sampler: Iterable[Any] | None = None,
         batch_sampler: Iterable[list[Any]] | None = None,
-        num_workers: int = 0,
+        num_workers: int | Literal["auto"] = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
@@ -119,12 +157,16 @@ class DataLoader(LoaderWithoutState[T_co]):
         state_every: int | None = None,
         transport: str | None = None,
     ) -> None:
+        chooses = is_auto(num_workers)
+        num_workers = 1 if chooses else num_workers
         super().__init__(
             dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory, drop_last,
             timeout, worker_init_fn, multiprocessing_context, generator, prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers, pin_memory_device=pin_memory_device, in_order=in_order,
             transport=transport,
         )  # fmt: skip
+        if chooses:
+            self.choose_workers()
         self.state_every = _checked_state_every(state_every)
         self._given: stateful.State | None = None  # to resume from at the next iter()
         self._told_at_load: int | None = None  # the sampler's epoch when that was loaded
@@ -152,7 +194,7 @@ class DataLoader(LoaderWithoutState[T_co]):
         # Its workers are where they are: others begin where a state says.
         return super()._goes_on(iterator) and self._given is None
 
-    def _new_epoch(self, ports: Ports) -> stateful.Record:
+    def _begin(self, ports: Ports) -> stateful.Record:
         return stateful.begin(self, functools.partial(ports.decider, Course))
 
     def state_dict(self) -> dict[str, Any]:
@@ -173,6 +215,8 @@ class DataLoader(LoaderWithoutState[T_co]):
         own may have another number of workers. Raises TypeError or ValueError for what is no state of a loader.
         """
         self._given = stateful.checked(state_dict) if state_dict else None
+        if self._auto is not None and self._given is not None:
+            self._auto.resume(self._given["num_workers"], self)
         self._record, self._told_at_load = None, stateful.told_epoch(self)
 
 

@@ -63,12 +63,16 @@ class RunError(Exception):
 
 
 @contextlib.contextmanager
-def replaced() -> Iterator[None]:
-    """While this is open, `torch.utils.data.DataLoader` is minidl's, without states, and makes torch's samplers."""
+def replaced(auto: bool = False) -> Iterator[None]:
+    """While this is open, `torch.utils.data.DataLoader` is minidl's, without states, and makes torch's samplers.
+
+    auto: loaders of map datasets choose their number of workers.
+    """
     samplers = ("SequentialSampler", "RandomSampler", "BatchSampler")
     changes: list[tuple[Any, str, Any]] = [
         *((home, "DataLoader", StandIn) for home in (torch.utils.data, torch.utils.data.dataloader)),
         *((dataloader, name, getattr(torch.utils.data.sampler, name)) for name in samplers),
+        (StandIn, "chooses", auto),
     ]
     before = [getattr(home, name) for home, name, _ in changes]
     try:
@@ -89,6 +93,7 @@ def run_script(
     transport: str | None = None,
     align_clocks: bool = False,
     harden: bool = False,
+    auto: bool = False,
     exits: bool = False,
     **recording: Any,
 ) -> int:
@@ -97,13 +102,13 @@ def run_script(
     observe: keep torch's loader, and record loaders that have workers (see `record.observe`).
     transport: of the loaders that do not choose one (see `DataLoader`), in all processes of the run.
     align_clocks: compare the ranks' clocks when their process group begins and ends (see `record.clocks`). harden:
-    guard torch's own loader (see `hardening`). exits: this process ends with the script, so that the watchdog watches
-    its exit handlers, too. recording: further options of
-    `minidl.trace`. Returns how the script ends: its exit code, 1 after an uncaught exception or if it is no Python, -2
-    if SIGINT (Ctrl-C) ends it. Raises RunError if the script or module cannot be loaded, or the simulated accelerator
-    if the environment asks for it, or if torch's loader cannot be guarded, or if `transport`, MINIDL_TRANSPORT or
-    MINIDL_ARENA_BYTES is unusable; TraceError if `trace` already holds a trace, or functions are to be recorded and
-    viztracer is missing.
+    guard torch's own loader (see `hardening`). auto: loaders of map datasets choose their number of workers (see
+    `auto.loading`). exits: this process ends with the script, so that the watchdog watches its exit handlers, too.
+    recording: further options of `minidl.trace`. Returns how the script ends: its exit code, 1 after an uncaught
+    exception or if it is no Python, -2 if SIGINT (Ctrl-C) ends it. Raises RunError if the script or module cannot be
+    loaded, or the simulated accelerator if the environment asks for it, or if torch's loader cannot be guarded, or if
+    `transport`, MINIDL_TRANSPORT or MINIDL_ARENA_BYTES is unusable; TraceError if `trace` already holds a trace, or
+    functions are to be recorded and viztracer is missing.
     """
     _check_transport(transport)
     name, *arguments = command if module else [_on_path(command[0]), *command[1:]]
@@ -120,7 +125,7 @@ def run_script(
             stack.enter_context(_default_transport(transport))
             writer = current_recorder()
             assert writer is not None  # the trace has just begun
-            settings = Settings(writer.config, observe, align_clocks, harden)
+            settings = Settings(writer.config, observe, align_clocks, harden, auto)
             stack.enter_context(_recorded(settings))
             stack.enter_context(handed_on(settings))
             others = set(threading.enumerate())
@@ -179,7 +184,7 @@ def _load_sim() -> None:
 def _recorded(settings: Settings) -> Iterator[None]:
     """While this is open, the program's loaders and training steps are recorded, and its rank as soon as it has one."""
     clocks = aligning() if settings.align_clocks else contextlib.nullcontext()
-    loaders = contextlib.nullcontext() if settings.observe else replaced()
+    loaders = contextlib.nullcontext() if settings.observe else replaced(settings.auto)
     with (
         loaders,
         observed_iterators(),

@@ -20,7 +20,7 @@ from minidl.tracefile.events import EVENTS
 PACKAGE = Path(__file__).parent.parent / "minidl"
 
 ORDER = (
-    ("", "articles references guides live_repr process_stat"),
+    ("", "articles references guides live_repr process_stat usable"),
     ("", "mini"),
     ("", "_libstdcxx"),
     ("wire", "messages errors atomic signal_handling tensors message queues"),
@@ -31,9 +31,11 @@ ORDER = (
     ),
     ("arena", "farewell pickling packets arena arena_queue transport"),
     ("resume", "frameworks position stateful"),
-    ("device", "sim"),
+    ("device", "sim nest"),
+    ("record", "harmless cpu_time"),
+    ("auto", "__init__ choice measuring loading"),
     ("", "dataloader"),
-    ("device", "nest streams loader augment"),
+    ("device", "streams loader augment"),
     ("", "terminal"),
     ("hang.evidence", "model syscalls proc descriptors machine processes stacks collect waits"),
     (
@@ -43,7 +45,7 @@ ORDER = (
     ),
     (
         "record",
-        "harmless patches bracketing cpu_time pauses recorder made_up stack_dumps stack_samples watchdog forks group "
+        "patches bracketing pauses recorder made_up stack_dumps stack_samples watchdog forks group "
         "functions "
         "indices datasets draws fetching shared step_parts loader_spans slabs sampling device_clock spans decisions "
         "channels device_stream ports session handover "

@@ -20,7 +20,7 @@ from sizes import slow
 from workloads import kill_group
 from workloads import run as run_python
 
-from minidl import run
+from minidl import cli, run
 from minidl.check import check
 from minidl.dataloader import LoaderWithoutState
 from minidl.tracefile.reader import read_trace
@@ -93,6 +93,41 @@ def test_a_run_may_choose_the_transport(tmp_path: Path, plain: str, observe: lis
     assert {int(row["tid"]) for row in trace.select("result_put")} == {
         int(row["tid"]) for row in trace.select("result_write")
     }, "a worker's own thread writes its results"
+
+
+@pytest.mark.live
+def test_a_run_may_choose_the_numbers_of_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of map datasets; also after the program has patched torch's internals, which leaves its loader to torch."""
+    (tmp_path / "train.py").write_text("""
+import torch
+import torch.utils.data.dataloader as loaders
+import time
+
+class Waits(torch.utils.data.Dataset):
+    __len__ = lambda self: 60
+    def __getitem__(self, index):
+        time.sleep(0.04)
+        return index
+
+class Stream(torch.utils.data.IterableDataset):
+    __iter__ = lambda self: iter(range(4))
+
+if __name__ == "__main__":
+    waits, stream = loaders.DataLoader(Waits()), loaders.DataLoader(Stream(), num_workers=1)
+    late = loaders.DataLoader(Waits(), num_workers=0)
+    assert [int(batch) for batch in waits] == list(range(60))
+    print("workers", type(waits.num_workers).__name__, waits.num_workers > 1, stream.num_workers, len(list(stream)))
+    loaders._utils.worker._worker_loop = lambda *args: None
+    print("late", type(late.num_workers).__name__, len(list(late)), late.num_workers, late.prefetch_factor)
+""")
+    command = [sys.executable, "-m", "minidl", "run", "--auto", "--trace", "trace", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["workers ChosenWorkers True 1 4", "late ChosenWorkers 60 0 None"]
+    assert 'num_workers="auto" (made at train.py:' in done.stderr
+    (chosen,) = read_trace(tmp_path / "trace").select("workers_chosen")
+    assert chosen["x"] > chosen["y"] == 1
+    assert cli.main(["run", "--auto", "--observe", "train.py"]) == cli.USAGE
+    assert "--observe keeps torch's: leave one of them out" in capsys.readouterr().err
 
 
 @pytest.mark.live

@@ -53,7 +53,6 @@ import itertools
 import mmap
 import operator
 import os
-import re
 import sys
 import threading
 import weakref
@@ -68,6 +67,7 @@ import torch
 
 from minidl.arena.farewell import FENCE, Farewell
 from minidl.arena.pickling import mark_in_slab, out_of_slab, reduce_view, storage_of
+from minidl.usable import size_of
 from minidl.wire import tensors
 from minidl.wire.atomic import Step, at_once, each_once
 from minidl.wire.tensors import DTYPES, NAMES, Reduced, reduce_storage
@@ -168,14 +168,13 @@ def budget() -> int:
     text = os.environ.get(BUDGET_VARIABLE, "")
     if not text:
         return BUDGET
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]?)(?:i?b)?", text.strip(), re.IGNORECASE)
-    number = float(found[1]) * 1024 ** " kmgt".index(found[2].lower() or " ") if found else 0
+    number = size_of(text) or 0
     if not _ROUNDED <= number <= _MOST:
         raise ValueError(
             f"{BUDGET_VARIABLE}={text!r}: give the bytes of slabs that each worker keeps for use again, from 64K to "
             "1024T, as a number with K, M, G or T for KiB, MiB, GiB or TiB: 2G"
         )
-    return int(number)
+    return number
 
 
 _states_of_gone = map(operator.itemgetter(0), itertools.repeat(_state_of_gone))  # asked anew for each slab

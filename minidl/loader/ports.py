@@ -72,7 +72,16 @@ class TimedOut:
     seconds: float
 
 
-Note = Opened | WorkerEntered | FoundAlive | FoundDead | TimedOut
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The loader has chosen its number of workers. reason: in words."""
+
+    workers: int
+    before: int
+    reason: str
+
+
+Note = Opened | WorkerEntered | FoundAlive | FoundDead | TimedOut | Chosen
 """What an actor reports because no queue, event or decision shows it."""
 
 
@@ -189,6 +198,9 @@ class EpochRecord:
     def end(self) -> None:
         """The consumer gets the end of the epoch."""
 
+    def goes_on(self, ports: Ports, num_workers: int) -> None:
+        """Another iterator, which has these ports and so many workers, goes on with the epoch."""
+
 
 # --- The ports --------------------------------------------------------------------------------------------------------
 class Ports:
@@ -205,6 +217,9 @@ class Ports:
     """Makes what is put into a queue for a task or a result."""
 
     # --- in the loader's process
+    def follow_course(self, course: Any) -> None:
+        """The course of an epoch, which another iterator has begun, goes on in this one."""
+
     def sampler_iter(self, sampler: Iterable[Any], draws: Callable[[Any], Iterator[Any]] = iter) -> Iterator[Any]:
         """The sampler's iterator for one epoch, which `draws` makes."""
         return draws(sampler)

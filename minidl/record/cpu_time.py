@@ -1,7 +1,7 @@
 """CPU time of spans: whether a trace carries it, and the clocks that the traced steps read for it.
 
 Interface: `choose(asked)` decides for a new trace; `cpu_clock` and `run_delay` are what a process reads; `spent` is
-what an event carries of two readings; `usable_cpus()` describes what this process may use of the machine.
+what an event carries of two readings.
 
 A thread's CPU clock has no fast path in the kernel: each reading is a system call, of 150 to 600 ns. So its cost is
 measured when a trace begins, and there is no CPU time where it would cost more than 200 ns an event: the spans that a
@@ -19,7 +19,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
 Reader = Callable[[], int]
@@ -116,40 +115,3 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-# --- What the machine gives -------------------------------------------------------------------------------------------
-def usable_cpus() -> dict[str, Any]:
-    """Describe the CPUs that this process may use: cpus_allowed, by its affinity; cpu_quota, in CPUs, by its cgroups.
-
-    None where nothing limits it, or nothing says so.
-    """
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-    return {"cpus_allowed": allowed, "cpu_quota": cpu_quota()}
-
-
-def cpu_quota(root: Path = Path("/")) -> float | None:
-    """Return the least quota of this process's cgroups, of either version; None = none is set."""
-    with contextlib.suppress(OSError, ValueError):
-        found = []
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers and "cpu" not in controllers.split(","):
-                continue
-            top = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
-            group = top / path.strip("/")
-            found += [_quota(folder) for folder in (group, *group.parents) if folder.is_relative_to(top)]
-        return min((quota for quota in found if quota is not None), default=None)
-    return None
-
-
-def _quota(group: Path) -> float | None:
-    """Return the quota of one cgroup, in CPUs: quota over period."""
-    with contextlib.suppress(OSError, ValueError):
-        if (group / "cpu.max").exists():
-            quota, period = (group / "cpu.max").read_text().split()
-        else:
-            quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-        if float(quota) > 0:
-            return float(quota) / float(period)
-    return None

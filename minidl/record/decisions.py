@@ -146,7 +146,7 @@ class TracedLoaderLifecycle(LoaderSpans, LoaderLifecycle):
         course = self.shared.course
         if course is not None and course.resumed:
             behind = sum(place.behind for place in course.places) * (not course.indexed)
-            self.emit(ev.RESUMED, x=course.batches, y=course.turn, z=behind)
+            self.emit(ev.RESUMED, x=course.batches + course.deferred_batches, y=course.turn, z=behind)
 
     def _raise(self) -> None:
         """Emit a task's error as its batch; a timeout, a death or a Ctrl-C belongs to no task."""

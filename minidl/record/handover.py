@@ -28,12 +28,13 @@ PACKAGE = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Settings:
-    """How a run records. observe: torch's own loader stays; others: as `minidl run --align-clocks`, `--harden`."""
+    """How a run records. observe: torch's own loader stays; others: the options of `minidl run`."""
 
     config: TraceConfig
     observe: bool = False
     align_clocks: bool = False
     harden: bool = False
+    auto: bool = False
 
     def to_text(self) -> str:
         """The value of MINIDL_RUN. package: where minidl is imported from; boot_id: whose clock the trace is on."""
@@ -48,7 +49,7 @@ class Settings:
             raise TraceError(f"the run that started this process is on another machine, with another clock: {remedy}")
         if not (Path(config.directory) / MANIFEST).is_file():
             raise TraceError(f"the run's trace {config.directory} does not exist: {remedy}")
-        return cls(config, given["observe"], given["align_clocks"], given["harden"])
+        return cls(config, given["observe"], given["align_clocks"], given["harden"], given["auto"])
 
 
 @contextlib.contextmanager

@@ -36,7 +36,7 @@ from minidl.record.channels import (
 )
 from minidl.record.cpu_time import spent
 from minidl.record.datasets import fingerprint
-from minidl.record.decisions import TRACED
+from minidl.record.decisions import TRACED, TracedCourse
 from minidl.record.device_stream import TracedStream
 from minidl.record.fetching import TracedWorkerProgress
 from minidl.record.group import place_in_group
@@ -68,6 +68,9 @@ class TracedPorts(Shared, ports.Ports):
         elif isinstance(note, ports.FoundDead):
             actor = ev.Actor[note.what.upper().replace(" ", "_")]
             self.emit(ev.FOUND_DEAD, -1, note.worker_id, actor, note.pid, note.exit_code or 0)
+        elif isinstance(note, ports.Chosen):
+            text = recorder.start(self.config).string(note.reason[:1000])
+            self.emit(ev.WORKERS_CHOSEN, -1, -1, note.workers, note.before, text)
         else:
             self.emit(ev.TIMED_OUT, note.idx, note.worker_id, int(note.seconds * 1e9))
 
@@ -76,6 +79,9 @@ class TracedPorts(Shared, ports.Ports):
         return traced
 
     # --- in the loader's process
+    def follow_course(self, course: TracedCourse) -> None:
+        course.emit, course.shared, self.course = self.emit, self, course
+
     def sampler_iter(self, sampler: Iterable[Any], draws: Callable[[Any], Iterator[Any]] = iter) -> Iterator[Any]:
         if (dealt := dealt_by(sampler)) is not None:
             self.emit(ev.SHARE, -1, -1, *dealt[1])

@@ -38,7 +38,6 @@ from typing import Any, TypeVar
 
 from minidl.process_stat import LAUNCHERS, boot_id, launched
 from minidl.record.bracketing import bracketed
-from minidl.record.cpu_time import usable_cpus
 from minidl.record.pauses import Pauses
 from minidl.tracefile.events import EVENTS, GC
 from minidl.tracefile.format import (
@@ -57,6 +56,7 @@ from minidl.tracefile.format import (
     TraceError,
     stem_of,
 )
+from minidl.usable import usable_cpus
 from minidl.wire.atomic import Step, at_once
 
 FIRST_SLOTS = 1024  # a process with few events takes 64 KiB of disk

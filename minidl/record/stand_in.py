@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 import torch.utils.data
 from torch.utils.data.dataloader import DataLoader as _TorchLoader
 
+from minidl.auto.loading import may_change_within
 from minidl.dataloader import LoaderWithoutState, checked_transport
 from minidl.guides import more
 from minidl.loader.dataloader import _LiveIterators, users_line
@@ -31,6 +32,9 @@ class StandIn(LoaderWithoutState[T_co]):
 
     _left_to_torch = ""
 
+    chooses = False
+    """Whether loaders of map datasets choose their number of workers: `minidl run --auto`."""
+
     @functools.wraps(_TorchLoader.__init__)  # type: ignore[misc]  # frameworks look for the arguments' names
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         reason = _reason(args[0] if args else kwargs.get("dataset")) or self._make_minidls(args, kwargs)
@@ -42,6 +46,8 @@ class StandIn(LoaderWithoutState[T_co]):
         """As minidl makes it; returns why it does not."""
         try:
             super().__init__(*args, **kwargs)
+            if self.chooses and may_change_within(self):
+                self.choose_workers()
         except Exception as error:
             return f"minidl's refuses it ({type(error).__name__}: {error})"
         return ""
@@ -56,6 +62,8 @@ class StandIn(LoaderWithoutState[T_co]):
 
     def _leave(self, reason: str) -> None:
         self._left_to_torch = reason
+        if self._auto is not None:
+            self._auto.leave(self)
         say_once(f"{reason}: torch's own loader is used in place of minidl's, and observed ({more('left to torch')})")
 
     def _is_torchs(self) -> bool:
@@ -72,7 +80,8 @@ class StandIn(LoaderWithoutState[T_co]):
         return _TorchLoader.__iter__(self) if self._is_torchs() else super()._iterate()
 
     def _make_iterator(self) -> Any:
-        return _TorchLoader._get_iterator(self) if self._is_torchs() else super()._make_iterator()
+        goes_on = self._auto is not None and self._auto.rest is not None
+        return _TorchLoader._get_iterator(self) if not goes_on and self._is_torchs() else super()._make_iterator()
 
 
 StandIn.__name__ = StandIn.__qualname__ = "DataLoader"  # as programs print it, and ask for it

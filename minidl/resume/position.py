@@ -84,7 +84,7 @@ class Course:
     @property
     def resumed(self) -> bool:
         """Whether the epoch begins in its middle."""
-        return bool(self.low or self.ahead or any(place.yielded for place in self.places))
+        return bool(self.low or self.ahead or self.log or any(place.yielded for place in self.places))
 
     def draw_of(self, task: int) -> int:
         """The number of the draw that is task `task`; tasks are numbered from 0 in a resumed epoch, too."""

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from minidl.data.fetch import Progress, _BaseDatasetFetcher, _DatasetKind
 from minidl.data.sampler import BatchSampler
-from minidl.loader.ports import EpochRecord, Fetching
+from minidl.loader.ports import EpochRecord, Fetching, Ports
 from minidl.resume import frameworks
 from minidl.resume.position import Course, Position, fast_forward
 from minidl.wire.errors import ExceptionWrapper, StateMismatchError
@@ -417,6 +417,11 @@ class Record(EpochRecord):
                 self.course.received(task, 0, state)
         return data
 
+    def goes_on(self, ports: Ports, num_workers: int) -> None:
+        self.course.settle()
+        self.course.places += [Position() for _ in range(num_workers - len(self.course.places))]
+        ports.follow_course(self.course)
+
     def state_came(self, message: Any, *, stale: bool) -> None:
         if type(message) is ResumeIteration:
             self.course.epoch_begun(message.worker_id, message.state)
@@ -539,7 +544,7 @@ def _traits(loader: Loader) -> State:
     told = _told(loader)
     return {
         "kind": "map" if loader._dataset_kind == _DatasetKind.Map else "iterable",
-        "num_workers": loader.num_workers,
+        "num_workers": int(loader.num_workers),  # which may be a subclass, and a state is plain data
         "batch_size": getattr(loader._index_sampler, "batch_size", None),
         "sampler_seed": told.seed if isinstance(told, torch.utils.data.DistributedSampler) else None,
     }

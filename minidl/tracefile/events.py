@@ -652,6 +652,14 @@ TERMINATE = _instant(
     "loader.crew:_terminate", "dataloader:_shutdown_workers", "4 §shutdown",
     words="worker {worker} is sent signal {signal}", seen="a call of terminate()")  # fmt: skip
 
+WORKERS_CHOSEN = _instant(
+    144, "workers_chosen", Track.LOADER, _VIOLET, "", "workers before text:string",
+    'with num_workers="auto": the loader has chosen its number of workers, for the next epoch or the rest of this one; '
+    "text is the reason",
+    "auto.loading:tell", "", "",
+    words="the loader chooses {workers} in place of {before}: {text}",
+    marker="w", unseen="torch's loader does not choose")  # fmt: skip
+
 # --- The device stage -------------------------------------------------------------------------------------------------
 H2D = _span(
     110, "h2d", Track.CONSUMER, "#b17e41", "task", ("pinned:B pageable:B tensors", "depth:batches turn simulated"),

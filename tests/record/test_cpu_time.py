@@ -15,7 +15,7 @@ import torch.utils.data
 
 import minidl
 from minidl.record import cpu_time, fetching
-from minidl.record.cpu_time import SHORT_NS, choose, cpu_quota, no_reading, run_delay, spent
+from minidl.record.cpu_time import SHORT_NS, choose, no_reading, run_delay, spent
 from minidl.record.fetching import TracedProgress
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
@@ -174,34 +174,3 @@ def test_a_forked_child_reads_its_own_delay() -> None:
         os._exit(0 if link == f"/proc/{os.getpid()}/task/{os.getpid()}/schedstat" else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert cpu_time._delays.reader._fd == parents
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    (tmp_path / "proc/self").mkdir(parents=True)
-    return tmp_path
-
-
-def test_the_quota_is_the_least_of_the_groups_around(root: Path) -> None:
-    assert cpu_quota(root) is None
-    (root / "proc/self/cgroup").write_text("0::/job/step\n")
-    group = root / "sys/fs/cgroup/job/step"
-    group.mkdir(parents=True)
-    (group / "cpu.max").write_text("max 100000\n")
-    assert cpu_quota(root) is None
-    (group.parent / "cpu.max").write_text("150000 100000\n")
-    assert cpu_quota(root) == 1.5
-    (group / "cpu.max").write_text("50000 100000\n")
-    assert cpu_quota(root) == 0.5
-
-
-def test_the_quota_of_an_older_kernel(root: Path) -> None:
-    (root / "proc/self/cgroup").write_text("5:memory:/elsewhere\n4:cpu,cpuacct:/job\n")
-    group, other = root / "sys/fs/cgroup/cpu/job", root / "sys/fs/cgroup/cpu/elsewhere"
-    for folder, quota in ((group, "-1"), (other, "10000")):
-        folder.mkdir(parents=True)
-        (folder / "cpu.cfs_quota_us").write_text(quota)
-        (folder / "cpu.cfs_period_us").write_text("100000")
-    assert cpu_quota(root) is None
-    (group / "cpu.cfs_quota_us").write_text("200000")
-    assert cpu_quota(root) == 2

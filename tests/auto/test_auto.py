@@ -1,0 +1,296 @@
+"""A loader that chooses its number of workers: what it decides, and that its batches are those of any fixed number."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import json
+import math
+import multiprocessing.process
+import os
+import pickle
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import minidl
+from minidl.auto import loading
+from minidl.auto.choice import BatchCosts, Choice, Limits, choose
+from minidl.check import check
+from minidl.tracefile.reader import read_trace
+
+SEEN = BatchCosts(fetch=0.02, send=0, longest=0.02, worker_cpu=0.001, step=0.004, take=0.0, own_cpu=0.001, period=0.02,
+                waits=0.016, size=1 << 20)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "limits", "workers", "why"),
+    [
+        ({}, {}, 6, "the training loop limits"),
+        ({"longest": 0.1}, {}, 13, "the training loop limits"),  # one slow batch, bridged by two of each other worker
+        ({"worker_cpu": 0.02}, {}, 2, "the CPUs limit"),
+        ({"send": 0.02}, {}, 11, "the training loop limits"),
+        ({"fetch": 0.0001, "longest": 0.0001, "take": 0.001}, {}, 0, "to send batches costs more than workers save"),
+        ({"fetch": 0.0001, "longest": 0.0001, "take": 0.001}, {"alone": False}, 1, "the training loop limits"),
+        ({"fetch": 1.0}, {}, 16, "275 would keep up; 2 CPUs, 8 workers each"),
+        ({"fetch": 1.0}, {"cpus": 0.75}, 6, "275 would keep up; 0.75 CPUs, 8 workers each"),
+        ({"fetch": 1.0}, {"started": 3}, 3, "275 would keep up; this process may start no more"),
+        ({}, {"memory": 30 << 20, "worker_bytes": 8 << 20}, 3, "6 would keep up; memory: 10 MiB a worker, 30 MiB to"),
+        ({"size": 1 << 30}, {"memory": 1 << 30}, 0, "6 would keep up; memory: 2,048 MiB a worker, 1,024 MiB to take"),
+        ({"size": 1 << 30}, {"memory": 1 << 30, "alone": False}, 1, "6 would keep up; memory: 2,048 MiB a worker"),
+    ],
+)
+def test_the_choice_by_what_is_measured(
+    changes: dict[str, float], limits: dict[str, Any], workers: int, why: str
+) -> None:
+    choice = choose(replace(SEEN, **changes), Limits(**{"cpus": 2.0} | limits), 2)  # type: ignore[arg-type]
+    assert (choice.workers, why in choice.reason) == (workers, True), choice.reason
+
+
+# --- Batches ----------------------------------------------------------------------------------------------------------
+class Numbers(minidl.Dataset[Any]):
+    """Samples that are their numbers; the number in `wrong` raises."""
+
+    def __init__(self, wrong: int = -1) -> None:
+        self.wrong = wrong
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == self.wrong:
+            raise LookupError(index)
+        return torch.tensor(index)
+
+
+class Shuffled(torch.utils.data.Sampler[int]):
+    """An order that no generator of torch's gives again."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(random.sample(range(40), 40))
+
+
+class Shards(minidl.IterableDataset[Any]):
+    """Numbers that the workers share."""
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        info = minidl.get_worker_info()
+        first, each = (0, 1) if info is None else (info.id, info.num_workers)
+        return ((number, each) for number in range(first, 40, each))
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let loaders choose after three batches what a test says: at each choice the next of some numbers."""
+
+    def tell(*numbers: int) -> None:
+        left = list(numbers)
+        monkeypatch.setattr(loading, "choose", lambda *_: Choice(left.pop(0) if len(left) > 1 else left[0], "told"))
+
+    for name, value in {"ENOUGH": 3, "ENOUGH_SECONDS": 0, "KEEPS_UP": -1, "say_once": lambda text: None}.items():
+        monkeypatch.setattr(loading, name, value)
+    return tell
+
+
+def seeded(num_workers: Any, dataset: Any = None, **options: Any) -> minidl.DataLoader[Any]:
+    torch.manual_seed(0)
+    random.seed(0)
+    options = {"shuffle": True} | options if dataset is None and "sampler" not in options else options
+    return minidl.DataLoader(Numbers() if dataset is None else dataset, 2, num_workers=num_workers, **options)
+
+
+def epochs_of(loader: Any, count: int = 3) -> list[Any]:
+    with loader:
+        return [batch.tolist() for _ in range(count) for batch in loader]
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("chosen", [(3, 2), (1,)], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"persistent_workers": True}, {"transport": "arena"}, {"sampler": Shuffled()}, {"timeout": 60}],
+    ids=str,
+)
+def test_batches_come_as_with_any_fixed_number(
+    chosen: tuple[int, ...], options: dict[str, Any], told: Callable[..., None]
+) -> None:
+    told(*chosen)
+    loader = seeded("auto", **options)
+    found, after = epochs_of(loader), torch.rand(1)
+    assert found == epochs_of(seeded(2, **options))
+    assert after == torch.rand(1)
+    assert loader.num_workers in chosen
+    assert loader.prefetch_factor == 2
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    ("taken", "others"),
+    [(0, "auto"), (3, 1), (4, "auto"), (5, 0), (6, "auto"), (11, 1), (19, "auto"), (20, 0), (23, "auto")],
+)
+def test_a_state_goes_on(taken: int, others: Any, told: Callable[..., None]) -> None:
+    told(3)
+    whole = epochs_of(seeded(1), 2)
+    state: dict[str, Any] = {}
+    with seeded("auto") as loader:
+        for number, _ in enumerate((batch for _ in range(2) for batch in loader), 1):
+            if number == taken + 1:
+                state = json.loads(json.dumps(loader.state_dict()))
+    resumed = seeded(others)
+    resumed.load_state_dict(state)
+    assert resumed.num_workers == (state["num_workers"] if others == "auto" else others)
+    assert epochs_of(resumed, 2 - taken // 20) == whole[taken + 1 :]
+
+
+@pytest.mark.live
+def test_an_error_is_its_batch(told: Callable[..., None]) -> None:
+    told(3)
+    with seeded("auto", Numbers(wrong=13)) as loader:
+        iterator, found = iter(loader), []
+        while True:
+            try:
+                found.append(next(iterator).tolist())
+            except LookupError:
+                state = loader.state_dict()
+            except StopIteration:
+                break
+    assert found == [[n, n + 1] for n in range(0, 40, 2) if n != 12]
+    assert (state["yielded"], state["batches"], state["num_workers"]) == (7, 6, 3)
+
+
+@pytest.mark.live
+def test_shards_belong_to_a_number_that_changes_between_epochs(told: Callable[..., None]) -> None:
+    told(3)
+    with seeded("auto", Shards()) as loader:
+        begun = loader.num_workers
+        epochs = [list(loader) for _ in range(2)]
+    for epoch, workers in zip(epochs, (begun, 3), strict=True):
+        assert sorted(n for numbers, _ in epoch for n in numbers.tolist()) == list(range(40))
+        assert {n for _, each in epoch for n in each.tolist()} == {workers}
+
+
+@pytest.mark.live
+def test_batches_come_as_with_any_fixed_number_if_no_workers_are_chosen(told: Callable[..., None]) -> None:
+    told(0)
+    loader = seeded("auto")
+    assert epochs_of(loader) == epochs_of(seeded(2))
+    assert loader.num_workers == 0
+
+
+# --- The choice -------------------------------------------------------------------------------------------------------
+@pytest.mark.live
+def test_the_choice_is_in_the_trace_and_in_the_repr(tmp_path: Path, told: Callable[..., None]) -> None:
+    told(3)
+    with minidl.trace(tmp_path / "trace"), seeded("auto") as loader:
+        for number, _ in enumerate(loader):
+            if number in (1, 4, 9, 19):
+                loader.state_dict()
+    assert "3 workers; prefetch_factor 2; 0 live iterators; made at test_auto.py" in repr(loader)
+    assert 'num_workers="auto": told' in repr(loader)
+    trace = read_trace(tmp_path / "trace")
+    assert check(trace) == []
+    (chosen,) = trace.select("workers_chosen")
+    assert (chosen["x"], chosen["y"], trace.text(chosen)) == (3, 1, "told")
+    assert [int(row["x"]) for row in trace.select("state_taken")] == [2, 5, 10, 20]
+
+
+def test_the_first_choice_is_said_once(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = seeded("auto")
+    for workers in (5, 6):
+        loader._auto._take(Choice(workers, f"told {id(loader)}"), loader)  # type: ignore[union-attr]
+    assert capfd.readouterr().err.count("5 workers: told") == 1
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    loader = seeded("auto")
+    loader._auto._take(Choice(5, "another"), loader)  # type: ignore[union-attr]
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("make", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader)), None])
+def test_a_loader_that_is_made_after_another_chooses_again(make: Callable[[Any], Any] | None) -> None:
+    """As frameworks make one anew, with the attributes of the program's."""
+    loader = seeded("auto")
+    loader._auto.set(3, loader)  # type: ignore[union-attr]
+    another = make(loader) if make is not None else seeded(loader.num_workers)
+    assert another._auto is not None
+    assert another._auto is not loader._auto
+    assert another.num_workers == (3 if make is not None else 1)
+    assert type(loader.state_dict()["num_workers"]) is int
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(("first", "more"), [(1, 0), (0, 0), (2, 1)])
+def test_a_process_that_may_start_no_more_workers(
+    first: int, more: int, monkeypatch: pytest.MonkeyPatch, told: Callable[..., None]
+) -> None:
+    """first: workers that can be started in all, before `fork` fails."""
+    told(4)
+    whole, left = epochs_of(seeded(1), 1), [first + more]
+    start = multiprocessing.process.BaseProcess.start
+
+    def start_some(self: Any) -> None:
+        if not left[0]:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        left[0] -= 1
+        start(self)
+
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", start_some)
+    loader = seeded("auto")
+    assert epochs_of(loader, 1) == whole
+    assert loader.num_workers <= max(0, first + more - 1)
+    assert "no more could be started: Resource temporarily unavailable" in repr(loader)
+
+
+@pytest.mark.live
+def test_other_errors_of_a_start_are_the_programs(monkeypatch: pytest.MonkeyPatch, told: Callable[..., None]) -> None:
+    told(3)
+    with seeded("auto") as loader:
+        iterator = iter(loader)
+        for _ in range(3):
+            next(iterator)
+        monkeypatch.setattr(loader, "_make_iterator", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            list(iterator)
+        with pytest.raises(RuntimeError, match="indices that it had drawn are lost"):
+            next(iterator)
+
+
+@pytest.mark.parametrize(
+    ("periods", "wanted", "taken"),
+    [({}, 5, 5), ({4: 0.02}, 4, 4), ({4: 0.01}, 4, 4), ({4: 0.01}, 5, 5), ({4: 0.03}, 4, 2)],
+)
+def test_a_number_that_was_tried_is_judged_by_what_it_gave(
+    periods: dict[int, float], wanted: int, taken: int, told: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told(wanted)
+    loader = seeded("auto")
+    auto = loader._auto
+    assert auto is not None
+    auto.set(2, loader)
+    auto.periods = periods
+    monkeypatch.setattr(loading.LoopMeter, "measured", lambda self: replace(SEEN, period=0.02))
+    auto._correct(loader)
+    assert loader.num_workers == taken
+    monkeypatch.setattr(loading, "KEEPS_UP", 0.9)  # of 0.02 s, the loop waits 0.016
+    told(7)
+    auto._correct(loader)
+    assert loader.num_workers == taken
+
+
+@pytest.mark.parametrize(("text", "memory"), [("", None), ("3G", 3 << 30)])
+def test_the_budget(text: str, memory: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINIDL_AUTO_BYTES", text)
+    loader = seeded("auto")
+    limits = loader._auto._limits(loader)  # type: ignore[union-attr]
+    assert 0 < limits.memory < math.inf if memory is None else limits.memory == memory
+    monkeypatch.setenv("MINIDL_AUTO_BYTES", "much")
+    with pytest.raises(ValueError, match="MINIDL_AUTO_BYTES='much': give the bytes that batches and workers may take"):
+        seeded("auto")
