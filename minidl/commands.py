@@ -149,7 +149,7 @@ def _port(text: str) -> int:
     return number
 
 
-BENCHMARKS = ("events", "loader", "transport", "state", "files", "samplers", "plan")
+BENCHMARKS = ("events", "loader", "transport", "state", "files", "samplers", "auto", "plan")
 
 
 def _listed(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:

@@ -92,7 +92,8 @@ ORDER = (
     ("companion", "rows phrases shares coverage drift reading search moments pictures page text serve __init__"),
     (
         "prove.bench",
-        "child machine memory own_thread pairs events files loader device samplers states transports planned __init__",
+        "child machine memory own_thread pairs events files loader device samplers states transports planned chosen "
+        "__init__",
     ),
     ("prove.recordings", "images training scenes table suite one __main__"),
     ("prove.faults", "cells program runner __init__"),

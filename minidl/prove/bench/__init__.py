@@ -1,8 +1,8 @@
 """Benchmarks of this package beside what it replaces: `minidl bench`.
 
 Interface: `run(arguments)` is the command. Each benchmark is a module with one function that returns rows
-(`pairs.Row`): `events`, `loader`, `transports`, `states`, `files`, `samplers`, `planned`, and `device`, which needs
-an accelerator or simulates one.
+(`pairs.Row`): `events`, `loader`, `transports`, `states`, `files`, `samplers`, `planned`, `chosen`, and `device`, which
+needs an accelerator or simulates one.
 Rules of use: Linux only. Alternatives are measured in turns, and the result is the ratio of neighbours in time, which
 holds even if the microseconds do not. Run it on an idle machine, and outside of any trace.
 """
@@ -15,7 +15,7 @@ import socket
 import sys
 from collections.abc import Callable
 
-from minidl.prove.bench import device, events, files, loader, machine, planned, samplers, states, transports
+from minidl.prove.bench import chosen, device, events, files, loader, machine, planned, samplers, states, transports
 from minidl.prove.bench.pairs import Row, table
 from minidl.speed.plan.transport_costs import keep
 
@@ -47,6 +47,7 @@ _BENCHMARKS: dict[str, _Benchmark] = {
         "one epoch of many indices: torch, minidl",
         lambda quick: samplers.bench_samplers(1_000_000 if quick else 20_000_000),
     ),
+    "auto": ("the number of workers that a loader chooses, compared with fixed ones", chosen.bench_auto),
     "plan": ("what minidl plan predicts from one recording, compared with what is measured", planned.bench_plan),
 }
 

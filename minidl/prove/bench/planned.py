@@ -85,24 +85,27 @@ class Workload:
     in_order: bool = True
     stream: bool = False
 
-    def loader(self, setting: LoaderSetting) -> Any:
+    def loader(self, num_workers: Any, **options: Any) -> Any:
         count = self.batch_size * self.batches
         dataset = Stream(count, self.make) if self.stream else Samples(count, self.make)
-        workers: dict[str, Any] = {"prefetch_factor": setting.prefetch_factor, "transport": setting.transport}
-        return minidl.DataLoader(dataset, self.batch_size, num_workers=setting.num_workers, in_order=self.in_order,
-                                 **workers if setting.num_workers else {})  # fmt: skip
+        return minidl.DataLoader(dataset, self.batch_size, num_workers=num_workers, in_order=self.in_order, **options)
 
     def run(self, setting: LoaderSetting) -> list[int]:
         """Train for an epoch; return when each batch came, ns."""
+        workers: dict[str, Any] = {"prefetch_factor": setting.prefetch_factor, "transport": setting.transport}
+        with self.loader(setting.num_workers, **workers if setting.num_workers else {}) as loader:
+            return self.train(loader)
+
+    def train(self, loader: Any) -> list[int]:
+        """Train for an epoch; return when each batch came, ns."""
         torch.set_num_threads(1)
         came = []
-        with self.loader(setting) as loader:
-            for _batch in loader:
-                came.append(time.perf_counter_ns())
-                if self.burns:
-                    burn(self.burns * MS)
-                if self.sleeps:
-                    time.sleep(self.sleeps / 1000)
+        for _batch in loader:
+            came.append(time.perf_counter_ns())
+            if self.burns:
+                burn(self.burns * MS)
+            if self.sleeps:
+                time.sleep(self.sleeps / 1000)
         return came
 
 
@@ -119,6 +122,12 @@ WORKLOADS: Final = {
     "a stream": Workload(Cost(sleeps=3, burns=0.5), stream=True),
     "many tiny samples": Workload(_record, 64),
 }
+
+
+def workloads() -> dict[str, Workload]:
+    """Those that can run here: JPEGs need Pillow."""
+    left_out = set() if importlib.util.find_spec("PIL") else {"real JPEGs"}
+    return {name: workload for name, workload in WORKLOADS.items() if name not in left_out}
 
 
 # --- Measuring --------------------------------------------------------------------------------------------------------
@@ -139,11 +148,8 @@ def bench_plan(quick: bool) -> list[Row]:
     Values are batches/s as predicted, compared with the median of those measured. quick: measure once, not thrice.
     """
     costs = calibrated(rounds=3 if quick else 8)
-    left_out = set() if importlib.util.find_spec("PIL") else {"real JPEGs"}
     rows, errors, shares = [], [], []
-    for name, workload in WORKLOADS.items():
-        if name in left_out:
-            continue
+    for name, workload in workloads().items():
         own = _rows(name, workload, costs, rounds=1 if quick else 3)
         rows += own
         errors += [abs(row.values[0] / row.base[0] - 1) for row in own]
