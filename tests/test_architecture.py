@@ -249,7 +249,7 @@ OTHER_TESTS = {
     "": "architecture budget core_coverage examples findings holdings limits live namesakes on_gpu package readme "
     "segments site subclasses",
     "companion": "companion_page companion_text",
-    "clients": "clients correct planted state table",
+    "clients": "clients correct planted state table tuned",
     "prove/bench": "bench_device",
     "data": "containers",
     "device": "pin_memory_differential",
