@@ -28,7 +28,7 @@ AT_MOST = {
     "minidl/views": 4305,
     "minidl/explore": 2486,
     "minidl/prove": 6020,
-    "minidl": 48938,
+    "minidl": 48939,
     "notebooks": 5049,
     "tests": 49549,
 }

@@ -49,6 +49,7 @@ FUNCTIONS_WITHOUT_ROW: Final = {
 EVENTS_WITHOUT_ROW: Final = {
     "clock_calibration": "a measurement of the recorder, no step of the loader",
     "gc": "a step of the interpreter, none of the loader",
+    "workers_chosen": "torch's loader does not choose, nor do the articles",
     **dict.fromkeys(
         (EVENTS[span[0]].name for span in (*PARTS, VALIDATION)),
         "a part of the training step, which is no step of the loader",
