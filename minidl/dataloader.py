@@ -46,7 +46,7 @@ class LoaderWithoutState(dataloader.DataLoader[T_co]):
 
     def __init__(self, *args: Any, transport: str | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.transport = checked_transport(transport)
+        self.transport = checked_transport(transport, self.worker_method)
 
     def choose_workers(self) -> None:
         """Let this loader choose its number of workers. Raises ValueError if MINIDL_AUTO_BYTES is no size."""
@@ -128,6 +128,9 @@ class DataLoader(LoaderWithoutState[T_co]):
     is used again (see `arena.arena`), many times as fast. None: what MINIDL_TRANSPORT says, else "upstream".
     MINIDL_ARENA_BYTES, 2G by default, is what each worker keeps of that memory for use again.
 
+    worker_method (not torch's): "multiprocessing", or "thread": workers are threads of this process, which share its
+    memory: nothing is pickled, and `transport` is then "thread". See `loader.threads`.
+
     Raises ValueError or TypeError for options that exclude each other, and NotImplementedError for DataPipes. Beyond
     torch: `close()` and `with` end the workers of every iterator at once; `state_dict()` and `load_state_dict()`
     resume an epoch where another process has left it. Article 1 §2.1 to §2.3.
@@ -156,6 +159,7 @@ class DataLoader(LoaderWithoutState[T_co]):
         in_order: bool = True,
         state_every: int | None = None,
         transport: str | None = None,
+        worker_method: str = "multiprocessing",
     ) -> None:
         chooses = is_auto(num_workers)
         num_workers = 1 if chooses else num_workers
@@ -163,7 +167,7 @@ class DataLoader(LoaderWithoutState[T_co]):
             dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory, drop_last,
             timeout, worker_init_fn, multiprocessing_context, generator, prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers, pin_memory_device=pin_memory_device, in_order=in_order,
-            transport=transport,
+            transport=transport, worker_method=worker_method,
         )  # fmt: skip
         if chooses:
             self.choose_workers()
@@ -220,11 +224,18 @@ class DataLoader(LoaderWithoutState[T_co]):
         self._record, self._told_at_load = None, stateful.told_epoch(self)
 
 
-def checked_transport(transport: str | None) -> str:
-    """The transport that is asked for here, or by MINIDL_TRANSPORT, or the first one.
+def checked_transport(transport: str | None, worker_method: str = "multiprocessing") -> str:
+    """The transport that is asked for here, or by MINIDL_TRANSPORT, or the first one; "thread" between threads.
 
-    Raises ValueError if it is unknown, or if MINIDL_ARENA_BYTES is no number of bytes.
+    Raises ValueError if it is unknown or for processes, or if MINIDL_ARENA_BYTES is no number of bytes.
     """
+    if worker_method == "thread":
+        if transport is not None:
+            raise ValueError(
+                f"transport={transport!r} is a way between processes, and with worker_method='thread' batches stay "
+                "where they are: leave out one of them"
+            )
+        return "thread"
     name = transport or os.environ.get("MINIDL_TRANSPORT") or TRANSPORTS[0]
     if name not in TRANSPORTS:
         source = "" if transport else " (from MINIDL_TRANSPORT)"

@@ -27,7 +27,7 @@ ORDER = (
     ("data", "worker_info dataset sampler distributed collate fetch"),
     (
         "loader",
-        "dispatcher protocol driver progress ports pin_memory worker crew liveness iterators dataloader",
+        "dispatcher protocol driver progress ports pin_memory worker crew liveness iterators threads dataloader",
     ),
     ("arena", "farewell pickling packets arena arena_queue transport"),
     ("resume", "frameworks position stateful"),

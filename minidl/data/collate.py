@@ -123,7 +123,7 @@ def collate_tensor_fn(batch: Any, *, collate_fn_map: CollateFnMap | None = None)
                 f"Batches of {kind} tensors are not currently supported by the default collate_fn; "
                 "please provide a custom collate_fn to handle them appropriately."
             )
-    if worker_info.get_worker_info() is None or elem.nbytes * len(batch) < shared_from:
+    if not worker_info.in_worker_process() or elem.nbytes * len(batch) < shared_from:
         return torch.stack(batch)
     # Room for all elements, not for len(batch) times the first: different shapes then fail as in torch.
     out = new_shared(elem, [sum(tensor.numel() for tensor in batch)]).resize_(len(batch), *elem.size())

@@ -52,7 +52,7 @@ the worker would not receive it, and would be killed. So a crew holds no referen
 def _remove_segments() -> None:
     """Remove what the workers have left that are terminated because Python exits."""
     for crew in _running:
-        remove_left([worker.pid for worker in crew.workers])
+        remove_left(crew.pids())
 
 
 util.Finalize(None, _remove_segments, exitpriority=-1)  # below 0: after multiprocessing has terminated and joined them
@@ -65,7 +65,12 @@ def _close_all() -> None:
 
 
 class Crew(LiveRepr):
-    """The workers and the pin-memory thread of one iterator, with their queues, events and progress board."""
+    """The workers and the pin-memory thread of one iterator, with their queues, events and progress board.
+
+    handles: what a worker's number, its `pid`, is the number of.
+    """
+
+    handles = "pid"
 
     def __init__(self, driver: Driver, result_queue: Any, done_event: Any, board: ProgressBoard) -> None:
         self.driver = driver
@@ -93,14 +98,14 @@ class Crew(LiveRepr):
         """The worker's process, place and tasks, in words."""
         worker, tasks = self.workers[worker_id], self.driver.dispatcher.held_by(worker_id)
         if self.pid != os.getpid():
-            return f"(pid {worker.pid}) belongs to process {self.pid}"
+            return f"({self.handles} {worker.pid}) belongs to process {self.pid}"
         life = "alive" if worker.is_alive() else f"exit code {worker.exitcode}"
         try:
             doing = self.doing(worker_id)
         except Exception as error:  # the repr of the user's index has failed
             doing = f"... {type(error).__name__}"
         seconds = self.board.read(worker_id).seconds
-        return f"(pid {worker.pid}, {life}) has {numbers('task', tasks)}, {doing} for {seconds:.1f} s"
+        return f"({self.handles} {worker.pid}, {life}) has {numbers('task', tasks)}, {doing} for {seconds:.1f} s"
 
     def doing(self, worker_id: int) -> str:
         """What the worker last wrote about itself on the board, in words."""
@@ -119,10 +124,14 @@ class Crew(LiveRepr):
         self.pin_thread, self.pin_done_event = thread, done_event
         self.driver.pin_started()
 
+    def pids(self) -> list[int]:
+        """The workers' processes."""
+        return [worker.pid for worker in self.workers]
+
     def watch_pids(self) -> None:
         """From now on SIGCHLD raises if one of the workers dies."""
         self.pids_set = True  # first: torch refuses the same id twice, also after an exception here
-        _set_worker_pids(id(self), tuple(worker.pid for worker in self.workers))
+        _set_worker_pids(id(self), tuple(self.pids()))
         _set_SIGCHLD_handler()
 
     def close_at_exit(self) -> None:
@@ -181,7 +190,7 @@ class Crew(LiveRepr):
             effect = self.driver.done()
         if self.driver.ended:
             _running.discard(self)
-            remove_left([worker.pid for worker in self.workers])
+            remove_left(self.pids())
             self.result_queue.let_go()
 
     def perform(self, effect: Effect) -> None:

@@ -30,7 +30,15 @@ from minidl.loader.ports import EpochRecord, Ports, Transport
 
 T_co = TypeVar("T_co", covariant=True)
 
-_FIXED_AFTER_INIT = ("batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers")
+_FIXED_AFTER_INIT = (
+    "batch_size",
+    "batch_sampler",
+    "sampler",
+    "drop_last",
+    "dataset",
+    "persistent_workers",
+    "worker_method",
+)
 
 
 class _InfiniteConstantSampler(Sampler[None], torch.utils.data.dataloader._InfiniteConstantSampler):
@@ -62,6 +70,7 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
     pin_memory: copy batches to page-locked memory for the current accelerator. pin_memory_device: deprecated, ignored.
     timeout: seconds to wait for a batch, 0 = no limit. generator: for the default sampler and the workers' base seed.
     multiprocessing_context: "fork", "spawn", "forkserver", or a context.
+    worker_method (not torch's): "multiprocessing", or "thread": the workers are threads of this process; see `threads`.
 
     Raises ValueError or TypeError for options that exclude each other, and NotImplementedError for DataPipes. Beyond
     torch: `close()` and `with` end the workers of every iterator at once. Article 1 §2.1 to §2.3.
@@ -103,10 +112,12 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
         persistent_workers: bool = False,
         pin_memory_device: str = "",
         in_order: bool = True,
+        worker_method: str = "multiprocessing",
     ) -> None:
         _refuse_datapipes(dataset)
         self.num_workers = num_workers
         _check_workers(num_workers, timeout, prefetch_factor, persistent_workers)
+        self.worker_method = _checked_method(worker_method, multiprocessing_context)
         self.prefetch_factor = 2 if num_workers > 0 and prefetch_factor is None else prefetch_factor
         self.dataset = dataset
         self.pin_memory = pin_memory
@@ -153,6 +164,10 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
         iterator: _BaseDataLoaderIter
         if self.num_workers == 0:
             iterator = _SingleProcessDataLoaderIter(self)
+        elif self.worker_method == "thread":
+            from minidl.loader.threads import _ThreadDataLoaderIter
+
+            iterator = _ThreadDataLoaderIter(self)
         else:
             self.check_worker_number_rationality()
             iterator = _MultiProcessingDataLoaderIter(self)
@@ -180,6 +195,10 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
 
     def _new_transport(self) -> Transport:
         """How the tensors of a new iterator travel."""
+        if self.worker_method == "thread":
+            from minidl.loader.threads import ThreadTransport
+
+            return ThreadTransport()
         return Transport()
 
     def _new_epoch(self, ports: Ports) -> EpochRecord:
@@ -190,7 +209,8 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
         sampler = getattr(self._index_sampler, "sampler", self._index_sampler)
         yield f"{type(self.dataset).__name__} by {type(sampler).__name__}, batch_size {self.batch_size}"
         options = ("persistent_workers", "pin_memory", "drop_last")
-        yield ", ".join((counted(self.num_workers, "worker"), *(name for name in options if getattr(self, name))))
+        worker = "worker thread" if self.worker_method == "thread" else "worker"
+        yield ", ".join((counted(self.num_workers, worker), *(name for name in options if getattr(self, name))))
         if self.prefetch_factor is not None:
             yield f"prefetch_factor {self.prefetch_factor}"
         if self.timeout:
@@ -247,8 +267,8 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
         super().__setattr__(attr, val)
 
     def check_worker_number_rationality(self) -> None:
-        """Warn where more workers are asked for than this process may use CPUs."""
-        if not self.num_workers:
+        """Warn where more workers are asked for than this process may use CPUs; threads are often meant to wait."""
+        if not self.num_workers or self.worker_method == "thread":
             return
         affinity = hasattr(os, "sched_getaffinity")
         cpus = len(os.sched_getaffinity(0)) if affinity else os.cpu_count()
@@ -349,6 +369,24 @@ def _check_batching(
             "batch_size=None option disables auto-batching and is mutually exclusive with drop_last",
         ),
     )
+
+
+WORKER_METHODS = ("multiprocessing", "thread")
+
+
+def _checked_method(worker_method: str, context: Any) -> str:
+    _refuse(
+        (
+            worker_method not in WORKER_METHODS,
+            f"worker_method option should be one of {WORKER_METHODS}, but got worker_method={worker_method!r}",
+        ),
+        (
+            worker_method == "thread" and context is not None,
+            "multiprocessing_context option says how processes are started, and worker_method='thread' starts none: "
+            f"leave out one of them, but got multiprocessing_context={context!r}",
+        ),
+    )
+    return worker_method
 
 
 def _checked_context(context: Any, num_workers: int) -> Any:

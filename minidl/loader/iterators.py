@@ -15,6 +15,7 @@ import os
 import pickle
 import queue
 import sys
+import threading
 import time
 import types
 import warnings
@@ -39,7 +40,6 @@ from minidl.loader.crew import Crew
 from minidl.loader.dispatcher import Assignment, Deliver, Dispatcher
 from minidl.loader.driver import DRAW, END, READY, Driver, Effect, Evidence, Get
 from minidl.loader.pin_memory import PinMemoryThread, _pin_memory_loop, accelerator_type, pin_memory
-from minidl.loader.progress import ProgressBoard
 from minidl.loader.protocol import LoaderEvent, LoaderLifecycle, PinLifecycle, ProtocolError
 from minidl.loader.worker import Users, WorkerSpec, _worker_loop
 from minidl.wire import signal_handling
@@ -328,7 +328,11 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):  # type:
 
     Data flow: index queue (one per worker) -> worker -> result queue (one) -> consumer; if memory is pinned,
     result queue -> pin-memory thread -> ready queue -> consumer. `_data_queue` is the one that the consumer reads.
+    `threads` replaces what makes the workers processes.
     """
+
+    _crew_type: type[Crew] = Crew
+    _loop = staticmethod(_worker_loop)
 
     def __init__(self, loader: Loader) -> None:
         super().__init__(loader)
@@ -356,15 +360,15 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):  # type:
 
     def _start_workers(self, loader: Loader) -> None:
         """Start the workers; article 1 §2.4.2."""
-        context = loader.multiprocessing_context or torch.multiprocessing
-        named = context.get_start_method() != "fork"
+        context = self._context(loader)
+        named = context.get_start_method() in ("spawn", "forkserver")
         if named:
             start_tracker_apart()
-        self._workers_done_event = self._ports.done_event("workers")
+        self._workers_done_event = self._ports.done_event("workers", self._transport.done_event())
         result_queue = self._transport.result_queue(context, self._num_workers, self._workers_done_event, self._ports)
         self._worker_result_queue = self._ports.queue("result", result_queue)
-        self._board = ProgressBoard(self._num_workers)
-        self._crew = Crew(self._driver, self._worker_result_queue, self._workers_done_event, self._board)
+        self._board = self._transport.board(self._num_workers)
+        self._crew = self._crew_type(self._driver, self._worker_result_queue, self._workers_done_event, self._board)
         self._workers, self._index_queues = self._crew.workers, self._crew.index_queues
         self._crew.named = named
         users = WorkerPayload(Users(self._dataset, self._collate_fn, self._worker_init_fn))
@@ -384,11 +388,11 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):  # type:
                 result_queue=self._worker_result_queue.writer(worker_id),
                 done_event=self._workers_done_event,
                 board=self._board,
-                ports=self._ports,
+                ports=self._ports_of_a_worker(),
                 manager_pid=None if context.get_start_method() == "forkserver" else self._crew.pid,
                 fetching=self._record.fetching(worker_id, loader),
             )
-            worker = self._ports.worker(context, worker_id, _worker_loop, (spec,))
+            worker = self._ports.worker(context, worker_id, self._loop, (spec,))
             with signal_handling.put_off_all():
                 try:
                     _start(worker)
@@ -396,9 +400,15 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):  # type:
                     users.close()
                 self._crew.add_worker(worker, index_queue)
 
+    def _context(self, loader: Loader) -> Any:
+        return loader.multiprocessing_context or torch.multiprocessing
+
+    def _ports_of_a_worker(self) -> ports.Ports:
+        return self._ports  # a process gets a copy of its own
+
     def _start_pin_memory_thread(self) -> None:
         """Start the thread between the result queue and the ready queue; article 1 §2.4.6."""
-        self._pin_memory_thread_done_event = done_event = self._ports.done_event("pin thread")
+        self._pin_memory_thread_done_event = done_event = self._ports.done_event("pin thread", threading.Event())
         self._data_queue = self._ports.queue("ready", ReadyQueue())
         queues = self._worker_result_queue, self._data_queue
         device = torch.accelerator.current_device_index(), done_event, str(self._pin_memory_device)

@@ -58,7 +58,7 @@ def error_of(crew: Crew, effect: Raise, timeout: float, waited: float, ports: Po
 def _worker_died(crew: Crew, workers: tuple[int, ...]) -> RuntimeError:
     pids = ", ".join(str(crew.workers[worker].pid) for worker in workers)
     last = "; ".join(f"worker {i}: exit code {crew.workers[i].exitcode}, last {crew.doing(i)}" for i in workers)
-    return RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly ({last}) ({more('died')})")
+    return RuntimeError(f"DataLoader worker ({crew.handles}(s) {pids}) exited unexpectedly ({last}) ({more('died')})")
 
 
 def _timed_out(crew: Crew, workers: tuple[int, ...], timeout: float, waited: float, ports: Ports) -> RuntimeError:
@@ -73,7 +73,7 @@ def _timed_out(crew: Crew, workers: tuple[int, ...], timeout: float, waited: flo
         alive = "alive" if worker.is_alive() else f"dead, exit code {worker.exitcode}"
         message += (
             f": waited {waited:.1f} s for task {task} of worker {number} "
-            f"(pid {worker.pid}, {alive}), which is {crew.doing(number)}, "
+            f"({crew.handles} {worker.pid}, {alive}), which is {crew.doing(number)}, "
             f"for {crew.board.read(number).seconds:.1f} s"
         )
     return RuntimeError(f"{message} ({more('hung')})")

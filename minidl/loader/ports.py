@@ -40,10 +40,11 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class WorkerEntered:
-    """This process is a worker and is seeded."""
+    """This process, or this thread, is a worker and is seeded."""
 
     worker_id: int
     seed: int
+    in_thread: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,14 @@ class Transport:
     def result_queue(self, context: Any, num_workers: int, done_event: Any, ports: Ports) -> Any:
         """The queue of all workers' results. done_event: theirs."""
         return BoundedQueue(context)
+
+    def done_event(self) -> Any:
+        """What tells all workers that the loader ends."""
+        return SharedFlag()
+
+    def board(self, num_workers: int) -> ProgressBoard:
+        """Where the workers write how far they have come."""
+        return ProgressBoard(num_workers)
 
 
 class Fetching:
@@ -228,9 +237,9 @@ class Ports:
         """The queue as the actors use it. worker_id: whose index queue it is."""
         return queue
 
-    def done_event(self, which: WhichDoneEvent) -> Any:
-        """A done event, shared with the processes or the thread that it is for."""
-        return SharedFlag() if which == "workers" else threading.Event()
+    def done_event(self, which: WhichDoneEvent, event: Any) -> Any:
+        """A done event as the actors use it."""
+        return event
 
     def worker(self, context: Any, worker_id: int, target: Callable[..., None], args: tuple[Any, ...]) -> Any:
         """A process, not started yet."""

@@ -78,12 +78,16 @@ def what_at(stage: Stage, position: int, index: Any) -> str:
 
 
 class ProgressBoard(LiveRepr):
-    """Rows for `num_workers` workers, an int64 tensor of shape (num_workers, 4) in shared memory; picklable."""
+    """Rows for `num_workers` workers, an int64 tensor of shape (num_workers, 4) in shared memory; picklable.
 
-    def __init__(self, num_workers: int) -> None:
+    shared: False for workers that are threads, which need no shared memory.
+    """
+
+    def __init__(self, num_workers: int, *, shared: bool = True) -> None:
         self._cells = torch.zeros((num_workers, _FIELDS), dtype=torch.int64)
         self._cells[:, 3] = time.monotonic_ns()  # each is starting, since now
-        self._cells.share_memory_()  # type: ignore[no-untyped-call]
+        if shared:
+            self._cells.share_memory_()  # type: ignore[no-untyped-call]
 
     def _phrases(self) -> Iterator[str]:
         for worker_id in range(len(self._cells)):

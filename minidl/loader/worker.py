@@ -64,6 +64,7 @@ class WorkerSpec:
     ports: Ports
     manager_pid: int | None
     fetching: Fetching
+    method: str = "process"
 
     @property
     def seed(self) -> int:
@@ -73,7 +74,7 @@ class WorkerSpec:
     @property
     def where(self) -> str:
         """How errors name this worker."""
-        return f"in DataLoader worker process {self.worker_id}"
+        return f"in DataLoader worker {self.method} {self.worker_id}"
 
 
 class ManagerWatchdog:
@@ -134,8 +135,7 @@ class _Worker:
 
     def __init__(self, spec: WorkerSpec) -> None:
         self.spec = spec
-        self.watchdog = ManagerWatchdog(spec.manager_pid)
-        threading.Thread(target=_end_orphan, args=(self.watchdog,), name="end_orphan", daemon=True).start()
+        self.watchdog = self.watch()
         self.lifecycle = spec.ports.decider(WorkerLifecycle, spec.worker_id)
         self.progress = spec.ports.worker_progress(spec.board, spec.worker_id)
         self.fetcher: _BaseDatasetFetcher | None = None
@@ -144,6 +144,12 @@ class _Worker:
         self.lacks = ""  # why there is no fetcher, once that was said
         self.epoch, self.last = 0, -1  # the epoch, and the last task in it
         self.users = Users()
+
+    def watch(self) -> ManagerWatchdog:
+        """What tells whether the loader's process lives, and ends this one some time after it."""
+        watchdog = ManagerWatchdog(self.spec.manager_pid)
+        threading.Thread(target=_end_orphan, args=(watchdog,), name="end_orphan", daemon=True).start()
+        return watchdog
 
     def unpack(self) -> None:
         """Unpickle what the user has given, which imports modules. If that fails, each task says so."""

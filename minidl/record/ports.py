@@ -95,9 +95,9 @@ class TracedPorts(Shared, ports.Ports):
         self.pinned |= which == "ready"
         return TRACED_QUEUES[which](self, queue, worker_id)
 
-    def done_event(self, which: ports.WhichDoneEvent) -> Any:
+    def done_event(self, which: ports.WhichDoneEvent, event: Any) -> Any:
         numbers = {"workers": ev.DoneEvent.WORKERS, "pin thread": ev.DoneEvent.PIN_THREAD}
-        return TracedDoneEvent(self, super().done_event(which), numbers[which])
+        return TracedDoneEvent(self, super().done_event(which, event), numbers[which])
 
     def worker(self, context: Any, worker_id: int, target: Callable[..., None], args: tuple[Any, ...]) -> Any:
         process = TracedProcess(self, super().worker(context, worker_id, target, args), worker_id)

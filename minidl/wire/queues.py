@@ -345,14 +345,17 @@ def _not_written(reference: Callable[[], BoundedQueue | None], error: Exception,
 
 
 class ReadyQueue(LiveRepr):
-    """A queue between two threads, one that puts and one that gets: the pin thread's output.
+    """A queue between threads, of which one gets: the pin thread's output.
 
     A `queue.Queue` waits and takes in Python, where an error that a signal's handler raises can lose a message.
     """
 
     def __init__(self) -> None:
         self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.put = self._messages.put
+
+    def put(self, message: Any) -> None:
+        """Hand over a message."""
+        self._messages.put(message)
 
     def _phrases(self) -> Iterator[str]:
         yield counted(self._messages.qsize(), "message")

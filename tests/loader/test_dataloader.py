@@ -137,10 +137,10 @@ NAMES = (
 
 
 def test_the_signature_is_torchs() -> None:
-    """But for `state_every` and `transport`, which come after it."""
+    """But for `state_every`, `transport` and `worker_method`, which come after it."""
     ours, theirs = (inspect.signature(lib.DataLoader.__init__).parameters for lib in (minidl, TORCH))
-    names = "state_every", "transport"
-    own = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in names]
+    defaults = {"state_every": None, "transport": None, "worker_method": "multiprocessing"}
+    own = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value) for name, value in defaults.items()]
     assert [(p.name, p.kind, p.default) for p in ours.values()] == [
         (p.name, p.kind, p.default) for p in (*theirs.values(), *own)
     ]

@@ -59,7 +59,7 @@ from minidl.wire.tensors import NotHandedOverError
 )
 def test_worker_processes(together: int, part: int) -> None:
     for case in grid(together)[part :: 2 * together - 2]:
-        agree(lambda lib, case=case: epochs(lib, case), what=case)
+        agree(lambda lib, case=case: epochs(lib, case), what=case, threads=True)
 
 
 @given(st.fixed_dictionaries({name: st.sampled_from(values) for name, values in OPTIONS.items()}).filter(allowed))
@@ -111,7 +111,7 @@ def test_samplers(name: str, num_workers: int) -> None:
         loader = lib.DataLoader(wl.Probe(7), num_workers=num_workers, **SAMPLING[name](samplers or lib))
         return [steps(loader), steps(loader), length(loader)]
 
-    agree(program)
+    agree(program, threads=num_workers > 0)
     if num_workers == 0:
         agree(program, lambda lib: program(lib, TORCH), "torch's sampler in our loader")
         agree(program, lambda lib: program(TORCH, minidl), "our sampler in torch's loader")
@@ -202,12 +202,15 @@ def test_epochs_that_are_broken_off(num_workers: int, persistent: bool) -> None:
             iterator._shutdown_workers()
         return seen
 
-    agree(program)
+    agree(program, threads=num_workers > 0)
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.live)])
 def test_two_iterators_of_one_loader(num_workers: int) -> None:
-    agree(lambda lib: list(zip(*[lib.DataLoader(wl.Probe(4), shuffle=True, num_workers=num_workers)] * 2, strict=True)))
+    def program(lib: Any) -> Any:
+        return list(zip(*[lib.DataLoader(wl.Probe(4), shuffle=True, num_workers=num_workers)] * 2, strict=True))
+
+    agree(program, threads=num_workers > 0)
 
 
 @pytest.mark.parametrize(
@@ -272,7 +275,7 @@ def test_datasets_and_collate_of_the_other_library(num_workers: int) -> None:
 
     theirs = torch.utils.data.default_collate
     for dataset in (wl.OurNumbers(), wl.OurStream(7)):
-        agree(lambda lib, d=dataset: program(lib, d), what="our dataset")
+        agree(lambda lib, d=dataset: program(lib, d), what="our dataset", threads=num_workers > 0)
     agree(lambda lib: program(lib, wl.Stream(7)), lambda lib: program(lib, wl.OurStream(7)), "our sharding")
     agree(lambda lib: program(lib, wl.Mixed(5)), lambda lib: program(lib, wl.Mixed(5), theirs), "torch's collate")
     agree(
@@ -290,7 +293,11 @@ def test_datasets_and_collate_of_the_other_library(num_workers: int) -> None:
 def test_errors_of_every_type(name: str, num_workers: int) -> None:
     """Type and first line are torch's; the batches after the error still come."""
     dataset = wl.Failing(6, wl.ERRORS[name])
-    seen = agree(lambda lib: steps(lib.DataLoader(dataset, batch_size=2, num_workers=num_workers)))
+
+    def program(lib: Any) -> Any:
+        return steps(lib.DataLoader(dataset, batch_size=2, num_workers=num_workers))
+
+    seen = agree(program, threads=num_workers > 0)
     assert len(seen) == 3 or name == "stop"
 
 
@@ -320,7 +327,7 @@ def test_errors_in_every_place(place: str, num_workers: int) -> None:
     def program(lib: Any) -> Any:
         return steps(lib.DataLoader(**({"batch_size": 2, "num_workers": num_workers} | PLACES[place]())), limit=12)
 
-    seen = agree(program)
+    seen = agree(program, threads=num_workers > 0)
     assert any(isinstance(step, tuple) for step in seen)
 
 
@@ -339,7 +346,7 @@ def test_errors_before_the_first_task() -> None:
         {"dataset": wl.Numbers(6), "worker_init_fn": wl.failing_init},
         {"dataset": wl.FailingStream(6, "iter")},
     ):
-        seen = agree(lambda lib, case=case: steps(lib.DataLoader(num_workers=2, **case), limit=2))
+        seen = agree(lambda lib, case=case: steps(lib.DataLoader(num_workers=2, **case), limit=2), threads=True)
         assert [kind for kind, _ in seen] == [wl.SimpleError, wl.SimpleError]
     agree(lambda lib: steps(lib.DataLoader(wl.FailingStream(6, "iter"))))
 
@@ -354,7 +361,7 @@ def test_an_error_is_raised_at_its_turn_and_iteration_goes_on_after_it() -> None
         loader._iterator._shutdown_workers()
         return seen
 
-    seen = agree(program)
+    seen = agree(program, threads=True)
     assert [place for place, step in enumerate(seen[1]) if isinstance(step, tuple)] == [0, 1, 5]
 
 
@@ -445,9 +452,9 @@ class Unmoved(Ports):
         self.asked.append((which, worker_id))
         return queue
 
-    def done_event(self, which: Any) -> Any:
+    def done_event(self, which: Any, event: Any) -> Any:
         self.asked.append(which)
-        return super().done_event(which)
+        return super().done_event(which, event)
 
     def worker(self, context: Any, worker_id: int, target: Any, args: Any) -> Any:
         self.asked.append(worker_id)

@@ -29,6 +29,7 @@ class Worker:
 def crew_of(*workers: Worker, missing: int = 0, pin_thread: Any = None, jammed: bool = True, failures: Any = ()) -> Any:
     asked: list[str] = []
     return SimpleNamespace(
+        handles="pid",
         pid=9,
         workers=workers,
         pin_thread=pin_thread,

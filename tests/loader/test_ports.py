@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from types import SimpleNamespace
 
 from minidl.loader import ports
-from minidl.loader.ports import Ports
+from minidl.loader.ports import Ports, Transport
 from minidl.loader.progress import ProgressBoard
 from minidl.wire.messages import Result
 from minidl.wire.queues import SharedFlag
@@ -34,7 +33,8 @@ def test_a_factory_is_used_until_its_undo() -> None:
 
 def test_what_a_worker_gets() -> None:
     ports = Ports()
-    assert (type(ports.done_event("workers")), type(ports.done_event("pin thread"))) == (SharedFlag, threading.Event)
+    flag = Transport().done_event()
+    assert (type(flag), ports.done_event("workers", flag)) == (SharedFlag, flag)
     context = SimpleNamespace(Process=lambda **options: options)
     assert ports.worker(context, 1, print, (5,)) == {"target": print, "args": (5,), "daemon": True}
     assert ports.envelope(Result(0, 0, 5)).message == Result(0, 0, 5)

@@ -28,6 +28,7 @@ from minidl.loader import iterators
 from minidl.loader import worker as worker_module
 from minidl.loader.progress import WorkerProgress
 from minidl.loader.protocol import LoaderState
+from minidl.loader.threads import ThreadCrew, WorkerThread
 from minidl.loader.worker import _Worker
 from minidl.process_stat import is_alive
 from minidl.tracefile.reader import read_trace
@@ -44,13 +45,24 @@ def nobody_is_terminated(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in ("terminate", "kill"):
         monkeypatch.setattr(multiprocessing.process.BaseProcess, name, refuse)
+    monkeypatch.setattr(ThreadCrew, "_warn_of", lambda crew, stuck: [refuse(number) for number in stuck])
 
 
-@pytest.fixture(params=["plain", "pinned", "persistent", "persistent and pinned"])
+@pytest.fixture(
+    params=["plain", "pinned", "persistent", "persistent and pinned", "threads", "persistent and pinned threads"]
+)
 def options(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
     pin, persistent = "pinned" in request.param, "persistent" in request.param
-    return {"num_workers": 2, "pin_memory": pin, "persistent_workers": persistent}
+    method = "thread" if "threads" in request.param else "multiprocessing"
+    return {"num_workers": 2, "pin_memory": pin, "persistent_workers": persistent, "worker_method": method}
+
+
+@pytest.fixture
+def of_processes(options: dict[str, Any]) -> dict[str, Any]:
+    if options["worker_method"] == "thread":
+        pytest.skip("a thread can't be killed: see test_threads")
+    return options
 
 
 def assert_ended(iterator: Any, codes: tuple[int, ...] = (0, 0)) -> None:
@@ -58,7 +70,10 @@ def assert_ended(iterator: Any, codes: tuple[int, ...] = (0, 0)) -> None:
     assert tuple(worker.exitcode for worker in iterator._workers) == codes
     assert iterator._lifecycle.state is LoaderState.CLOSED
     assert iterator._workers_done_event.is_set()
-    assert all(queue._closed for queue in iterator._index_queues)
+    if any(isinstance(worker, WorkerThread) for worker in iterator._workers):
+        assert not any(thread in iterator._workers for thread in threading.enumerate())
+    else:
+        assert all(queue._closed for queue in iterator._index_queues)
     assert iterator._crew not in module._running
     assert not iterator._crew.pids_set
     _error_if_any_worker_fails()
@@ -240,11 +255,11 @@ def test_a_forked_child_does_not_end_what_it_inherited() -> None:
     ("stuck", "code"), [(wl.hang, 0), (wl.hang_without_sigterm, -signal.SIGKILL)], ids=["stuck", "ignores SIGTERM"]
 )
 def test_a_worker_stuck_in_a_sample_is_ended(
-    stuck: Any, code: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    stuck: Any, code: int, of_processes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After its sentinel and a bounded wait: SIGTERM, at which torch's handler exits with 0; at last SIGKILL."""
     wl.impatient(monkeypatch, 1.0)
-    iterator: Any = iter(minidl.DataLoader(wl.At(20, 4, stuck), batch_size=2, **options))
+    iterator: Any = iter(minidl.DataLoader(wl.At(20, 4, stuck), batch_size=2, **of_processes))
     assert [next(iterator).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
     while iterator._board.read(0).task != 2 or iterator._board.read(0).position != 0:
         time.sleep(0.005)  # until the worker is in the sample that it does not leave
@@ -268,8 +283,8 @@ def test_a_stopped_worker_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_sigchld", "nobody_is_terminated")
-def test_a_worker_that_was_killed_is_no_obstacle(options: dict[str, Any], tmp_path: Path) -> None:
-    iterator: Any = iter(minidl.DataLoader(wl.Gate(20, tmp_path / "never", at=5), **options))
+def test_a_worker_that_was_killed_is_no_obstacle(of_processes: dict[str, Any], tmp_path: Path) -> None:
+    iterator: Any = iter(minidl.DataLoader(wl.Gate(20, tmp_path / "never", at=5), **of_processes))
     for _ in range(5):
         next(iterator)
     # Worker 1 is in sample 5. Its feeder thread has written batch 3, and may still hold the queue's lock. If the worker

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
+import threading
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -23,6 +24,7 @@ import workloads as wl
 from oracle_twice import different
 
 import minidl
+from minidl.loader.threads import WorkerThread
 
 TORCH: Any = torch.utils.data
 Program = Callable[[Any], Any]
@@ -53,12 +55,44 @@ def whose(filename: str) -> str:
     return "user" if Path(filename).is_relative_to(TESTS) else "library"
 
 
-def agree(program: Program, ours: Program | None = None, what: object = "") -> Any:
-    """Fail unless both libraries are observed to do the same; return the value. `ours`: another program for minidl."""
+def agree(program: Program, ours: Program | None = None, what: object = "", *, threads: bool = False) -> Any:
+    """Fail unless both libraries are observed to do the same; return the value. `ours`: another program for minidl.
+
+    threads: minidl's worker threads are to do it, too; see `of_threads` for what differs.
+    """
     expected, got = observe(program, TORCH), observe(ours or program, minidl)
     difference = different(expected, got)
     assert difference is None, f"{what}\ntorch:  {expected['value']}\nminidl: {got['value']}\ndiffer in {difference}"
+    if threads:
+        found = observe(program, THREADS)
+        difference = different(of_threads(expected | {"warnings": []}), found | {"warnings": []})
+        assert difference is None, f"{what}\ntorch: {expected['value']}\nthreads: {found['value']}\n{difference}"
+        left = [thread for thread in threading.enumerate() if isinstance(thread, WorkerThread)]
+        assert not left, f"{what}: {left} left behind"
     return got["value"]
+
+
+class Threads:
+    """minidl, whose workers are threads."""
+
+    DataLoader = functools.partial(minidl.DataLoader, worker_method="thread")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(minidl, name)
+
+
+THREADS = Threads()
+
+
+def of_threads(value: Any) -> Any:
+    """A value as from worker threads: in their words, and in memory of this process."""
+    if isinstance(value, torch.Tensor) and value.is_shared():
+        return value.clone()
+    if isinstance(value, str):
+        return value.replace("DataLoader worker process", "DataLoader worker thread")
+    if type(value) in (list, tuple):
+        return type(value)(map(of_threads, value))
+    return {key: of_threads(one) for key, one in value.items()} if type(value) is dict else value
 
 
 def steps(loader: Iterable[Any], limit: int = 40) -> list[Any]:

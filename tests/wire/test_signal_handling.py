@@ -265,7 +265,8 @@ def test_an_interrupt_while_a_worker_is_started_comes_once_it_is_listed(
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(iterators, "_start", start)
-    monkeypatch.setattr(iterators, "Crew", lambda *args: crews.append(Crew(*args)) or crews[-1])
+    kept = staticmethod(lambda *args: crews.append(Crew(*args)) or crews[-1])
+    monkeypatch.setattr(iterators._MultiProcessingDataLoaderIter, "_crew_type", kept)
     with pytest.raises(KeyboardInterrupt):
         iter(minidl.DataLoader(wl.Numbers(4), num_workers=2, multiprocessing_context=context))
     assert crews[0].workers == workers

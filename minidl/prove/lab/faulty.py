@@ -26,7 +26,11 @@ def worker() -> tuple[int, int, int]:
 
 
 def chances() -> tuple[float, float, float]:
-    """One draw from each global generator."""
+    """One draw from each global generator, or from each of a worker thread's own."""
+    own: Any = getattr(torch.utils.data.get_worker_info(), "rng", None)
+    if own is not None:
+        drawn = torch.rand((), generator=own.torch_generator)
+        return own.random_generator.random(), float(own.numpy_generator.random()), float(drawn)
     return random.random(), float(np.random.rand()), float(torch.rand(()))
 
 

@@ -1,0 +1,368 @@
+"""Workers that are threads: what differs from processes. What is the same, the tests of the iterators hold for both."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data
+import workloads as wl
+
+import minidl
+from minidl.data import worker_info
+from minidl.loader import crew, threads
+from minidl.loader.progress import Stage
+from minidl.loader.protocol import LoaderState
+from minidl.loader.threads import Flag, ThreadQueue, WorkerThread
+from minidl.wire.messages import Task
+
+
+def in_threads(dataset: Any, **options: Any) -> Any:
+    return minidl.DataLoader(dataset, **{"batch_size": None, "num_workers": 2, "worker_method": "thread"} | options)
+
+
+def living() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if isinstance(thread, WorkerThread)]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    yield
+    assert not living()
+    assert not crew._running
+
+
+class Held(wl.Numbers):
+    """i -> i; but sample `at` is served once `go` is set. The worker is in it when `there` is set."""
+
+    def __init__(self, n: int, at: int) -> None:
+        super().__init__(n)
+        self.at, self.there, self.go = at, threading.Event(), threading.Event()
+        self.asked: list[int] = []
+
+    def __getitem__(self, index: int) -> int:
+        self.asked.append(index)
+        if index == self.at:
+            self.there.set()
+            assert self.go.wait(wl.BOUND)
+        return index
+
+
+# --- What is refused --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"worker_method": "fiber"}, r"one of \('multiprocessing', 'thread'\), but got worker_method='fiber'"),
+        (
+            {"multiprocessing_context": "spawn"},
+            "starts none: leave out one of them, .* multiprocessing_context='spawn'",
+        ),
+        ({"transport": "arena"}, "transport='arena' is a way between processes"),
+        ({"prefetch_factor": -1}, "prefetch_factor option should be non-negative"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        in_threads([1], **options)
+
+
+def test_what_the_loader_says_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many threads need no warning, a transport that the environment names is for processes, 0 workers are none."""
+    monkeypatch.setenv("MINIDL_TRANSPORT", "arena")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loader = in_threads(wl.Numbers(70), num_workers=64)
+        assert sorted(loader) == list(range(70))
+    assert (loader.transport, loader.worker_method) == ("thread", "thread")
+    assert "64 worker threads" in repr(loader)
+    assert list(in_threads(wl.Numbers(2), num_workers=0)) == [0, 1]
+    with pytest.raises(ValueError, match="worker_method attribute should not be set"):
+        loader.worker_method = "multiprocessing"
+
+
+# --- What a worker knows, and draws -----------------------------------------------------------------------------------
+class Asks(wl.Numbers):
+    def __getitem__(self, index: int) -> Any:
+        return minidl.get_worker_info(), torch.utils.data.get_worker_info(), threading.current_thread().name
+
+
+def test_worker_information_is_of_the_thread() -> None:
+    """Also torch's function answers, which a dataset may have imported by name; elsewhere it answers as before."""
+    seen = list(in_threads(Asks(4)))
+    assert [ours is theirs for ours, theirs, _ in seen] == [True] * 4
+    assert [(ours.id, ours.num_workers, ours.worker_method, name) for ours, _, name in seen] == [
+        (worker, 2, "thread", f"worker {worker}") for worker in (0, 1, 0, 1)
+    ]
+    assert minidl.get_worker_info() is None
+    assert torch.utils.data.get_worker_info() is None
+    assert not worker_info.in_worker_process()
+
+
+@pytest.mark.live
+def test_a_forked_child_of_a_worker_is_no_worker() -> None:
+    def child() -> int:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if torch.utils.data.get_worker_info() is None else 1)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of a fork beside threads
+        assert list(in_threads(wl.At(2, 1, child))) == [0, 0]
+
+
+def test_the_global_generators_are_left_alone_and_each_worker_has_its_own() -> None:
+    random.seed(1), np.random.seed(2), torch.manual_seed(3)  # type: ignore[func-returns-value]
+    torch.empty((), dtype=torch.int64).random_()  # what the loader draws: the base seed
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # type: ignore[index]
+    torch.manual_seed(3)
+    draws = [chances for _, _, chances in in_threads(wl.Probe(4))]
+    after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # type: ignore[index]
+    assert after == before
+    assert len({*map(str, draws)}) == 4
+
+
+class Moves(wl.Numbers):
+    """Serves what its attributes say, which worker_init_fn sets."""
+
+    start = 0
+
+    def __getitem__(self, index: int) -> Any:
+        return self.start, id(self.shared)
+
+
+def start_at(worker_id: int) -> None:
+    info: Any = minidl.get_worker_info()
+    info.dataset.start = 100 * info.id
+    info.dataset.shared.append(worker_id)
+
+
+def test_each_worker_has_a_shallow_copy_of_the_dataset() -> None:
+    """As in torch's documentation, worker_init_fn may set what its worker serves."""
+    dataset: Any = Moves(4)
+    dataset.shared = []
+    seen = list(in_threads(dataset, worker_init_fn=start_at))
+    assert [start for start, _ in seen] == [0, 100, 0, 100]
+    assert all(shared == id(dataset.shared) for _, shared in seen)
+    assert (dataset.start, sorted(dataset.shared)) == (0, [0, 1])
+
+
+class CannotBeCopied(wl.Numbers):
+    def __copy__(self) -> Any:
+        raise wl.SimpleError("not this one")
+
+
+def test_a_dataset_that_can_not_be_copied_is_an_error_of_each_task() -> None:
+    iterator = iter(in_threads(CannotBeCopied(2)))
+    for number in (0, 1):
+        with pytest.raises(wl.SimpleError, match=f"in DataLoader worker thread {number} while it copied its dataset"):
+            next(iterator)
+    assert list(iterator) == []
+
+
+def test_batches_are_the_workers_own_objects_and_in_no_shared_memory() -> None:
+    sample = torch.zeros(3)
+    assert next(iter(in_threads([sample]))) is sample
+    (batch,) = in_threads([sample, sample], batch_size=2)
+    assert not batch.is_shared()
+
+
+def test_workers_compute_with_one_core_and_nobody_else_does() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert list(in_threads(wl.At(2, 0, torch.get_num_threads))) == [1, 1]
+        later: list[int] = []
+        other = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+        other.start(), other.join()  # type: ignore[func-returns-value]
+        assert [torch.get_num_threads(), *later] == [3, 3]
+    finally:
+        torch.set_num_threads(before)
+
+
+# --- How workers end before their time --------------------------------------------------------------------------------
+def stop() -> None:
+    raise GeneratorExit
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [(sys.exit, 0), (lambda: sys.exit(3), 3), (lambda: sys.exit("no more"), 1), (stop, 1)],
+    ids=["exit()", "exit(3)", "exit(text)", "another exception"],
+)
+@pytest.mark.parametrize("pin_memory", [False, True])
+def test_a_worker_that_ends_is_found_at_once(
+    end: Any, code: int, pin_memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the exception that has ended it as the cause."""
+    monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
+    began = time.monotonic()
+    iterator = iter(in_threads(wl.At(8, 3, end), pin_memory=pin_memory))
+    with pytest.raises(
+        RuntimeError, match=f"exited unexpectedly .worker 1: exit code {code}, last in task 3"
+    ) as raised:
+        list(iterator)
+    assert isinstance(raised.value.__cause__, (SystemExit, GeneratorExit))
+    assert "thread(s)" in str(raised.value)
+    assert time.monotonic() - began < 4  # the liveness check comes after 5 s
+    iterator.close()
+
+
+def test_a_worker_that_ends_before_its_first_task() -> None:
+    with pytest.raises(RuntimeError, match="exit code 0, last in worker_init_fn"):
+        list(in_threads(wl.Numbers(4), worker_init_fn=lambda worker_id: sys.exit()))
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupt_of_the_datasets_own_ends_a_worker_silently(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it ends a process; the liveness check finds that, or the timeout."""
+    with pytest.raises(RuntimeError, match=r"exited unexpectedly .worker 0: exit code 0"):
+        list(in_threads(wl.At(4, 2, interrupt), timeout=0.3))
+
+
+# --- The shutdown -----------------------------------------------------------------------------------------------------
+def test_a_worker_stops_at_its_next_sample() -> None:
+    dataset = Held(64, at=1)
+    iterator = iter(in_threads(dataset, batch_size=32, num_workers=1))
+    assert dataset.there.wait(wl.BOUND)
+    threading.Timer(0.05, dataset.go.set).start()
+    iterator.close()
+    assert dataset.asked == [0, 1]  # of 32
+    assert iterator._lifecycle.state is LoaderState.CLOSED
+
+
+def test_a_worker_that_stays_in_its_sample_is_left_behind_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leaves by itself when its sample is there, and neither the close nor the program waits for that."""
+    wl.impatient(monkeypatch, 0.1)
+    dataset = Held(9, at=1)
+    iterator = iter(in_threads(dataset, batch_size=3))
+    assert dataset.there.wait(wl.BOUND)
+    words = r"worker 0 \(thread \d+\) is in task 0, sample index 1 \(place 2 of 3\), for .* A thread can't be killed"
+    with pytest.warns(RuntimeWarning, match=words):
+        iterator.close()
+    assert iterator._lifecycle.state is LoaderState.CLOSED
+    assert [worker.is_alive() for worker in iterator._workers] == [True, False]
+    dataset.go.set()
+    iterator._workers[0].join(wl.BOUND)
+    assert [worker.exitcode for worker in iterator._workers] == [0, 0]
+
+
+def test_after_an_interrupted_shutdown_the_workers_are_told_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C before the done event is set."""
+    monkeypatch.setattr(crew.Crew, "_join_pin", lambda crew, timeout: interrupt())
+    monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
+    iterator = iter(in_threads(wl.Numbers(9), pin_memory=True))
+    with pytest.raises(KeyboardInterrupt):
+        iterator.close()
+    assert not living()
+
+
+def test_the_collector_may_end_an_iterator_in_one_of_its_workers() -> None:
+    """A worker does not wait for its own end, and nothing is said about it."""
+    ended = threading.Event()
+
+    def collect() -> int:
+        gc.collect()
+        ended.set()
+        return 0
+
+    dataset = Held(4, at=1)
+    dataset.collect = collect  # type: ignore[attr-defined]
+    go, there = dataset.go, dataset.there
+
+    class Collects(Held):
+        def __getitem__(self, index: int) -> int:
+            super().__getitem__(index)
+            return collect() if index == self.at else index
+
+    dataset.__class__ = Collects
+    iterator = iter(in_threads(dataset, num_workers=1))
+    assert there.wait(wl.BOUND)
+    worker, iterator.itself = iterator._workers[0], iterator
+    gc.disable()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            del iterator
+            go.set()
+            assert ended.wait(wl.BOUND)
+    finally:
+        gc.enable()
+    worker.join(wl.BOUND)
+    assert not worker.is_alive()
+
+
+def test_batches_that_nobody_has_read_go_with_the_iterator() -> None:
+    iterator = iter(in_threads(wl.Tensors(9)))
+    while iterator._worker_result_queue._messages.qsize() < 4:
+        time.sleep(0.001)
+    iterator.close()
+    assert iterator._worker_result_queue._messages.empty()
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("how", ["end", "stuck", "persistent", "interrupted"])
+def test_the_interpreter_exits_in_the_middle_of_an_epoch(how: str) -> None:
+    """The workers leave before Python ends; one that is stuck is warned of, and ends with the process."""
+    done = wl.run(EXIT, how)
+    assert done.returncode == {"interrupted": -signal.SIGINT}.get(how, 0), done.stderr
+    assert ("A thread can't be killed" in done.stderr) == (how == "stuck"), done.stderr
+    assert done.stdout.split() == ["shut", "down"]
+
+
+EXIT = """
+import atexit, sys, signal, warnings
+atexit.register(lambda: print("shut down" if kept[0]._lifecycle.state.name == "CLOSED" else "left"))
+import minidl, workloads as wl
+from minidl.loader import driver
+driver.MP_STATUS_CHECK_INTERVAL = 0.3
+how = sys.argv[1]
+dataset = wl.At(1000, 3, wl.hang) if how == "stuck" else wl.Tensors(1000)
+loader = minidl.DataLoader(dataset, num_workers=2, worker_method="thread", persistent_workers=how == "persistent")
+iterator = iter(loader)
+kept = [iterator]
+next(iterator)
+if how == "interrupted":
+    signal.raise_signal(signal.SIGINT)
+"""
+
+
+# --- The parts --------------------------------------------------------------------------------------------------------
+def test_a_queue_hands_over_the_object_itself() -> None:
+    queue, task = ThreadQueue(), Task(0, 0, [1])
+    queue.put(SimpleNamespace(message=task))
+    queue.close()
+    queue.cancel_join_thread()
+    assert queue.writer(1) is queue
+    assert (queue.get(timeout=1) is task, queue.failure, queue.jammed()) == (True, "", False)
+
+
+def test_a_flag_is_set_once() -> None:
+    flag = Flag()
+    assert not flag.is_set()
+    flag.set()
+    assert flag.is_set()
+
+
+def test_a_board_of_threads_is_in_no_shared_memory() -> None:
+    board = threads.ThreadTransport().board(2)
+    assert not board._cells.is_shared()
+    assert board.read(1).stage is Stage.STARTING
+    assert copy.copy(board)._cells is board._cells
