@@ -17,20 +17,20 @@ import structure
 ROOT = Path(__file__).parent.parent
 
 AT_MOST = {
-    "minidl/loader minidl/data minidl/wire": 3885,
+    "minidl/loader minidl/data minidl/wire": 3894,
     "minidl/resume minidl/arena minidl/device minidl/dataloader.py": 2521,
-    "minidl/tracefile minidl/record": 8422,
+    "minidl/tracefile minidl/record": 8438,
     "minidl/playback minidl/check": 3561,
-    "minidl/hang": 6811,
+    "minidl/hang": 6822,
     "minidl/speed": 4962,
     "minidl/speed/plan": 1113,
     "minidl/job": 1656,
     "minidl/views": 4305,
     "minidl/explore": 2486,
     "minidl/prove": 6020,
-    "minidl": 49215,
+    "minidl": 49256,
     "notebooks": 5049,
-    "tests": 49863,
+    "tests": 49927,
 }
 
 

@@ -73,8 +73,23 @@ class ThreadFacts:
 
     @property
     def name(self) -> str:
-        """The name of its process."""
+        """The name of its process, or of the worker that it is."""
+        if self.is_worker_thread:
+            return f"worker {self.worker if self.worker >= 0 else '?'}{detail(f' (thread {self.tid})')}"
         return self.case.name(self.pid)
+
+    @property
+    def is_worker_thread(self) -> bool:
+        """Whether it is a worker of the process that it is in, as its name says."""
+        return not self.is_main and self.seen.name == "pt_data_worker"
+
+    @property
+    def worker(self) -> int:
+        """The number of the worker that it is, or is in; -1 = none."""
+        if not self.is_worker_thread:
+            return self.case.workers.get(self.pid, -1)
+        by_name = self.seen.python_name.removeprefix("worker ")
+        return self.case.told.numbers.get(self.tid, int(by_name) if by_name.isdecimal() else -1)
 
     @property
     def label(self) -> str:

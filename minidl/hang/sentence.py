@@ -143,8 +143,8 @@ def link_words(chain: Chain, position: int) -> str:
 
 def who(end: ThreadFacts) -> dict[str, Any]:
     """The role of the chain's end."""
-    role = "worker" if end.in_worker else ("loop" if end.case.is_loop(end.pid) else "other")
-    return {"role": role, "worker": end.case.workers.get(end.pid, -1), "pid": end.pid, "thread": end.tid}
+    role = "worker" if end.worker >= 0 else ("loop" if end.case.is_loop(end.pid) else "other")
+    return {"role": role, "worker": end.worker, "pid": end.pid, "thread": end.tid}
 
 
 def where(chain: Chain) -> dict[str, Any]:

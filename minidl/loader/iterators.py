@@ -388,7 +388,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):  # type:
                 result_queue=self._worker_result_queue.writer(worker_id),
                 done_event=self._workers_done_event,
                 board=self._board,
-                ports=self._ports_of_a_worker(),
+                ports=self._ports,
                 manager_pid=None if context.get_start_method() == "forkserver" else self._crew.pid,
                 fetching=self._record.fetching(worker_id, loader),
             )
@@ -402,9 +402,6 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):  # type:
 
     def _context(self, loader: Loader) -> Any:
         return loader.multiprocessing_context or torch.multiprocessing
-
-    def _ports_of_a_worker(self) -> ports.Ports:
-        return self._ports  # a process gets a copy of its own
 
     def _start_pin_memory_thread(self) -> None:
         """Start the thread between the result queue and the ready queue; article 1 §2.4.6."""

@@ -44,7 +44,6 @@ class WorkerEntered:
 
     worker_id: int
     seed: int
-    in_thread: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +256,10 @@ class Ports:
     def worker_progress(self, board: ProgressBoard, worker_id: int) -> WorkerProgress:
         """The observer of a worker's fetches, which writes to the board."""
         return board.writer(worker_id)
+
+    def in_thread(self, *things: Any) -> tuple[Any, ...]:
+        """Ports, and things that ports have made, for the thread that asks: a worker's."""
+        return self, *things
 
     # --- in the pin thread
     def pinning(self, pin_memory: Callable[[Any], Any], device: str) -> Callable[[Result], Any]:

@@ -32,7 +32,7 @@ from minidl.data.worker_info import WorkerInfo
 from minidl.loader.crew import Crew
 from minidl.loader.iterators import Loader, _MultiProcessingDataLoaderIter
 from minidl.loader.ports import Ports, Transport, WorkerEntered
-from minidl.loader.progress import ProgressBoard
+from minidl.loader.progress import ProgressBoard, Stage
 from minidl.loader.protocol import WorkerEvent
 from minidl.loader.worker import ManagerWatchdog, WorkerSpec, _Worker, numpy_seed
 from minidl.wire.errors import ExceptionWrapper
@@ -119,7 +119,7 @@ class RNG:
     @classmethod
     def of(cls, spec: WorkerSpec) -> RNG:
         """The generators of a worker."""
-        bits = np.random.MT19937()
+        bits: Any = np.random.MT19937()
         bits.state = np.random.RandomState(numpy_seed(spec.base_seed, spec.worker_id)).get_state(legacy=False)
         torch_generator = torch.Generator().manual_seed(spec.seed)
         return cls(random.Random(spec.seed), torch_generator, np.random.Generator(bits))
@@ -177,15 +177,18 @@ def _thread_loop(spec: WorkerSpec) -> None:
     An exception that ends it goes to the loader in place of its batch, and ends the thread.
     """
     torch.multiprocessing._set_thread_name("pt_data_worker")
-    worker = _ThreadWorker(replace(spec, method="thread"))
+    worker = _ThreadWorker(spec)
     try:
         worker.unpack()
         worker.publish()
-        spec.ports.note(WorkerEntered(spec.worker_id, spec.seed, in_thread=True))
+        spec.ports.note(WorkerEntered(spec.worker_id, spec.seed))
         worker.initialise()
         worker.run()
     except KeyboardInterrupt:
         worker.lifecycle.decide(WorkerEvent.INTERRUPTED)
+    except BaseException:
+        worker.progress.end(1)
+        raise
     worker.progress.ended()
 
 
@@ -196,8 +199,8 @@ class WorkerThread(threading.Thread):
     exitcode: int | None = None
 
     def __init__(self, target: Callable[..., None], args: tuple[WorkerSpec], daemon: bool) -> None:
-        (self._spec,) = args
-        super().__init__(name=f"worker {self._spec.worker_id}", target=target, args=args, daemon=daemon)
+        super().__init__(name=f"worker {args[0].worker_id}", daemon=daemon)
+        self._loop, self._args = target, args
         self._begun = threading.Event()
 
     @property
@@ -215,24 +218,19 @@ class WorkerThread(threading.Thread):
         torch.set_num_threads(1)
         torch.get_num_threads()  # the first call in a thread takes what any thread has set last
         self._begun.set()
+        spec = _in_this_thread(*self._args)
+        del self._args  # the dataset goes with the worker
         try:
-            super().run()
+            self._loop(spec)
         except BaseException as error:
             self.exitcode = _exit_code(error)
-            self._say_why(error)
+            _say_why(spec, error)
             if not isinstance(error, SystemExit):
                 raise
         else:
             self.exitcode = 0
         finally:
             worker_info.leave_thread()
-            del self._spec
-
-    def _say_why(self, error: BaseException) -> None:
-        """Have the loader look at once who has died: a message without data is explained by that."""
-        spec = self._spec
-        task = spec.board.read(spec.worker_id).task
-        spec.result_queue.put(spec.ports.envelope(Result(task, spec.worker_id, RebuildFailure(cast(Exception, error)))))
 
     def is_alive(self) -> bool:
         return self.exitcode is None and super().is_alive()
@@ -241,6 +239,23 @@ class WorkerThread(threading.Thread):
         """Wait for its end; not in the thread itself, where the collector may end an iterator."""
         if threading.current_thread() is not self:
             super().join(timeout)
+
+
+def _in_this_thread(spec: WorkerSpec) -> WorkerSpec:
+    ports, *channels = spec.ports.in_thread(spec.index_queue, spec.result_queue, spec.done_event)
+    index_queue, result_queue, done_event = channels
+    return replace(
+        spec, method="thread", ports=ports, index_queue=index_queue, result_queue=result_queue, done_event=done_event
+    )
+
+
+def _say_why(spec: WorkerSpec, error: BaseException) -> None:
+    """Have the loader look at once who has died, if it waits for a task: that explains a message without data."""
+    place = spec.board.read(spec.worker_id)
+    if place.stage not in (Stage.FETCHING, Stage.COLLATING):
+        return
+    result = Result(place.task, spec.worker_id, RebuildFailure(cast(Exception, error)))
+    spec.result_queue.put(spec.ports.envelope(result))
 
 
 def _exit_code(error: BaseException) -> int:
@@ -315,6 +330,3 @@ class _ThreadDataLoaderIter(_MultiProcessingDataLoaderIter):
 
     def _context(self, loader: Loader) -> Any:
         return ThreadContext
-
-    def _ports_of_a_worker(self) -> Ports:
-        return copy.copy(self._ports)

@@ -6,6 +6,7 @@ before a put and after a get.
 
 from __future__ import annotations
 
+import copy
 import functools
 import multiprocessing
 import os
@@ -182,6 +183,12 @@ class Proxy:
     def __init__(self, shared: Shared, inner: Any) -> None:
         self.shared = shared
         self.inner = inner
+
+    def seen_by(self, shared: Shared) -> Proxy:
+        """The same object as another thread uses it."""
+        other = copy.copy(self)
+        other.shared = shared
+        return other
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "inner":

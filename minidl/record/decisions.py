@@ -7,7 +7,6 @@ dispatcher decides has to repeat `_step` and `received`, for 3 to 6 % of a trace
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -232,7 +231,7 @@ class TracedWorkerLifecycle(WorkerLifecycle):
         elif event in self.ENDINGS:
             self.emit(ev.WORKER_EXIT, -1, self.worker_id, self.ENDINGS[event])
         elif event is _READY:
-            self.emit(ev.WORKER_READY, -1, self.worker_id, os.getpid(), os.getppid(), self.shared.seed)
+            self.emit(ev.WORKER_READY, -1, self.worker_id, *self.shared.recording.numbers, self.shared.seed)
         return action
 
 

@@ -28,6 +28,7 @@ from minidl.loader.progress import ProgressBoard, WorkerProgress
 from minidl.record import device_clock, functions, recorder, watchdog
 from minidl.record.channels import (
     TRACED_QUEUES,
+    Proxy,
     TracedDoneEvent,
     TracedEnvelope,
     TracedProcess,
@@ -62,7 +63,11 @@ class TracedPorts(Shared, ports.Ports):
         if isinstance(note, ports.Opened):
             self.describe(**facts(note.iterator, note.loader, note.loader.transport))
         elif isinstance(note, ports.WorkerEntered):
-            self._enter_worker(note.worker_id, note.seed)
+            self.seed = note.seed
+            if self.own is not None:
+                self.own.role("worker", worker=note.worker_id, loader=self.loader)
+            else:
+                enter_worker(self, note.worker_id)
         elif isinstance(note, ports.FoundAlive):
             self.emit(ev.LIVENESS_CHECK, x=note.workers)
         elif isinstance(note, ports.FoundDead):
@@ -110,20 +115,22 @@ class TracedPorts(Shared, ports.Ports):
     # --- messages
     def envelope(self, message: Task | Result) -> Any:
         if isinstance(message, Result) and isinstance(message.data, ExceptionWrapper):
-            text = recorder.start(self.config).string(message.data.last_line[:1000])
+            text = self.recording.string(message.data.last_line[:1000])
             position, index = self.fetching.at if self.fetching is not None else (-1, -1)
             self.emit(ev.TASK_ERROR, message.idx, message.worker_id, position, index, text)
         return TracedEnvelope(message, self.loader, self.cpu)
 
     # --- in a worker
-    def _enter_worker(self, worker_id: int, seed: int) -> None:
-        enter_worker(self, worker_id)
-        self.seed = seed
+    def in_thread(self, *things: Any) -> tuple[Any, ...]:
+        own = recorder.Recorder(self.config, threading.get_native_id())
+        ports = type(self)(self.config, self.loader, own)
+        return ports, *(thing.seen_by(ports) if isinstance(thing, Proxy) else thing for thing in things)
 
     def worker_progress(self, board: ProgressBoard, worker_id: int) -> WorkerProgress:
         progress = TracedWorkerProgress(worker_id, board.row(worker_id))
         progress.watch = self.follow(worker_id)
-        progress.initialised = functools.partial(self.describe_seed, worker_id)
+        if self.own is None:  # torch's global generator is no thread's own
+            progress.initialised = functools.partial(self.describe_seed, worker_id)
         return progress
 
     # --- in the pin thread

@@ -169,11 +169,15 @@ class Recorder:
 
     Files are opened at the first event; a forked child begins its own.
 
+    thread: the kernel's number of the thread that it records alone, as if that were a process; 0 = this process. The
+    kernel numbers threads and processes alike, and /proc has both.
+
     `emitter(loader)` gives the function that records one event of that loader (0: of none): see `_emitters`.
     """
 
-    def __init__(self, config: TraceConfig) -> None:
+    def __init__(self, config: TraceConfig, thread: int = 0) -> None:
         self.config = config
+        self.thread = thread
         self.pauses = Pauses()  # watched by `start` and `stop`
         self._pausing = 0
         self._reserve: list[weakref.finalize[..., Recorder]] = []  # a forked child inherits them
@@ -191,7 +195,7 @@ class Recorder:
         self._place = _places(self._ring)
         self._write_into(self._map, self._place, self._local)
         self._start = time.monotonic_ns(), time.time_ns()
-        self._stem = os.path.join(self.config.directory, stem_of(os.getpid(), self._start[0]))
+        self._stem = os.path.join(self.config.directory, stem_of(self.numbers[0], self._start[0]))
         self._introduced = False
         self._strings: dict[str, int] = {}
         self._string_ids = itertools.count(1)
@@ -199,6 +203,11 @@ class Recorder:
         self._errno = 0
         self._lost_events = self._lost_lines = 0
         self._refused: set[str] = set()
+
+    @property
+    def numbers(self) -> tuple[int, int]:
+        """The pid, and the parent's: of a thread its own number, and the process that it is of."""
+        return (self.thread, os.getpid()) if self.thread else (os.getpid(), os.getppid())
 
     def emit(
         self, code: int, loader: int = 0, task: int = -1, worker: int = -1, x: int = 0, y: int = 0, z: int = 0
@@ -283,7 +292,7 @@ class Recorder:
             want = min(want, self._ring)
         size = -(-(HEADER_BYTES + want * SLOT_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
         grown = self._with_descriptors(lambda: _mapped(self._stem + EVENTS_SUFFIX, size, new=not have))
-        HEADER.pack_into(grown, 0, MAGIC, FORMAT_VERSION, os.getpid(), *self._start, self._ring)
+        HEADER.pack_into(grown, 0, MAGIC, FORMAT_VERSION, self.numbers[0], *self._start, self._ring)
         if not self._off:
             self._header = grown
             self._lose()
@@ -362,7 +371,8 @@ class Recorder:
         return True
 
     def _introduce(self) -> None:
-        self._append(kind="process", pid=os.getpid(), ppid=os.getppid(), argv=list(getattr(sys, "argv", None) or []),
+        pid, ppid = self.numbers
+        self._append(kind="process", pid=pid, ppid=ppid, argv=list(getattr(sys, "argv", None) or []),
                      start_monotonic_ns=self._start[0], start_realtime_ns=self._start[1])  # fmt: skip
         try:
             self._grow(1)

@@ -46,10 +46,14 @@ class Shared:
     own.
     """
 
-    def __init__(self, config: TraceConfig, loader: int) -> None:
+    own: recorder.Recorder | None = None
+    """Of a worker that is a thread: what records it alone."""
+
+    def __init__(self, config: TraceConfig, loader: int, own: recorder.Recorder | None = None) -> None:
         self.config = config
         self.loader = loader
-        self.emit = recorder.emitter_for(config, loader)
+        self.own = own
+        self.emit = recorder.emitter_for(config, loader) if own is None else own.emitter(loader)
         self.cpu, self.delay = cpu_clock(config.cpu_time), run_delay(config.cpu_time)
         self.pid = os.getpid()
         self.dispatcher: Dispatcher | None = None
@@ -69,6 +73,11 @@ class Shared:
 
     def __setstate__(self, state: tuple[TraceConfig, int]) -> None:
         self.__init__(*state)  # type: ignore[misc]  # a spawned worker opens a recorder of its own
+
+    @property
+    def recording(self) -> recorder.Recorder:
+        """What records this process, or this thread."""
+        return self.own or recorder.start(self.config)
 
     def follow(self, worker_id: int) -> TracedProgress:
         """Begin to follow what this thread fetches: a worker's, or with -1 the loader's own."""
@@ -98,7 +107,7 @@ class Shared:
     def describe_seed(self, worker_id: int) -> None:
         """Describe, in a worker, torch's seed as worker_init_fn has left it; later, whether fetching draws."""
         about = {"loader": self.loader, "worker": worker_id}
-        recording = recorder.start(self.config)
+        recording = self.recording
         recording.describe("seed", **about, seed=torch.initial_seed())
         if self.fetching is not None:
             self.fetching.draws = Draws(lambda drawn: recording.describe("drawn", **about, drawn=drawn))
@@ -109,7 +118,7 @@ class Shared:
 
     def emit_pauses(self, worker: int = -1) -> None:
         """Emit the collector's pauses, between two steps of the loader, the pin thread or a worker."""
-        recording = recorder.active()
+        recording = recorder.active() if self.own is None else None
         if recording is not None and recorder.emit_of(self.loader) is not recorder.no_emit:
             recording.emit_pauses(self.loader, worker)
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
+import itertools
 import os
 import random
+import re
 import signal
+import subprocess
 import sys
 import threading
 import time
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,11 +27,13 @@ import torch.utils.data
 import workloads as wl
 
 import minidl
+from minidl.check import examine
 from minidl.data import worker_info
 from minidl.loader import crew, threads
 from minidl.loader.progress import Stage
 from minidl.loader.protocol import LoaderState
 from minidl.loader.threads import Flag, ThreadQueue, WorkerThread
+from minidl.tracefile.reader import read_trace
 from minidl.wire.messages import Task
 
 
@@ -366,3 +373,70 @@ def test_a_board_of_threads_is_in_no_shared_memory() -> None:
     assert not board._cells.is_shared()
     assert board.read(1).stage is Stage.STARTING
     assert copy.copy(board)._cells is board._cells
+
+
+# --- Recorded ---------------------------------------------------------------------------------------------------------
+RECORDED: dict[str, dict[str, Any]] = {
+    "map": {},
+    "persistent": {"persistent_workers": True},
+    "in no order": {"in_order": False, "batch_size": 3},
+    "pinned": {"pin_memory": True},
+    "a stream": {"dataset": wl.Stream(9)},
+    "a persistent stream": {"dataset": wl.Stream(9), "persistent_workers": True},
+    "an error": {"dataset": wl.At(9, 4, lambda: 1 // 0), "batch_size": 2},
+    "an end": {"dataset": wl.At(9, 4, lambda: sys.exit(3)), "batch_size": 2},
+    "an end, pinned": {"dataset": wl.At(9, 4, lambda: sys.exit(3)), "pin_memory": True},
+    "an end before the first task": {"worker_init_fn": lambda worker_id: sys.exit(), "timeout": 0.5},
+    "an interrupt": {"dataset": wl.At(9, 4, interrupt), "timeout": 0.5},
+}
+
+
+@pytest.mark.parametrize("taken", [2, 99])
+@pytest.mark.parametrize("case", RECORDED)
+def test_a_trace_has_each_worker_as_a_process_of_its_own(
+    case: str, taken: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checker finds the protocol in it, and each tool shows a lane a worker."""
+    monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
+    options = {"dataset": wl.Numbers(9)} | RECORDED[case]
+    with (
+        minidl.trace(tmp_path / "trace"),
+        contextlib.suppress(ZeroDivisionError, RuntimeError),
+        in_threads(**options) as loader,
+    ):
+        for _ in range(2):
+            for _ in itertools.islice(loader, taken):
+                pass
+    recorded = read_trace(tmp_path / "trace")
+    report = examine(recorded)
+    assert not report.violations, report.text()
+    workers = [process for process in recorded.processes if process.role == "worker"]
+    assert {process.worker for process in workers} == {0, 1}
+    assert os.getpid() not in {process.pid for process in workers}
+    assert recorded.loaders[1]["transport"] == "thread"
+
+
+@pytest.mark.live
+def test_a_hang_is_the_workers_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "stuck.py").write_text(STUCK)
+    command = [
+        "run",
+        "--trace",
+        str(tmp_path / "trace"),
+        "--hang-after",
+        "1",
+        "--on-hang",
+        "kill",
+        str(tmp_path / "stuck.py"),
+    ]
+    done = subprocess.run([sys.executable, "-m", "minidl", *command], capture_output=True, text=True, timeout=wl.BOUND)
+    assert re.search(r"hung .*: worker [01], in sample 3 \(.*stuck\.py:4\), is asleep", done.stderr), done.stderr
+
+
+STUCK = """import minidl, time
+class Sleeps(list):
+    def __getitem__(self, index):
+        time.sleep(1000 * (index == 3))
+        return index
+list(minidl.DataLoader(Sleeps(range(9)), 2, num_workers=2, worker_method="thread"))
+"""
