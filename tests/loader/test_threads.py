@@ -335,7 +335,7 @@ def test_the_interpreter_exits_in_the_middle_of_an_epoch(how: str) -> None:
 
 
 EXIT = """
-import atexit, sys, signal, warnings
+import atexit, signal, sys, time
 atexit.register(lambda: print("shut down" if kept[0]._lifecycle.state.name == "CLOSED" else "left"))
 import minidl, workloads as wl
 from minidl.loader import driver
@@ -346,6 +346,8 @@ loader = minidl.DataLoader(dataset, num_workers=2, worker_method="thread", persi
 iterator = iter(loader)
 kept = [iterator]
 next(iterator)
+while how == "stuck" and (iterator._board.read(1).task, iterator._board.read(1).position) != (3, 0):
+    time.sleep(0.005)
 if how == "interrupted":
     signal.raise_signal(signal.SIGINT)
 """
