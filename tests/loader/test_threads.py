@@ -442,3 +442,39 @@ class Sleeps(list):
         return index
 list(minidl.DataLoader(Sleeps(range(9)), 2, num_workers=2, worker_method="thread"))
 """
+
+
+# --- Saved and resumed ------------------------------------------------------------------------------------------------
+class Counts(torch.utils.data.IterableDataset[int]):
+    """A stream with a state, which each worker keeps in its own copy."""
+
+    at = -1
+
+    def __iter__(self) -> Iterator[int]:
+        mine, workers, _ = wl.worker()
+        self.at = mine if self.at < 0 else self.at
+        while self.at < 24:
+            self.at += workers
+            yield self.at - workers
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("options", [{"dataset": wl.Numbers(24), "shuffle": True}, {}, {"state_every": 1}])
+def test_an_epoch_goes_on_where_it_was_left(options: dict[str, Any]) -> None:
+    def loader() -> Any:
+        return in_threads(**{"dataset": Counts(), "batch_size": 3} | options)
+
+    with loader() as first:
+        iterator = iter(first)
+        taken = [next(iterator).tolist() for _ in range(3)]
+        state = first.state_dict()
+        rest = [batch.tolist() for batch in iterator]
+    with loader() as second:
+        second.load_state_dict(state)
+        assert [batch.tolist() for batch in second] == rest
+    assert sorted(sum(taken + rest, [])) == list(range(24))
