@@ -477,4 +477,4 @@ def test_an_epoch_goes_on_where_it_was_left(options: dict[str, Any]) -> None:
     with loader() as second:
         second.load_state_dict(state)
         assert [batch.tolist() for batch in second] == rest
-    assert sorted(sum(taken + rest, [])) == list(range(24))
+    assert sorted(itertools.chain(*taken, *rest)) == list(range(24))
