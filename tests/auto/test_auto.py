@@ -117,7 +117,7 @@ def epochs_of(loader: Any, count: int = 3) -> list[Any]:
 @pytest.mark.parametrize(
     "options",
     [{}, {"persistent_workers": True}, {"transport": "arena"}, {"sampler": Shuffled()}, {"timeout": 60}],
-    ids=str,
+    ids=lambda options: "-".join(options) or "plain",
 )
 def test_batches_come_as_with_any_fixed_number(
     chosen: tuple[int, ...], options: dict[str, Any], told: Callable[..., None]

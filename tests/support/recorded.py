@@ -276,8 +276,10 @@ def training() -> None:
         for batch in (*loader, *loader):
             net(batch).sum().backward()
             optimizer.step(lambda: None)
+            net.eval()
             with torch.no_grad():
                 net(batch).to("meta")
+            net.train()
             torch.save(net.state_dict(), os.devnull)
             with pytest.raises(ValueError, match="process group"):
                 torch.distributed.barrier()
