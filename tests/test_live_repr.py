@@ -21,6 +21,7 @@ import workloads as wl
 import minidl
 from minidl.arena.arena_queue import ArenaQueue, ArenaWriter
 from minidl.arena.packets import TaskQueue
+from minidl.auto.loading import AutoIterator
 from minidl.device.loader import DeviceLoader, _DeviceIter
 from minidl.live_repr import LiveRepr, counted, numbers, short
 from minidl.loader import dataloader, progress
@@ -31,6 +32,7 @@ from minidl.loader.iterators import _MultiProcessingDataLoaderIter, _SingleProce
 from minidl.loader.pin_memory import PinMemoryThread
 from minidl.loader.progress import ProgressBoard
 from minidl.loader.protocol import LoaderLifecycle, PinEvent, PinLifecycle, PinState
+from minidl.loader.threads import ThreadCrew, ThreadQueue, _ThreadDataLoaderIter
 from minidl.record.stand_in import StandIn
 from minidl.wire.messages import Result
 from minidl.wire.queues import BoundedQueue, ReadyQueue, SharedFlag
@@ -310,6 +312,7 @@ class Nameless:
 SHOWN = [
     ArenaQueue,
     ArenaWriter,
+    AutoIterator,
     BoundedQueue,
     Crew,
     DeviceLoader,
@@ -320,9 +323,12 @@ SHOWN = [
     ReadyQueue,
     SharedFlag,
     TaskQueue,
+    ThreadCrew,
+    ThreadQueue,
     _DeviceIter,
     _MultiProcessingDataLoaderIter,
     _SingleProcessDataLoaderIter,
+    _ThreadDataLoaderIter,
     minidl.DataLoader,
 ]
 
