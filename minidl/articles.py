@@ -57,7 +57,7 @@ def _article(number: int, fields: Mapping[str, str]) -> Article:
 ARTICLES: Final = {int(key): _article(int(key), fields) for key, fields in table("minidl", "articles.ini").items()}
 
 _ANCHOR = r"0x[0-9A-F]{2}|[0-9](?:\.[0-9]+)*|[a-z_]+"
-_CITATION = re.compile(rf"\b([0-9])((?:(?:,| to|) §(?:{_ANCHOR}))+)")
+_CITATION = re.compile(rf"\b(?<![.§])([0-9])((?:(?:,| to|) §(?:{_ANCHOR}))+)")
 
 
 @functools.cache

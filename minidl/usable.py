@@ -77,7 +77,7 @@ def private_memory(pid: int | None) -> int:
 def size_of(text: str) -> int | None:
     """Return the bytes that a text like "2G" or "500 MiB" says, in powers of 1,024; None = it says none."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]?)(?:i?b)?", text.strip(), re.IGNORECASE)
-    return int(float(found[1]) * 1024 ** " kmgt".index(found[2].lower() or " ")) if found else None
+    return int(min(2.0**62, float(found[1]) * 1024 ** " kmgt".index(found[2].lower() or " "))) if found else None
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:

@@ -1,4 +1,4 @@
-"""Which samples each rank gets, as a small picture of a run of article 2's samplers.
+"""Which samples each rank gets, as a small picture of a run (article 2 §0x03 to §3.4.2.2).
 
 Interface: `run(text)` -> Shares; `figure(text)` -> SVG, and `caption(text)` in words. A figure is written
 "CLASS length=10 ranks=4 ...": a sampler of `data.distributed`, how many samples and ranks there are, and options of the

@@ -90,6 +90,7 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
     prefetch_factor: int | None
     _iterator: _BaseDataLoaderIter | None
     __initialized = False
+    worker_method = "multiprocessing"  # of a loader, too, that torch's own constructor has made
     transport = "upstream"
 
     def __init__(

@@ -415,7 +415,7 @@ def _changes() -> Iterator[tuple[Any, str, Any]]:
     yield torch.Tensor, "cuda", _wrapped(torch.Tensor.cuda, ev.TO_DEVICE, _copied)
     save = _wrapped(torch.save, ev.SAVE, _checkpoint("torch.save"))
     yield from ((home, "save", save) for home in (torch, torch.serialization))
-    if importlib.util.find_spec("safetensors") is not None:  # before Transformers and Accelerate take its function
+    with contextlib.suppress(ImportError):  # before Transformers and Accelerate take its function
         home = importlib.import_module("safetensors.torch")
         yield home, "save_file", _wrapped(home.save_file, ev.SAVE, _checkpoint("safetensors"))
     for name in _COLLECTIVES:

@@ -658,7 +658,7 @@ WORKERS_CHOSEN = _instant(
     "text is the reason",
     "auto.loading:tell", "", "",
     words="the loader chooses {workers} in place of {before}: {text}",
-    marker="w", unseen="torch's loader does not choose")  # fmt: skip
+    marker="P", unseen="torch's loader does not choose")  # fmt: skip
 
 # --- The device stage -------------------------------------------------------------------------------------------------
 H2D = _span(

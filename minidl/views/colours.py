@@ -33,7 +33,7 @@ ACTORS: Final = ("#439bef", "#da9c27", "#579564", "#6d3f9c", "#7d7a1b", "#586a87
 """Of ranks (and of iterators that run at the same time), or of the workers of one iterator, by number."""
 
 STATES: Final = {code: event.marker for code, event in EVENTS.items() if event.marker}
-"""Markers of a loader's state in a figure: sent by a worker, counted, resumed from, taken."""
+"""Markers of a loader's state in a figure (sent by a worker, counted, resumed from, taken), of chosen workers."""
 
 RED: Final = EVENTS[ev.FOUND_DEAD].colour
 

@@ -248,6 +248,7 @@ def test_what_went_wrong_is_written_beside_its_mark(tmp_path: Path) -> None:
 def test_a_loaders_state_is_marked_where_it_is_sent_and_where_it_counts(tmp_path: Path) -> None:
     events = [
         {"time": 0, "code": ev.NEXT[0]},
+        {"time": 5, "code": ev.WORKERS_CHOSEN, "x": 2},
         {"time": 10, "code": ev.RESUMED, "x": 1, "y": 1, "z": 0},
         {"time": 30, "code": ev.STATE_KEPT, "task": 0, "worker": 0, "x": 1},
         {"time": 40, "code": ev.STATE_TAKEN, "x": 2, "y": 0, "z": 0},

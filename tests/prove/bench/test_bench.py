@@ -472,4 +472,5 @@ def test_an_unknown_benchmark_is_a_usage_error(capsys: pytest.CaptureFixture[str
         cli.main(["bench", "nonsense"])
     assert exit_.value.code == cli.USAGE
     said = capsys.readouterr().err
-    assert "'nonsense' is not a benchmark: choose from events, loader, transport, state, files, samplers, plan" in said
+    names = "events, loader, transport, state, files, samplers, auto, plan"
+    assert f"'nonsense' is not a benchmark: choose from {names}" in said
