@@ -46,7 +46,7 @@ WORDS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Answers:
-    """What is to be found out of a mystery. kind: one of `WORDS`; sample: -1 = it stands still outside a sample."""
+    """What is to be found out of a mystery. kind: a key of `KINDS`; sample: -1 = it stands still outside a sample."""
 
     worker: int
     kind: str
@@ -71,7 +71,7 @@ def answers(trace: minidl.Trace) -> Answers:
     if trace.path.name in OWN:
         return OWN[trace.path.name][1]
     found = verdict(trace)
-    return Answers(int(found.who["worker"]), KINDS[found.cause.value], int(found.where.get("sample", -1)))
+    return Answers(int(found.who["worker"]), found.cause.value, int(found.where.get("sample", -1)))
 
 
 def verdict(trace: minidl.Trace) -> Finding:
@@ -143,7 +143,7 @@ def what(trace: minidl.Trace) -> Asked:
     found = verdict(trace)
     return Asked(
         "What keeps it from going on?",
-        Choice(answers(trace).kind, WORDS),
+        Choice(KINDS[answers(trace).kind], WORDS),
         "Look at the state (S sleeps, T is stopped), the system call, and the innermost frames of each thread that is not idle.",
         f"The doctor says: {found.sentence}.",
     )
@@ -168,7 +168,7 @@ def _expect(
 ) -> None:  # fmt: skip
     """Try a rule on all six runs, of which it must fit one alone, and on made cases: arguments -> whether it fits."""
     cases = [
-        (f"mystery {name}", arguments(name), answers(trace).kind == KINDS[right], trace)
+        (f"mystery {name}", arguments(name), answers(trace).kind == right, trace)
         for name, trace in ((name, mystery(name)) for name in NAMES)
     ]
     cases += [("a made case", given, wanted, None) for given, wanted in made.items()]

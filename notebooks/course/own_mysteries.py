@@ -66,7 +66,7 @@ class Planned:
     @property
     def answers(self) -> Answers:
         """What the student has to find out."""
-        return Answers(self.options.worker, KINDS[self.cause], self.options.at)
+        return Answers(self.options.worker, self.cause, self.options.at)
 
     def is_found(self, trace: minidl.Trace) -> bool:
         """Whether the doctor finds in a trace what was planned; of a FIFO, whose sample is asked for, also where."""

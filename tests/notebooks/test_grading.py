@@ -259,6 +259,20 @@ def test_an_answer_in_the_students_language_is_graded_as_it_was_judged(
     assert (right["repeated"], right["forgotten"], right["dropped"]) == (True, True, None)
 
 
+@pytest.mark.live
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("language", "words"), [("ru", "FIFO, в который никто не пишет"), ("zh", "没有人写入的 FIFO")])
+def test_a_cause_planned_for_a_student_is_judged_in_the_students_language(
+    language: str, words: str, tmp_path: Path
+) -> None:
+    """The student has no run of their own, and so the course's of the same cause is shown."""
+    given = Handout("bo", language, mysteries=True)
+    build(tmp_path / "bo", given, ["09"])
+    edited(tmp_path / "bo", "09_hang_lab.ipynb", {"ask.what(one, answer=...)": f"ask.what(one, answer={words!r})"})
+    right = [mark.right for mark in grading.grade(tmp_path / "bo", ["09"]) if mark.name == "what"]
+    assert right == [True] + [None] * 5
+
+
 def test_a_notebook_becomes_slides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("nbconvert", reason="slides need nbconvert: pip install -e '.[notebooks]'")
     code, out, _ = command(capsys, "slides", tmp_path, "--only", "00", "--language", "zh")
@@ -307,7 +321,8 @@ def test_no_module_of_the_teachers_is_handed_out(anna: Path) -> None:
 def test_own_mysteries_are_recorded_and_graded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One student answers what was planned, one what is right of the course's own runs."""
     folders = [tmp_path / name for name in ("own", "others")]
-    assert command(capsys, "build", "--student", *folders, "--only", "09")[0] == 0
+    code, _, errors = command(capsys, "build", "--student", *folders, "--only", "09")
+    assert code == 0, errors
     planned = {folder.name: own_mysteries.plan(handout.read(folder)) for folder in folders}
     for folder in folders:
         for path in (folder / "course" / "mysteries").glob("*.minidl"):
@@ -320,7 +335,8 @@ def test_own_mysteries_are_recorded_and_graded(tmp_path: Path, capsys: pytest.Ca
     for folder, given in zip(folders, (planned["own"], usual), strict=True):
         solved = {lost + "raise NotImplementedError": lost + "return loop == 'NEXT' and {*workers} == {'IDLE'}"}
         for name, one in given.items():
-            for asks, said in (("who", one.answers.worker), ("what", one.answers.kind), ("sample", one.answers.sample)):
+            kind = hang_lab.KINDS[one.answers.kind]
+            for asks, said in (("who", one.answers.worker), ("what", kind), ("sample", one.answers.sample)):
                 solved[f"ask.{asks}({name}, answer=...)"] = f"ask.{asks}({name}, answer={said!r})"
         edited(folder, "09_hang_lab.ipynb", solved)
     _, out, _ = command(capsys, "grade", *folders, "--only", "09", "--json")
