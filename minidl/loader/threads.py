@@ -155,7 +155,7 @@ class _ThreadWorker(_Worker):
     def unpack(self) -> None:
         super().unpack()
         try:
-            self.users = self.users._replace(dataset=copy.copy(self.users.dataset))
+            self.users = self.users._replace(dataset=_own(self.users.dataset))
         except Exception as error:
             self.unusable = ExceptionWrapper(error, f"{self.spec.where} while it copied its dataset")
 
@@ -169,6 +169,30 @@ class _ThreadWorker(_Worker):
         spec, dataset = self.spec, self.users.dataset
         about = {"id": spec.worker_id, "num_workers": spec.num_workers, "seed": spec.seed, "dataset": dataset}
         worker_info.enter_thread(WorkerInfo(**about, rng=RNG.of(spec), worker_method="thread"))
+
+
+def _own(dataset: Any) -> Any:
+    """A copy that has attributes of its own; an array, or what has no attributes, is returned itself.
+
+    Most are copied by hand: `copy.copy` copies an array's elements, and asks the new object for `__setstate__` before
+    it has attributes: a `__getattr__` that delegates to one of them would call itself without end.
+    """
+    classes = type(dataset).__mro__[:-1]
+    slots = any(vars(one).get("__slots__") for one in classes)
+    if isinstance(dataset, (np.ndarray, torch.Tensor)) or not (slots or hasattr(dataset, "__dict__")):
+        return dataset
+    if slots or any(name in vars(one) for one in classes for name in _COPIES):
+        return copy.copy(dataset)
+    try:
+        new = object.__new__(type(dataset))
+    except TypeError:  # it has more than attributes: it is a list, say
+        return copy.copy(dataset)
+    new.__dict__.update(dataset.__dict__)
+    return new
+
+
+_COPIES = ("__copy__", "__reduce_ex__", "__reduce__", "__getstate__")
+"""The methods by which a class says how it is copied."""
 
 
 def _thread_loop(spec: WorkerSpec) -> None:
@@ -185,6 +209,9 @@ def _thread_loop(spec: WorkerSpec) -> None:
         worker.initialise()
         worker.run()
     except KeyboardInterrupt:
+        if not spec.done_event.is_set():  # the sample's own: Python raises that of a Ctrl-C in the main thread
+            worker.progress.end(1)
+            raise
         worker.lifecycle.decide(WorkerEvent.INTERRUPTED)
     except BaseException:
         worker.progress.end(1)
@@ -202,6 +229,7 @@ class WorkerThread(threading.Thread):
         super().__init__(name=f"worker {args[0].worker_id}", daemon=daemon)
         self._loop, self._args = target, args
         self._begun = threading.Event()
+        self._grad = torch.is_grad_enabled()
 
     @property
     def pid(self) -> int | None:
@@ -215,6 +243,7 @@ class WorkerThread(threading.Thread):
         torch.set_num_threads(threads)
 
     def run(self) -> None:
+        torch.set_grad_enabled(self._grad)  # which is each thread's own
         torch.set_num_threads(1)
         torch.get_num_threads()  # the first call in a thread takes what any thread has set last
         self._begun.set()
