@@ -70,6 +70,13 @@ def pauses() -> None:
         assert len(list(loader)) == 8
 
 
+def chooses() -> None:
+    """An epoch that a loader measures, and another one before which it chooses."""
+    with minidl.DataLoader(wl.Stream(40), 1, num_workers="auto") as loader:
+        for _ in range(2):
+            list(loader)
+
+
 def references() -> set[str]:
     """What is being executed, as the event table names it: "module:function"."""
     found = set()
@@ -143,6 +150,7 @@ def witnessed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[tuple[
         "locked": locked_slabs,
         "shares": shares,
         "pauses": pauses,
+        "chooses": chooses,
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recorder, "_emitters", watched_emitters)
