@@ -164,7 +164,7 @@ class AutoIterator(_BaseDataLoaderIter):
     def _go_on(self) -> None:
         """Let an iterator with as many workers as are chosen follow the present one, whose batches are all yielded."""
         auto, loader, first = self.auto, self.loader, self.inner
-        auto.rest = RestOfEpoch(first._record, first._send_idx, first._base_seed)
+        auto.rest = RestOfEpoch(first._record, first._send_idx, int(first._base_seed) + first._num_workers)
         host, loader._host, self.broken = loader._host, self.host, True
         first.close()
         try:
@@ -223,14 +223,17 @@ class Auto:
         self.now, loader.num_workers = workers, ChosenWorkers(workers)
 
     def resume(self, workers: int, loader: Any) -> None:
-        """A state was loaded, which was saved with so many workers: it begins with them."""
+        """A state was loaded, which was saved with so many workers: it begins with them if it belongs to them."""
         self.base_seed = None
-        self.set(workers, loader)
+        if not may_change_within(loader):
+            self.set(workers or int(not may_be_alone(loader)), loader)
+        self.rows = new_rows(1)  # what was measured belongs to other workers
+        self.measure()
 
     # --- Epochs
     def iterate(self, loader: Any, iterate: Callable[[], Any]) -> Any:
         """The iterator of the next epoch, which `iterate` makes with the number of workers that is chosen before."""
-        if not loader.persistent_workers:
+        if loader._iterator is None or loader._iterator._lifecycle.shut_down:
             self.base_seed = None
         self._correct(loader)
         inner = self.start(loader, iterate)
@@ -259,8 +262,8 @@ class Auto:
             self.rest.record.goes_on(ports, self.now)
             return self.rest
         record = begin(ports)
-        if getattr(loader, "_given", None) is None:  # persistent workers keep their seed, whatever their number
-            record.base_seed = self.base_seed
+        if getattr(loader, "_given", None) is None:  # no seed is drawn for those that replace persistent workers
+            record.base_seed = None if self.base_seed is None else self.base_seed + len(self.rows)
         return FollowedRecord(record, self) if self.now else record
 
     def measure(self) -> None:
@@ -327,7 +330,7 @@ def may_change_within(loader: Any) -> bool:
 
 def may_be_alone(loader: Any) -> bool:
     """Whether the loader may have no workers, given its other options."""
-    return not (loader.persistent_workers or loader.timeout)
+    return not (loader.persistent_workers or loader.timeout or loader.worker_init_fn)
 
 
 def budget() -> float | None:

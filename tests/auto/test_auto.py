@@ -146,7 +146,7 @@ def test_a_state_goes_on(taken: int, others: Any, told: Callable[..., None]) -> 
                 state = json.loads(json.dumps(loader.state_dict()))
     resumed = seeded(others)
     resumed.load_state_dict(state)
-    assert resumed.num_workers == (state["num_workers"] if others == "auto" else others)
+    assert resumed.num_workers == (1 if others == "auto" else others)
     assert epochs_of(resumed, 2 - taken // 20) == whole[taken + 1 :]
 
 
@@ -183,6 +183,74 @@ def test_batches_come_as_with_any_fixed_number_if_no_workers_are_chosen(told: Ca
     loader = seeded("auto")
     assert epochs_of(loader) == epochs_of(seeded(2))
     assert loader.num_workers == 0
+
+
+class Rolls(Numbers):
+    """Random numbers of the workers."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.rand(())
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("persistent", [False, True])
+def test_no_worker_draws_anothers_random_numbers(persistent: bool, told: Callable[..., None]) -> None:
+    told(3, 2, 4)
+    drawn = epochs_of(seeded("auto", Rolls(), persistent_workers=persistent))
+    assert len({number for batch in drawn for number in batch}) == 120
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("chosen", [1, 3])
+def test_workers_that_were_closed_take_no_seed_along(chosen: int, told: Callable[..., None]) -> None:
+    told(chosen)
+    loaders = [seeded(number, persistent_workers=True) for number in ("auto", 2)]
+    torch.manual_seed(0)
+    found = [epochs_of(loaders[0], 1) for _ in range(3)]
+    torch.manual_seed(0)
+    assert found == [epochs_of(loaders[1], 1) for _ in range(3)]
+
+
+@pytest.mark.live
+def test_a_loader_that_has_run_goes_on_from_its_state(told: Callable[..., None]) -> None:
+    told(3)
+    with seeded("auto", Shards()) as loader:
+        iterator, begun = iter(loader), loader.num_workers
+        assert begun != 3
+        next(iterator)
+        state = loader.state_dict()
+        rest = [numbers.tolist() for numbers, _ in iterator]
+        loader.load_state_dict(state)
+        assert [numbers.tolist() for numbers, _ in loader] == rest
+        assert loader.num_workers == begun
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("options", [{}, {"timeout": 60}, {"persistent_workers": True}], ids=str)
+@pytest.mark.parametrize("saved_with", [0, 24])
+def test_a_map_datasets_state_leaves_the_number_to_the_loader(
+    options: dict[str, Any], saved_with: int, told: Callable[..., None]
+) -> None:
+    told(2)
+    whole = epochs_of(seeded(0), 1)
+    loader = seeded(0)
+    next(iter(loader))
+    state = loader.state_dict() | {"num_workers": saved_with}
+    resumed = seeded("auto", **options)
+    resumed.load_state_dict(state)
+    assert resumed.num_workers == 1
+    assert epochs_of(resumed, 1) == whole[1:]
+    assert resumed.num_workers == 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"timeout": 1}, {"persistent_workers": True}, {"worker_init_fn": print}],
+    ids=lambda options: next(iter(options)),
+)
+def test_options_that_need_workers(options: dict[str, Any]) -> None:
+    assert not loading.may_be_alone(seeded("auto", **options))
+    assert loading.may_be_alone(seeded("auto"))
 
 
 # --- The choice -------------------------------------------------------------------------------------------------------
