@@ -627,7 +627,7 @@ def _other_programs(case: Case) -> SlowReason | None:
     return SlowReason(
         "busy host",
         f"{words}, most of all {others[0][1]} (pid {others[0][0]})" if others else words,
-        "give the run CPUs of its own, or run it while the machine is idle; more workers do not help",
+        "give the run CPUs of its own, or run it while the machine is idle",
         brief=words,
     )
 

@@ -4,8 +4,8 @@ Interface: `more_workers(trace, loader, found)` -> "6 workers: about 1.8 times a
 plan"; "" = a plan has no answer that can be relied on.
 
 Rules of use: there is no answer unless the simulation of the recorded setting AGREES with the recording, no other
-program used the CPUs, samples compute or sleep (workers may share a disk or a network that they wait for), and the
-whole range is WORTH it. Few and short simulations find the setting: 0.2 s of a CPU at most.
+program used the CPUs, samples compute (workers may share what samples wait or sleep for: a disk, a network, a limit of
+requests), and the whole range is WORTH it. Few and short simulations find the setting: 0.2 s of a CPU at most.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ WORTH: Final = 1.15
 SHORT: Final = 200
 """Batches of a simulation that finds the number of workers."""
 
-_SLEEP: Final = "sleep"
-_KNOWN: Final = (None, "slow samples", _SLEEP)
+_KNOWN: Final = (None, "slow samples")
 """Reasons that a simulation knows, or that do not matter to it."""
 
 
@@ -62,7 +61,7 @@ def more_workers(trace: Trace, loader: int, found: Verdict) -> str:
     except PlanError:
         return ""
     waits = recorded.fetch.wait.sum() > recorded.fetch.cpu.sum()
-    return "" if recorded.others or (waits and reason != _SLEEP) else _gain(recorded)
+    return "" if recorded.others or waits else _gain(recorded)
 
 
 def _gain(recorded: Recorded) -> str:

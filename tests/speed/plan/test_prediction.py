@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ from made_trace import HUNG, LOADER_PID, MIB, Run, write
 import minidl
 from minidl import cli
 from minidl.hang.headline import headline
+from minidl.speed.plan.more_workers import more_workers
 from minidl.speed.plan.prediction import SpeedPlan, plan
 from minidl.speed.plan.settings import PlanError
 from minidl.speed.plan.transport_costs import TransportCosts
+from minidl.speed.reasons import SlowReason
 from minidl.speed.summary import summary
+from minidl.speed.verdict import verdict
 from minidl.tracefile import events as ev
 from minidl.tracefile.reader import Trace, read_trace
 
@@ -319,3 +323,10 @@ def test_the_next_step_says_how_much_more_workers_would_help(
     assert (said is not None) == ("minidl plan" in helps)
     assert said is None or re.search(said, helps), helps
     assert summary(trace).text().count("next step: ") == 1
+
+
+def test_nothing_is_said_of_samples_that_sleep(tmp_path: Path) -> None:
+    """All workers may share the limit of requests that they sleep for."""
+    trace = made(tmp_path / "t", cpus=8)
+    sleep = replace(verdict(trace, 1), reason=SlowReason("sleep", "workers sleep in their samples", "more workers"))
+    assert more_workers(trace, 1, sleep) == ""
