@@ -98,12 +98,12 @@ class LoopThread(threading.local):
     in_part: a part is open. loops: whose own code runs, the inner loop last; last: that which began last. recorded: of
     all threads, whether parts are recorded at all. trained: the modules that the loop `trainer` has called in training
     mode, in a part that is recorded. validation: the loop to which an open validation belongs; in_step: it began in
-    that loop's own code.
+    that loop's own code. evaluated: the loop has called a module without gradients since.
     """
 
     recorded = False
     inside = passes = sampled = True
-    in_part = in_step = False
+    in_part = in_step = evaluated = False
     due = 0
     trainer: ConsumerLoop | None = None
     validation: ConsumerLoop | None = None
@@ -168,7 +168,8 @@ class LoopThread(threading.local):
 
     def forget(self) -> None:
         self.inside = self.passes = self.sampled = True
-        self.in_part, self.due, self.last = False, 0, None
+        self.in_part = self.in_step = self.evaluated = False
+        self.due, self.last = 0, None
         self.trainer = self.validation = None
         self.loops.clear()
         self.trained.clear()
@@ -214,12 +215,15 @@ def _wrapped(function: Function, span: Span, about: Callable[..., tuple[int, ...
     """The function; a call is a part. about: the begin's own fields by the call's arguments, None = it is no part."""
     about = harmless(None)(about)
     always = span in ev.ALWAYS_PARTS
+    trains = span is ev.BACKWARD
 
     @_unnoticed
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        # The first keeps the compiler from tracing what only records.
-        passes = torch.compiler.is_compiling() or (here.inside if always else here.passes)
+        compiling = torch.compiler.is_compiling()  # the compiler shall not trace what only records
+        if trains and not compiling and not here.inside and here.validation is not None:
+            end_validation()  # the loop trains in evaluation mode
+        passes = compiling or (here.inside if always else here.passes)
         if passes or (known := about(*args, **kwargs)) is None:
             return function(*args, **kwargs)
         return _part(span, known, function, *args, **kwargs)
@@ -231,7 +235,7 @@ def _wrapped(function: Function, span: Span, about: Callable[..., tuple[int, ...
 @harmless(None)
 def _note_trained(module: torch.nn.Module) -> None:
     """The loop calls a module with gradients: if that is in training mode, the loop trains it."""
-    if module.training:
+    if module.training and next(module.parameters(), None) is not None:
         if here.trainer is not (loop := here.current()):
             here.trainer = loop
             here.trained.clear()
@@ -240,7 +244,7 @@ def _note_trained(module: torch.nn.Module) -> None:
 
 def _trains(module: torch.nn.Module) -> bool:
     """Whether a module is in training mode; of one that only wraps another, whether that is."""
-    while len(inner := list(module.children())) == 1:
+    while len(inner := list(module.children())) == 1 and not module._parameters:
         module = inner[0]
     return module.training and next(module.parameters(), None) is not None
 
@@ -258,7 +262,7 @@ def look_for_validation() -> None:
 def _begin_validation() -> None:
     loop = here.validation = here.trainer
     assert loop is not None  # it has called the modules
-    here.in_step = loop.runs
+    here.in_step, here.evaluated = loop.runs, False
     loop.emit(ev.VALIDATION[0], loop.task)
 
 
@@ -302,6 +306,8 @@ def _module_call(plain: Function) -> Function:
         span = ev.FORWARD if torch.is_grad_enabled() else ev.EVALUATE
         if span is ev.FORWARD:
             _note_trained(self)
+        else:
+            here.evaluated = True
         return _part(span, (_text(type(self).__name__),), plain, self, *args, **kwargs)
 
     @_unnoticed
@@ -372,7 +378,8 @@ def _to_device(tensor: Any, *args: Any, **kwargs: Any) -> tuple[int, ...] | None
 
 def _checkpoint(writer: str) -> Callable[..., tuple[int, ...]]:
     def about(*_: Any, **__: Any) -> tuple[int, ...]:
-        end_validation()  # what is validated is saved, before the mode is set again
+        if here.evaluated:
+            end_validation()  # what is validated is saved, before the mode is set again
         return (_text(writer),)
 
     return about

@@ -54,7 +54,7 @@ def parts_of(spans: Rows, steps: Rows) -> dict[str, int]:
     found: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}  # whether it is recorded in each step
     for process, tid in distinct(steps, "process", "tid"):
         mine = steps[(steps["process"] == process) & (steps["tid"] == tid)]
-        theirs = _outermost(inner[(inner["process"] == process) & (inner["tid"] == tid)])
+        theirs = _outermost(inner[(inner["process"] == process) & (inner["tid"] == tid)], mine)
         for code in np.unique(theirs["code"]).tolist():
             rows = theirs[theirs["code"] == code]
             at = np.searchsorted(mine["begin"], rows["begin"], side="right") - 1
@@ -70,9 +70,11 @@ def parts_of(spans: Rows, steps: Rows) -> dict[str, int]:
     return dict(known.most_common())
 
 
-def _outermost(rows: Rows) -> Rows:
-    """The spans of a thread, by begin, without those that lie in a validation."""
+def _outermost(rows: Rows, steps: Rows) -> Rows:
+    """The spans of a thread, by begin, without those that lie in a validation in one of these steps of it."""
     around = rows[rows["code"] == ev.VALIDATION[0]]
+    step = np.searchsorted(steps["begin"], around["begin"], side="right") - 1
+    around = around[(step >= 0) & (around["end"] <= steps["end"][step])]
     at = np.searchsorted(around["begin"], rows["begin"], side="right") - 1
     inside = (at >= 0) & (rows["code"] != ev.VALIDATION[0]) & (rows["begin"] < np.append(around["end"], 0)[at])
     outermost: Rows = rows[~inside]

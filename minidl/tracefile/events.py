@@ -839,8 +839,8 @@ SAVE = _span(
     letter="k")  # fmt: skip
 VALIDATION = _span(
     184, "validation", Track.CONSUMER, _FRAME, "task", ("", ""),
-    "all modules that the loop trains are in evaluation mode: from eval() to train(), if no checkpoint, next batch or "
-    "next epoch of that loop comes before",
+    "all modules that the loop trains are in evaluation mode: from eval() to train(), if no checkpoint after an "
+    "evaluation, backward pass, next batch or next epoch of that loop comes before",
     ("record.step_parts:_begin_validation", "record.step_parts:end_validation"), "", "", stage="validation",
     words=("the model is put into evaluation mode", "the validation ends"),
     letter="v")  # fmt: skip

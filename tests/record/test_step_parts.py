@@ -315,6 +315,45 @@ def one_part_is_frozen() -> None:
         nets[0].train()
 
 
+def trained_in_evaluation_mode() -> None:
+    """After the first batch."""
+    net = Net()
+    for batch in batches(1):
+        trained(net, batch)
+        net.eval()
+        predicted(net, 1)
+        trained(net, batch)
+        predicted(net, 1)
+
+
+def a_child_is_frozen() -> None:
+    """As a prompt or a scale around a backbone: the module has parameters of its own."""
+    net = nn.Sequential(Net())
+    net.register_parameter("scale", nn.Parameter(torch.ones(1)))
+    for batch in batches():
+        net.train()
+        net[0].eval()
+        trained(net, batch)
+
+
+def only_a_loss() -> None:
+    """It is called as a module; the model is not, and has a mode of its own."""
+    weight, loss = torch.ones(4, requires_grad=True), nn.L1Loss()
+    for batch in batches():
+        loss(batch @ weight, batch[:, 0]).backward()
+        loss.eval()
+        loss.train()
+
+
+def saved_before_it_evaluates() -> None:
+    net = Net()
+    for batch in batches(1):
+        trained(net, batch)
+    net.eval()
+    torch.save(net.state_dict(), "/dev/null")
+    predicted(net, 2)
+
+
 VALIDATIONS: dict[Callable[[], None], list[tuple[int, int]]] = {
     plain: [],
     validated: [(0, 3), (1, 3)],
@@ -324,6 +363,10 @@ VALIDATIONS: dict[Callable[[], None], list[tuple[int, int]]] = {
     trained_again_in_its_epoch: [(-1, 2), (-1, 2)],
     wrapped: [(0, 1)],
     one_part_is_frozen: [],
+    trained_in_evaluation_mode: [(0, 1)],
+    a_child_is_frozen: [],
+    only_a_loss: [],
+    saved_before_it_evaluates: [(-1, 2)],
 }
 """Task and evaluations of each."""
 

@@ -39,12 +39,14 @@ LONG = (0, 1000), (1000, 1010), (1010, 1020), (1020, 1030)
         (FOUR, (1,), [rows(ev.NEXT[0], (120, 150), loader=2), rows(ev.EVALUATE[0], (150, 180), loader=2),
                       rows(ev.VALIDATION[0], (110, 190)), rows(ev.SAVE[0], (20, 40), (190, 195))],
          {"other code": 295, "validation": 80, "torch.save": 25}),
+        (FOUR, (1, 1, 1, 1), [rows(ev.FORWARD[0], (10, 30), (310, 330)), rows(ev.VALIDATION[0], (250, 1000))],
+         {"other code": 360, "forward": 40}),
         (FOUR, (1,), [rows(ev.NEXT[0], (0, 90), loader=2)], {}),
         (FOUR, (), [], {}),
     ],
     ids=[
         "each step", "one in four", "what few steps have", "no more than there is", "a loader", "a validation",
-        "it alone", "none",
+        "one around them", "it alone", "none",
     ],
 )  # fmt: skip
 def test_the_parts_of_all_steps(
