@@ -110,6 +110,7 @@ def build(folder: Path, handout: Handout, chosen: Iterable[str] = ()) -> list[Pa
     (folder / FACTS).write_text(json.dumps(asdict(handout), indent=1) + "\n", encoding="utf-8")
     shutil.copytree(FOLDER.parent / "traces", folder / "traces", ignore=shutil.ignore_patterns("h200", "*.png"))
     left_out = ("__pycache__", "*.ipynb", ".ipynb*", *(TEACHERS if handout.student else ()))
+    left_out += ("mysteries",) if handout.mysteries else ()  # a build that stops half-way hands out no others
     for part in ("course", "labs") if handout.student else ("course", "labs", "solutions"):
         if (FOLDER / part).exists():
             shutil.copytree(FOLDER / part, folder / part, ignore=shutil.ignore_patterns(*left_out))

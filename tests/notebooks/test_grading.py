@@ -311,6 +311,11 @@ def test_the_traces_of_a_student_are_not_believed(tmp_path: Path) -> None:
     assert own_mysteries.of_student(tmp_path, Handout("anna")) == {}
 
 
+def test_a_copy_with_mysteries_of_its_own_has_none_of_the_courses(tmp_path: Path) -> None:
+    build(tmp_path / "bo", Handout("bo", mysteries=True), ["09"])
+    assert not (tmp_path / "bo" / "course" / "mysteries").exists()
+
+
 def test_no_module_of_the_teachers_is_handed_out(anna: Path) -> None:
     assert not any((anna / "course" / name).exists() for name in handout.TEACHERS)
     assert all((handout.FOLDER / "course" / name).exists() for name in handout.TEACHERS)
