@@ -24,13 +24,13 @@ AT_MOST = {
     "minidl/hang": 6822,
     "minidl/speed": 4963,
     "minidl/speed/plan": 1113,
-    "minidl/job": 1656,
+    "minidl/job": 1659,
     "minidl/views": 4305,
     "minidl/explore": 2486,
     "minidl/prove": 6020,
-    "minidl": 49288,
+    "minidl": 49293,
     "notebooks": 5049,
-    "tests": 50106,
+    "tests": 50116,
 }
 
 

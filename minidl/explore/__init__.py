@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     guards = [_named(name, GUARDS) for name in arguments.guard or ()]
     if added := _added(arguments.with_guard or [], upstream=arguments.upstream):
         protocol = protocol.having(*(guard.field for guard in added))
-        if arguments.with_guard != [ALL] and not arguments.only:
+        if ALL not in arguments.with_guard and not arguments.only:
             chosen = list(dict.fromkeys(configuration for guard in added for configuration in guard.where))
     full = {c.name for c in chosen if arguments.full or (c.name in QUICK and not arguments.quick)}
     bad = 0 if guards else _explore(chosen, full, protocol, arguments.output)
@@ -69,7 +69,9 @@ def _added(names: list[str], *, upstream: bool) -> list[Guard]:
     if names and not upstream:
         raise ValueError("--with-guard adds a guard to torch's protocol: add --upstream")
     lacks = {guard.name: guard for guard in GUARDS.values() if not guard.upstream}
-    return list(lacks.values()) if names == [ALL] else [_named(name, lacks) for name in names]
+    for name in set(names) - {ALL, *lacks}:
+        raise ValueError(f"{name!r} is none of {', '.join(map(repr, [*lacks, ALL]))}")
+    return list(lacks.values()) if ALL in names else [lacks[name] for name in names]
 
 
 def _named(name: str, table: dict[str, Configuration] | dict[str, Guard]) -> Any:

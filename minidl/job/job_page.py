@@ -63,7 +63,8 @@ class JobPage:
     def rank(self, number: int) -> LivePage | Page:
         """The page of a rank, which follows it if it runs. Raises TraceError if there is no such rank."""
         trace = trace_of(self._job.paths, number)
-        runs = self._live and is_here(trace.manifest) and is_running(trace.path, trace.manifest)
+        runs = self._live and trace.path.is_dir() and is_here(trace.manifest)
+        runs = runs and is_running(trace.path, trace.manifest)
         return LivePage(trace.path) if runs else page_of(scene_of(trace))
 
     def _renew(self) -> None:

@@ -8,6 +8,7 @@ the ranks wait for a straggler; else what bounds the ranks' loaders.
 from __future__ import annotations
 
 import functools
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -227,6 +228,7 @@ class JobReport:
     def _differences(self) -> Iterator[str]:
         sizes = [int(np.median(table.steps["samples"])) if len(table.steps) else 0 for table in self.tables]
         every = {what: [getattr(one, name) for one in self.facts] for name, what in _ALIKE.items()}
+        every["commands"] = [re.sub(r"--trace[ =]\S+ ?", "", one.command) for one in self.facts]  # by hand: one a rank
         for what, values in (every | {"samples in a batch": sizes}).items():
             (usual, _), *others = Counter(filter(None, values)).most_common() or [(None, 0)]
             if others:

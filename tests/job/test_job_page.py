@@ -23,6 +23,7 @@ from minidl.job.job_page import JobPage
 from minidl.job.report import JobReport
 from minidl.process_stat import boot_id
 from minidl.tracefile.format import MANIFEST
+from minidl.tracefile.reader import read_trace
 from minidl.views.viewer import Viewer
 
 TRACES = Path(__file__).parent.parent.parent / "traces"
@@ -68,6 +69,7 @@ def test_the_server_shows_a_job_and_each_of_its_ranks(job: Path) -> None:
 
 
 def test_the_page_of_a_rank_that_runs_follows_it(tmp_path: Path) -> None:
+    (tmp_path / "packed").mkdir()
     for rank in (0, 1):
         place = write(tmp_path / f"rank-{rank}", Run(**HUNG))
         here = {
@@ -79,6 +81,8 @@ def test_the_page_of_a_rank_that_runs_follows_it(tmp_path: Path) -> None:
         (place / MANIFEST).write_text(json.dumps(json.loads((place / MANIFEST).read_text()) | here))
     pages = [JobPage([tmp_path], live=live).rank(rank) for live, rank in ((True, 1), (True, 0), (False, 1))]
     assert [type(one).__name__ for one in pages] == ["LivePage", "Page", "Page"]
+    read_trace(place).pack(tmp_path / "packed" / "rank-1.minidl")
+    assert type(JobPage([tmp_path / "packed"], live=True).rank(1)).__name__ == "Page"
 
 
 def test_the_command_takes_a_job_and_options_of_one_trace_need_a_rank(

@@ -221,6 +221,11 @@ def test_what_differs_between_ranks_is_said() -> None:
     )
 
 
+def test_each_ranks_own_trace_makes_no_command_different() -> None:
+    facts = {rank: {"command": f"minidl run --trace job/rank-{rank} train.py"} for rank in range(2)}
+    assert JobReport(MadeJob(2, facts=facts).record()).lacks == ()
+
+
 def test_a_rank_whose_manifest_names_no_node_is_on_none_of_its_own() -> None:
     report = JobReport(MadeJob(2, facts={0: {"node": "node4"}, 1: {"node": ""}}).record())
     assert " nodes" not in report.text()
