@@ -70,6 +70,11 @@ class LoaderWithoutState(dataloader.DataLoader[T_co]):
         finally:
             self._host = None
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self._auto is not None:
+            self._auto.set(self._auto.now, self)
+
     def _make_iterator(self) -> _BaseDataLoaderIter:
         if self.pin_memory:
             from minidl.device import sim

@@ -61,6 +61,7 @@ class FollowedRecord:
     def __init__(self, record: EpochRecord, auto: Auto) -> None:
         self.record, self.auto = record, auto
         self.cut = False
+        self.replaces = auto.base_seed is not None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.record, name)
@@ -73,6 +74,10 @@ class FollowedRecord:
         if worker == 0:
             self.auto.rows = new_rows(loader.num_workers)
         return MeasuredFetching(self.record.fetching(worker, loader), self.auto.rows[worker])
+
+    def opening(self, index_sampler: Any) -> Iterator[Any]:
+        """Persistent workers that others replace would not have asked for it."""
+        return iter(()) if self.replaces else self.record.opening(index_sampler)
 
     def draws(self, index_sampler: Any) -> Iterator[Any]:
         self.indices = self.record.draws(index_sampler)
@@ -94,6 +99,9 @@ class RestOfEpoch(FollowedRecord):
         super().__init__(first.record, first.auto)
         self.indices, self.drawn, self.base_seed = first.indices, drawn, base_seed
         self.turn, self.touched = 0, False
+
+    def opening(self, index_sampler: Any) -> Iterator[Any]:
+        return iter(())
 
     def draws(self, index_sampler: Any) -> Iterator[Any]:
         return iter(self._draw, _CUT)
@@ -126,6 +134,7 @@ class AutoIterator(_BaseDataLoaderIter):
         self.auto, self.loader, self.inner = auto, loader, inner
         self.host = loader._host
         self.follows = self.broken = False
+        self.held: list[Any] = []  # a batch that next() has, until it returns it
         auto.measure()
 
     def __getattr__(self, name: str) -> Any:
@@ -143,19 +152,25 @@ class AutoIterator(_BaseDataLoaderIter):
     def __next__(self) -> Any:
         if self.broken:
             raise RuntimeError(_INTERRUPTED)
-        self.auto.meter.asks()
-        if self.auto.is_to_choose(self.loader):
-            self._choose()
-        if self.follows and self.inner._rcvd_idx == self.inner._send_idx:
-            self._go_on()
-        batch = next(self.inner)
-        self.auto.meter.gets(batch)
-        return batch
+        if not self.held:
+            self.auto.meter.asks()
+            if self.auto.is_to_choose(self.loader):
+                self._choose()
+            if self.follows and self._has_yielded_all() and not self.inner._shutdown:
+                self._go_on()
+            self.held.append(next(self.inner))
+        self.auto.meter.gets(self.held[0])
+        return self.held.pop()
+
+    def _has_yielded_all(self) -> bool:
+        return bool(self.inner._rcvd_idx == self.inner._send_idx)
 
     def _choose(self) -> None:
         """Choose; if it is another number, the present iterator draws no more."""
         before = self.auto.now
-        self.auto.worker_bytes = private_memory(self.inner._workers[0].pid)
+        self.auto.worker_bytes = (
+            0 if self.loader.worker_method == "thread" else private_memory(self.inner._workers[0].pid)
+        )
         self.auto.choose(self.loader)
         self.inner._record.cut = self.follows = self.auto.now != before
         if not self.follows:
@@ -206,7 +221,7 @@ class Auto:
         self.rest: RestOfEpoch | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Auto, (self.now,)  # a copy of a loader measures by itself
+        return Auto, (max(1, self.now),)  # a copy of a loader measures by itself
 
     def begin(self, loader: Any) -> None:
         """Let the loader, which is made, have the number of workers with which it begins to measure."""

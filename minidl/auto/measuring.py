@@ -9,6 +9,7 @@ modules, and the first steps are left out, too.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -108,7 +109,8 @@ class LoopMeter:
         if self.asked > SKIPPED:
             self.in_next += now - self.last
         else:
-            self.size = max(self.size, sum(tensor.nbytes for tensor in tensors_in(batch)))
+            with contextlib.suppress(Exception):  # the batch is the program's: for example, a list in itself
+                self.size = max(self.size, sum(tensor.nbytes for tensor in tensors_in(batch)))
         self.last = now
 
     @property

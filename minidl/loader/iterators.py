@@ -124,7 +124,7 @@ class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderI
             self._record.before_draws(loader)
             self._sampler_iter = self._open_sampler()
         else:
-            self._sampler_iter = self._ports.sampler_iter(self._index_sampler)
+            self._sampler_iter = self._ports.sampler_iter(self._index_sampler, self._record.opening)
         self._base_seed = self._record.base_seed
         if self._base_seed is None:
             self._base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())

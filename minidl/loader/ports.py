@@ -163,6 +163,10 @@ class EpochRecord:
     def before_draws(self, loader: Any) -> None:
         """The index sampler is asked for its iterator next."""
 
+    def opening(self, index_sampler: Any) -> Iterator[Any]:
+        """An iterator that nobody draws from: with workers, upstream asks for one before it starts them."""
+        return iter(index_sampler)
+
     def draws(self, index_sampler: Any) -> Iterator[Any]:
         """The index sampler's iterator."""
         return iter(index_sampler)

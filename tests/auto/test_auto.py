@@ -185,6 +185,84 @@ def test_batches_come_as_with_any_fixed_number_if_no_workers_are_chosen(told: Ca
     assert loader.num_workers == 0
 
 
+class Counted(torch.utils.data.Sampler[int]):
+    """Counts its epochs."""
+
+    begun = 0
+
+    def __len__(self) -> int:
+        return 40
+
+    def __iter__(self) -> Iterator[int]:
+        self.begun += 1
+        return iter(range(40))
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("chosen", [(3, 2), (1,), (3,)], ids=str)
+def test_the_sampler_is_asked_as_often_as_with_a_fixed_number(
+    chosen: tuple[int, ...], persistent: bool, told: Callable[..., None]
+) -> None:
+    told(*chosen)
+    begun = []
+    for number in ("auto", 2):
+        sampler = Counted()
+        epochs_of(seeded(number, sampler=sampler, persistent_workers=persistent))
+        begun.append(sampler.begun)
+    assert begun[0] == begun[1]
+
+
+@pytest.mark.live
+def test_an_interrupt_after_the_batch_has_come_loses_none(
+    told: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told(3)
+    gets, left = loading.LoopMeter.gets, [KeyboardInterrupt()]
+
+    def interrupted(meter: Any, batch: Any) -> None:
+        if left:
+            raise left.pop()
+        gets(meter, batch)
+
+    monkeypatch.setattr(loading.LoopMeter, "gets", interrupted)
+    with seeded("auto", shuffle=False) as loader:
+        iterator = iter(loader)
+        with pytest.raises(KeyboardInterrupt):
+            next(iterator)
+        assert [n for batch in iterator for n in batch.tolist()] == list(range(40))
+
+
+def test_a_batch_that_holds_itself_has_no_size() -> None:
+    batch: list[Any] = []
+    batch.append(batch)
+    meter = loading.LoopMeter(loading.new_rows(1))
+    meter.asks()
+    meter.gets(batch)
+    assert meter.size == 0
+
+
+@pytest.mark.live
+def test_a_closed_iterator_starts_no_workers(told: Callable[..., None]) -> None:
+    told(3)
+    loader = seeded("auto")
+    iterator: Any = iter(loader)
+    while not (iterator.follows and iterator._has_yielded_all()):
+        next(iterator)
+    loader.close()
+    with pytest.raises(StopIteration):
+        next(iterator)
+    assert iterator.follows
+
+
+@pytest.mark.live
+def test_worker_threads_take_no_memory_of_their_own(told: Callable[..., None]) -> None:
+    told(3)
+    loader = seeded("auto", worker_method="thread")
+    epochs_of(loader, 1)
+    assert (loader.num_workers, loader._auto.worker_bytes) == (3, 0)  # type: ignore[union-attr]
+
+
 class Rolls(Numbers):
     """Random numbers of the workers."""
 
@@ -291,6 +369,9 @@ def test_a_loader_that_is_made_after_another_chooses_again(make: Callable[[Any],
     assert another._auto is not None
     assert another._auto is not loader._auto
     assert another.num_workers == (3 if make is not None else 1)
+    loader._auto.set(0, loader)  # type: ignore[union-attr]
+    if make is not None:
+        assert (make(loader).num_workers, make(loader)._auto.now) == (1, 1)
     assert type(loader.state_dict()["num_workers"]) is int
 
 
