@@ -63,6 +63,8 @@ def outcome(said_by: tuple[str, float] | None, must: str) -> str:
 
 def main(names: list[str]) -> int:
     """Print a line for each program; 1 if one of them says what it must not."""
+    if unknown := sorted(set(names) - set(NAMES)):
+        sys.exit(f"run_all.py: {', '.join(unknown)}: no such finding; give no name, or some of {', '.join(NAMES)}")
     wrong, torch_version = 0, importlib.metadata.version("torch")
     print(f"torch {torch_version}\n{'hole':<22} {'as it is':<12} {'patched':<12} hardened")
     for name in names or NAMES:

@@ -9,6 +9,7 @@ import pickle
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -553,6 +554,14 @@ def test_states_are_kept_in_this_process_too_for_what_is_fetched_and_not_handed_
         loader.load_state_dict(state)
     stop = None
     assert list(loader) == [5]
+
+
+def test_an_epoch_that_goes_on_with_more_workers_has_a_place_for_each() -> None:
+    record = stateful.Record(Course([Position(yielded=4)], indexed=True))
+    followed: list[Course] = []
+    record.goes_on(SimpleNamespace(follow_course=followed.append), 3)  # type: ignore[arg-type]
+    assert [place.yielded for place in record.course.places] == [4, 0, 0]
+    assert followed == [record.course]
 
 
 def test_a_state_that_a_worker_sends_is_kept_with_its_task_unless_it_is_of_the_last_epoch(
