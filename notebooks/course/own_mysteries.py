@@ -130,7 +130,8 @@ def _packed(planned: Planned) -> bytes:
             said = headline(trace).sentence
     raise ValueError(
         f"a hung run for 09 could not be recorded: it was to be {KINDS[planned.cause]}, and the doctor says: {said}. "
-        "Record on another machine, or hand out the course's own runs with --same-mysteries"
+        "The doctor needs py-spy to see a sample (pip install 'minidl[doctor]'). Install it, record on another machine, "
+        "or hand out the course's own runs with --same-mysteries"
     )
 
 

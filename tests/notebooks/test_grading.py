@@ -16,6 +16,7 @@ from course import grading, handout, hang_lab, own_mysteries
 from course.grading import Mark, merged
 from course.handout import OWN, Handout, build, made, originals
 from minidl import cli
+from minidl.hang.evidence.stacks import py_spy
 from minidl.process_stat import is_alive
 from minidl.prove.lab.case import LabOptions
 
@@ -322,6 +323,7 @@ def test_no_module_of_the_teachers_is_handed_out(anna: Path) -> None:
 
 
 @pytest.mark.live
+@pytest.mark.skipif(py_spy() is None, reason="py-spy is not installed")
 @pytest.mark.timeout(300)
 def test_own_mysteries_are_recorded_and_graded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One student answers what was planned, one what is right of the course's own runs."""
