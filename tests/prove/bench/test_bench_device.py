@@ -143,14 +143,15 @@ def used() -> None:
 
 @gpu
 def test_our_copies_are_the_profilers(used: None) -> None:
-    """One shift of the clocks puts each of the profiler's copies into our span of it, to our clock's error.
+    """One shift of the clocks puts each of the profiler's copies into our span of it, to the error of both clocks.
 
     Ours begins and ends with an event of the stream: it holds what the host needs to issue a copy on an idle stream.
+    The profiler's clock is compared with the host's as ours is, so its error counts as much.
     """
     found = compare_with_profiler(plan(False), size=16, batches=32)
     assert set(found.bytes.tolist()) == {16 << 20}
     ends = found.begins + found.ours - found.theirs
-    assert found.begins.max() <= ends.min() + 2 * found.error
+    assert found.begins.max() <= ends.min() + 4 * found.error
 
 
 @gpu
