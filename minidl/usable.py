@@ -19,7 +19,7 @@ _RANKS_HERE: Final = (
 )  # fmt: skip
 """The variables of torchrun, Open MPI, MPICH, and srun, whose "4(x2),3" is for all machines."""
 
-_UNLIMITED: Final = 1 << 60
+UNLIMITED: Final = 1 << 60
 """Of the older cgroups, no limit is a number of this size."""
 
 
@@ -46,7 +46,7 @@ def ranks_here(variables: Mapping[str, str]) -> int:
 
 def cpu_quota(root: Path = Path("/")) -> float | None:
     """Return the least quota of this process's cgroups, of either version; None = none is set."""
-    return min((quota for group in _groups(root, "cpu") if (quota := _quota(group)) is not None), default=None)
+    return min((quota for group in _groups(root, "cpu") if (quota := quota_of(group)) is not None), default=None)
 
 
 def memory_left(root: Path = Path("/")) -> int | None:
@@ -92,7 +92,7 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
             yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(top))
 
 
-def _quota(group: Path) -> float | None:
+def quota_of(group: Path) -> float | None:
     """Return the quota of one cgroup, in CPUs: quota over period."""
     with contextlib.suppress(OSError, ValueError):
         if (group / "cpu.max").exists():
@@ -112,5 +112,5 @@ def _left(group: Path) -> int | None:
         limit, used = (int((group / name).read_text()) for name in names)
         stat = (group / "memory.stat").read_text()
         file = re.search(r"^(?:total_)?inactive_file (\d+)$", stat, re.MULTILINE)
-        return max(0, limit - used + int(file[1] if file else 0)) if limit < _UNLIMITED else None
+        return max(0, limit - used + int(file[1] if file else 0)) if limit < UNLIMITED else None
     return None

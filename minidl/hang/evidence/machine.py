@@ -9,12 +9,10 @@ import contextlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
 
 from minidl.hang.evidence.model import Cgroup, FileLock, Machine
 from minidl.hang.evidence.proc import Unseen, number, numbered
-
-_UNLIMITED: Final = 1 << 60
+from minidl.usable import UNLIMITED, quota_of
 
 
 def read_locks(unseen: Unseen) -> tuple[FileLock, ...]:
@@ -74,16 +72,5 @@ def _cgroup(path: Path) -> Cgroup:
     used, limit = ("memory.current", "memory.max") if second else ("memory.usage_in_bytes", "memory.limit_in_bytes")
     most = number(path / limit)
     kills = numbered(path / ("memory.events" if second else "memory.oom_control")).get("oom_kill", -1)
-    return Cgroup(str(path), number(path / used), most if 0 <= most < _UNLIMITED else -1, kills, _quota(path))
-
-
-def _quota(path: Path) -> float:
-    """The CPUs that a cgroup gives; -1 = no limit."""
-    with contextlib.suppress(OSError, ValueError):
-        if (path / "cpu.max").exists():
-            quota, period = (path / "cpu.max").read_text().split()
-        else:
-            quota, period = ((path / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-        if float(quota) > 0:
-            return float(quota) / float(period)
-    return -1.0
+    most, quota = most if 0 <= most < UNLIMITED else -1, quota_of(path)
+    return Cgroup(str(path), number(path / used), most, kills, -1.0 if quota is None else quota)
