@@ -199,14 +199,14 @@ def number(said: object, about: str, step: str) -> float:
 
 
 def runs(*names: str) -> Iterator[tuple[str, minidl.Trace]]:
-    """Each recorded run, under its name in quotes, and a made one: its second half, of which the answer is another."""
+    """Each recorded run, under its name in quotes, and a made one: its last third, of which the answer is another."""
     for name in names:
         with redirect_stdout(io.StringIO()):
             trace = recording(name)
         yield repr(name), trace
         tasks = trace.events["task"]
-        middle = (int(tasks.max()) + 1) // 2
-        yield f"the part of {name!r} from task {middle} on", trace.cut((tasks >= middle) | (tasks < 0))
+        first = 2 * (int(tasks.max()) + 1) // 3
+        yield f"the part of {name!r} from task {first} on", trace.cut((tasks >= first) | (tasks < 0))
 
 
 def drawn(trace: minidl.Trace, batches: Iterable[int] = (), **options: Any) -> bytes:

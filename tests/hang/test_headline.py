@@ -827,17 +827,17 @@ RECORDINGS: dict[str, tuple[RunOutcome, str]] = {
     ),
     "worker-sigstopped": (
         RunOutcome.HUNG,
-        r"^hung for .*, until its timeout passed: waiting for worker 1 \(pid \d+\), in sample 635 ",
+        r"^hung for .*, until its timeout passed: waiting for worker 1 \(pid \d+\), in sample 844 ",
     ),
     "shutdown-error": (
         RunOutcome.ERROR,
-        r"^error: ValueError: image 386 is damaged in sample 386 \(task 6\), worker 2, at 247\.3 ms$",
+        r"^error: ValueError: image 386 is damaged in sample 386 \(task 6\), worker 2, at 203\.8 ms$",
     ),
     "head-of-line-in-order": (
         RunOutcome.SLOW,
         r"^slow: head-of-line blocking: .* \(longest: task 9 of worker 1, sample 579\)$",
     ),
-    "head-of-line-out-of-order": (RunOutcome.SLOW, "^slow: supply-bound"),
+    "head-of-line-out-of-order": (RunOutcome.FINE, "^fine: not input-bound"),
     "respawn": (RunOutcome.SLOW, "^slow: supply-bound"),  # summed over its three iterators
     "workers-8": (RunOutcome.FINE, "^fine: not input-bound"),
     "workers-0": (RunOutcome.SLOW, "^slow: supply-bound"),

@@ -142,7 +142,7 @@ def _starved(setting: Setting) -> None:
 )
 def _one_slow_sample(setting: Setting, in_order: bool = True) -> None:
     slow = {setting.batch_size * 9 + 3: 0.6}  # of batch 9
-    with setting.loader(setting.images(slow=slow), 4, in_order=in_order) as loader:
+    with setting.loader(setting.images(slow=slow), 8, in_order=in_order) as loader:
         Training(setting).epoch(setting.to_device(loader))
 
 
@@ -187,12 +187,12 @@ _usual("uint8-gpu-transform", "workers send bytes; the device crops, flips and n
 _usual(
     "many-small-tensors",
     "each image is sent as a tensor of its own: a segment and a descriptor for each",
-    4,
+    8,
     transform=_stacked,
     prepare=_as_float,
     collate_fn=collate_to_many,
 )
-_usual("packed", "the same images in one tensor", 4, transform=_unchanged, prepare=_as_float)
+_usual("packed", "the same images in one tensor", 8, transform=_unchanged, prepare=_as_float)
 
 
 # --- Transports -------------------------------------------------------------------------------------------------------
