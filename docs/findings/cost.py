@@ -41,6 +41,9 @@ def spent(patch: str) -> float:
 
 def main(patches: list[str]) -> None:
     """Print a line for each patch."""
+    known = {"hardened", "all", *(path.parent.name for path in HERE.glob("*/fix.patch"))}
+    if unknown := sorted(set(patches) - known):
+        sys.exit(f"cost.py: {', '.join(unknown)}: no such patch; give none, or some of {', '.join(sorted(known))}")
     for patch in patches or ON_THE_WAY:
         without, differences = [], []
         for number in range(PAIRS):
