@@ -228,7 +228,7 @@ class JobReport:
     def _differences(self) -> Iterator[str]:
         sizes = [int(np.median(table.steps["samples"])) if len(table.steps) else 0 for table in self.tables]
         every = {what: [getattr(one, name) for one in self.facts] for name, what in _ALIKE.items()}
-        every["commands"] = [re.sub(r"--trace[ =]\S+ ?", "", one.command) for one in self.facts]  # by hand: one a rank
+        every["commands"] = [program(one.command) for one in self.facts]
         for what, values in (every | {"samples in a batch": sizes}).items():
             (usual, _), *others = Counter(filter(None, values)).most_common() or [(None, 0)]
             if others:
@@ -317,6 +317,11 @@ def _blame(facts: RankFacts) -> tuple[bool, int, int, int]:
 def _at_one_place(stopped: Sequence[RankFacts]) -> bool:
     taken = [one.taken[1] for one in stopped]
     return max(taken) - min(taken) <= 1
+
+
+def program(command: str) -> str:
+    """A rank's command without the name of its own trace; "" if it starts a process of Ray, whatever that runs."""
+    return "" if "/ray/_private/workers/" in command else re.sub(r"--trace[ =]\S+ ?", "", command)
 
 
 def _ranks(numbers: Sequence[int]) -> str:

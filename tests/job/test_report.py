@@ -15,7 +15,7 @@ from minidl import cli
 from minidl.hang.finding import RunOutcome
 from minidl.job import digests
 from minidl.job.digests import read_job
-from minidl.job.report import JobReport
+from minidl.job.report import JobReport, program
 from minidl.tracefile.reader import read_trace
 
 SLOW = 60_000  # µs of a fetch: its step hides 20,000 of it
@@ -207,6 +207,18 @@ def test_the_next_step_names_a_rank_that_is_there() -> None:
     assert JobReport(job).finding.next_step == "minidl summary --rank 3 says more"
     said = JobReport(replace(job, problems=("x",) * 8)).lacks
     assert said[6] == "2 more problems"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("minidl run --trace job/rank-1 train.py", "minidl run train.py"),
+        ("python /lib/ray/_private/workers/default_worker.py --worker-id=4920", ""),
+        ("python train.py --trace=x 3", "python train.py 3"),
+    ],
+)
+def test_what_each_rank_has_of_its_own_is_no_difference(command: str, said: str) -> None:
+    assert program(command) == said
 
 
 def test_what_differs_between_ranks_is_said() -> None:
