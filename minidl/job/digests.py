@@ -28,10 +28,11 @@ from numpy.lib.recfunctions import structured_to_unstructured, unstructured_to_s
 
 from minidl.hang.finding import RunOutcome
 from minidl.job.each import each
-from minidl.job.step_table import STEP, RankFacts, RankTable, is_running, numbered_in, ranks_of, tables_of
+from minidl.job.step_table import STEP, RankFacts, RankTable, is_running, tables_of
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.facts import read_facts
 from minidl.tracefile.format import MANIFEST, TraceError
+from minidl.tracefile.join import numbered_in, ranks_of
 from minidl.tracefile.members import JobMembers, RankPlace, members_at
 from minidl.tracefile.packs import whole
 from minidl.tracefile.reader import Trace, read_trace

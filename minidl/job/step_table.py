@@ -1,7 +1,7 @@
 """The table of a rank's steps: what its loop waited for, how long its own code ran, which worker made its batch.
 
-Interface: `tables_of(trace)` -> a `RankTable` for each rank of a trace; `ranks_of(trace)` is the trace of each of them
-alone. Times of the table are in microseconds, its moments in ns of the rank's CLOCK_MONOTONIC.
+Interface: `tables_of(trace)` -> a `RankTable` for each rank of a trace. Times of the table are in microseconds, its
+moments in ns of the rank's CLOCK_MONOTONIC.
 
 Rules of use: the steps are those of the DataLoader that the loop spent most time with. A step whose own code did not
 end is left out.
@@ -32,9 +32,8 @@ from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Bools, Floats, Ints, Rows
 from minidl.tracefile.batches import NEVER, epochs, keys, keys_at, latest
 from minidl.tracefile.events import Outcome
-from minidl.tracefile.join import rank_of, told
+from minidl.tracefile.join import ranks_of, told
 from minidl.tracefile.loaders import dataloaders
-from minidl.tracefile.ranks import last_start
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.spans import durations, total
 from minidl.tracefile.words import plain
@@ -133,29 +132,6 @@ class RankTable:
     def waiting(self) -> float:
         """The share of its time that its loop waited for batches."""
         return float(self.waited.sum() / max(1.0, self.waited.sum() + self.own))
-
-
-# --- The ranks of a trace ---------------------------------------------------------------------------------------------
-def ranks_of(trace: Trace) -> dict[int, Trace]:
-    """The trace of each rank in a trace; of the last start, if the ranks were started anew. -1 = it does not say."""
-    ranks = numbered_in(trace)
-    if len(ranks) < 2:
-        alone = next(iter(ranks), rank_of(trace))
-        return {-1 if alone is None else alone: trace}
-    restarts, _ = last_start(trace.lines)
-    of_process = np.array([process.rank for process in trace.processes])[trace.events["process"]]
-    stale = [n for n, params in trace.loaders.items() if params.get("restart", 0) != restarts]
-    fresh = ~np.isin(trace.events["loader"], stale)
-    out = {}
-    for rank in sorted(ranks):
-        out[rank] = one = trace.cut((of_process == rank) & fresh)
-        one.loaders = {n: of for n, of in trace.loaders.items() if of.get("rank") == rank and n not in stale}
-    return out
-
-
-def numbered_in(trace: Trace) -> set[int]:
-    """The ranks whose processes recorded events; a trace that was cut keeps the processes of the others."""
-    return {trace.processes[process].rank for process in np.unique(trace.events["process"]).tolist()} - {-1}
 
 
 def tables_of(trace: Trace) -> list[RankTable]:

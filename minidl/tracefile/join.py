@@ -1,7 +1,7 @@
 """The traces of several ranks, joined into one.
 
-Interface: `join(paths, output)`; `rank_of(trace)` says of which rank a trace is. `beside(paths, zeros)`
-joins two runs in the same way, to show them on one axis. A joined trace is a
+Interface: `join(paths, output)`; `rank_of(trace)` says of which rank a trace is, and `ranks_of(trace)` takes a joined
+one apart. `beside(paths, zeros)` joins two runs in the same way, to show them on one axis. A joined trace is a
 trace like any other: the files of all ranks, on rank 0's clock. Iterators, and processes of different machines that
 have one pid, get numbers of their own; the manifest's `ranks` says what was done with which rank.
 
@@ -37,6 +37,7 @@ from minidl.tracefile.format import (
     stem_of,
 )
 from minidl.tracefile.members import rank_in_name, traces_in
+from minidl.tracefile.ranks import last_start
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.words import duration, listed
 
@@ -159,6 +160,28 @@ def told(trace: Trace, name: str) -> Iterator[int]:
     for facts in (trace.manifest, *trace.described("clock"), *trace.loaders.values()):
         if type(number := facts.get(name)) is int:
             yield number
+
+
+def ranks_of(trace: Trace) -> dict[int, Trace]:
+    """The trace of each rank in a trace; of the last start, if the ranks were started anew. -1 = it does not say."""
+    ranks = numbered_in(trace)
+    if len(ranks) < 2:
+        alone = next(iter(ranks), rank_of(trace))
+        return {-1 if alone is None else alone: trace}
+    restarts, _ = last_start(trace.lines)
+    of_process = np.array([process.rank for process in trace.processes])[trace.events["process"]]
+    stale = [n for n, params in trace.loaders.items() if params.get("restart", 0) != restarts]
+    fresh = ~np.isin(trace.events["loader"], stale)
+    out = {}
+    for rank in sorted(ranks):
+        out[rank] = one = trace.cut((of_process == rank) & fresh)
+        one.loaders = {n: of for n, of in trace.loaders.items() if of.get("rank") == rank and n not in stale}
+    return out
+
+
+def numbered_in(trace: Trace) -> set[int]:
+    """The ranks whose processes recorded events; a trace that was cut keeps the processes of the others."""
+    return {trace.processes[process].rank for process in np.unique(trace.events["process"]).tolist()} - {-1}
 
 
 def join(paths: Sequence[Path], output: Path) -> tuple[Path, list[str]]:

@@ -11,9 +11,10 @@ from made_trace import Run, made
 
 import minidl
 from minidl.job.digests import job_of
-from minidl.job.step_table import CAUSES, RankTable, ranks_of, tables_of
+from minidl.job.step_table import CAUSES, RankTable, tables_of
 from minidl.speed.wall_clock import WallClock
 from minidl.tracefile import events as ev
+from minidl.tracefile.join import ranks_of
 from minidl.tracefile.reader import read_trace
 from minidl.tracefile.spans import durations
 
