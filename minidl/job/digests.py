@@ -27,8 +27,9 @@ import numpy as np
 from numpy.lib.recfunctions import structured_to_unstructured, unstructured_to_structured
 
 from minidl.hang.finding import RunOutcome
+from minidl.hang.life import is_running
 from minidl.job.each import each
-from minidl.job.step_table import STEP, RankFacts, RankTable, is_running, tables_of
+from minidl.job.step_table import STEP, RankFacts, RankTable, tables_of
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.facts import read_facts
 from minidl.tracefile.format import MANIFEST, TraceError

@@ -18,12 +18,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from minidl.hang.life import is_here
+from minidl.hang.life import is_here, is_running
 from minidl.job.digests import trace_of
 from minidl.job.heat_map import MOST_COLUMNS, MOST_ROWS, averaged, image_of, waits_of
 from minidl.job.live_job import LiveJob, state
 from minidl.job.report import JobReport
-from minidl.job.step_table import is_running
 from minidl.tracefile.words import counted, duration, percent, plain
 from minidl.views.colours import RED, rgb
 from minidl.views.frame import Page, filled

@@ -10,8 +10,6 @@ end is left out.
 from __future__ import annotations
 
 import re
-import socket
-import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +23,7 @@ import numpy as np
 from minidl.hang.finding import Finding, HangCause, RunOutcome
 from minidl.hang.headline import headline
 from minidl.hang.headline.uneven import OF_A_WAIT, last_epoch
-from minidl.hang.life import is_here, life
+from minidl.hang.life import is_running, now, time_of_day
 from minidl.speed.own_step import parts_of
 from minidl.speed.wall_clock import Cause, WallClock
 from minidl.tracefile import events as ev
@@ -62,10 +60,6 @@ STEP = np.dtype(
 
 _NUMBER: Final = re.compile(r" #\d+$")
 """What tells DataLoaders that are made at one line of the program."""
-
-FRESH: Final = 90.0
-"""Seconds for which the files of a rank that runs on another machine may stay as they are: its watchdog writes its
-digest each minute."""
 
 MOST_PROBLEMS: Final = 3
 """What a rank's trace lacks is kept in so many sentences."""
@@ -239,7 +233,7 @@ def _facts(
     over = bool(homes & ends if homes else ends)
     running = not over and is_running(trace.path, manifest)
     if running:
-        trace.seen = _now(manifest)
+        trace.seen = now(manifest)
     said = headline(trace)
     if not trace.loaders and (raised := [*trace.described("uncaught")]):  # before its first iterator
         said = Finding(RunOutcome.ERROR, plain(str(raised[-1].get("error"))), next_step="read the program's traceback")
@@ -260,7 +254,7 @@ def _facts(
         ended_epoch=ended,
         begin=trace.start,
         end=int(events["time"].max(initial=0)),
-        wall=_time_of_day(manifest),
+        wall=time_of_day(manifest),
         events=len(events),
         over=over,
         running=running,
@@ -273,13 +267,6 @@ def _facts(
     )
 
 
-def _time_of_day(manifest: Mapping[str, Any]) -> int:
-    """What the rank's clock lacks of the time of day, ns; 0 = unknown."""
-    clock = manifest.get("clock")
-    wall = clock.get("realtime_minus_monotonic_ns") if isinstance(clock, dict) else None
-    return wall if type(wall) is int else 0
-
-
 def _waits_for_others(trace: Trace, said: Finding, homes: set[int]) -> bool:
     """Whether a rank that went wrong, or was cut, was waiting for other ranks."""
     if said.cause is HangCause.COLLECTIVE:
@@ -290,21 +277,3 @@ def _waits_for_others(trace: Trace, said: Finding, homes: set[int]) -> bool:
     spans = trace.spans()
     meets = np.isin(spans["code"], [ev.COLLECTIVE[0], ev.BACKWARD[0]]) & np.isin(spans["process"], list(homes))
     return bool(np.any(meets & (spans["end"] < 0)))
-
-
-def is_running(path: Path, manifest: Mapping[str, Any]) -> bool:
-    """Whether the process that records at `path` is there; one on another machine is while it writes its files."""
-    pid, begun = manifest.get("pid"), manifest.get("monotonic_ns")
-    if is_here(manifest):
-        return isinstance(pid, int) and isinstance(begun, int) and life(pid, begun).there
-    if not _time_of_day(manifest) or manifest.get("host") == socket.gethostname():  # it was restarted since
-        return False
-    try:
-        return path.is_dir() and time.time() - max(one.stat().st_mtime for one in path.iterdir()) < FRESH
-    except OSError:
-        return False
-
-
-def _now(manifest: Mapping[str, Any]) -> int:
-    """This moment by the clock of the machine that records, ns."""
-    return time.monotonic_ns() if is_here(manifest) else time.time_ns() - _time_of_day(manifest)

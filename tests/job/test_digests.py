@@ -17,10 +17,12 @@ import pytest
 from made_jobs import MadeJob
 from made_trace import HUNG, Run, write
 
-from minidl.job import digests, step_table
+from minidl.hang import life
+from minidl.hang.life import FRESH
+from minidl.job import digests
 from minidl.job.digests import JobRecord, load, make, place_of, read_job, trace_of
 from minidl.job.report import JobReport
-from minidl.job.step_table import FRESH, STEP, RankTable
+from minidl.job.step_table import STEP, RankTable
 from minidl.process_stat import boot_id
 from minidl.tracefile.format import MANIFEST, TraceError
 from minidl.tracefile.process import ProcessLife
@@ -142,7 +144,7 @@ def test_a_digest_that_calls_a_dead_rank_running_is_not_taken(tmp_path: Path, mo
     assert isinstance(tables, list)
     assert tables[0].facts.running
     assert load(place) is not None
-    monkeypatch.setattr(step_table, "life", lambda pid, moment: ProcessLife.GONE)
+    monkeypatch.setattr(life, "life", lambda pid, moment: ProcessLife.GONE)
     assert load(place) is load(place, behind=150) is None
     tables = make(place, always=True)
     assert isinstance(tables, list)
