@@ -24,7 +24,7 @@ from minidl.hang.evidence.model import RunEvidence
 from minidl.hang.finding import EvidenceLine, Finding, HangCause, HangDegree, RecordedWait, RunOutcome
 from minidl.hang.headline import headline
 from minidl.hang.job import ranks_beside
-from minidl.hang.life import is_here, life
+from minidl.hang.life import is_here, is_running, life
 from minidl.hang.limits import STILL, is_long
 from minidl.job.digests import read_job, trace_of
 from minidl.job.report import JobReport
@@ -152,10 +152,9 @@ def _running(trace: Trace) -> list[int]:
     if not is_here(trace.manifest):
         return []
     found = [p.pid for p in trace.processes if p.role != "worker" and life(p.pid, p.start_ns).there]
-    pid, begun = trace.manifest.get("pid"), trace.manifest.get("monotonic_ns")
-    if found or not (isinstance(pid, int) and isinstance(begun, int)):
-        return found
-    return [pid] if life(pid, begun).there else []
+    if not found and is_running(trace.path, trace.manifest):
+        found = [trace.manifest["pid"]]
+    return found
 
 
 CHECKED: Final = 300_000

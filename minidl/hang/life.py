@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from minidl.process_stat import ENDED, boot_id, stat_fields, was_there
+from minidl.tracefile.facts import time_of_day
 from minidl.tracefile.process import ProcessLife
 
 _STATES: Final = {
@@ -69,10 +70,3 @@ def is_running(path: Path, manifest: Mapping[str, Any]) -> bool:
 def now(manifest: Mapping[str, Any]) -> int:
     """This moment by the clock of the machine that records, ns."""
     return time.monotonic_ns() if is_here(manifest) else time.time_ns() - time_of_day(manifest)
-
-
-def time_of_day(manifest: Mapping[str, Any]) -> int:
-    """What the rank's clock lacks of the time of day, ns; 0 = unknown."""
-    clock = manifest.get("clock")
-    wall = clock.get("realtime_minus_monotonic_ns") if isinstance(clock, dict) else None
-    return wall if type(wall) is int else 0

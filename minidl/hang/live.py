@@ -21,7 +21,7 @@ from minidl.hang.life import is_here, life
 from minidl.process_stat import descendants_of
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
-from minidl.tracefile.facts import read_facts
+from minidl.tracefile.facts import facts_in
 from minidl.tracefile.files import Files, members_in, no_trace_in
 from minidl.tracefile.format import (
     EVENTS_SUFFIX,
@@ -82,7 +82,7 @@ class LiveTrace:
         message whose sender was read before it was sent.
         """
         begun, files = time.monotonic_ns(), self._files()
-        until = begun if is_here(_said(files.manifest or b"")) else None
+        until = begun if is_here(facts_in(files.manifest)) else None
         lives = {stem: life(*parts_of(stem)) for stem in files.side}
         for stem in tuple(files.side):
             files.events[stem] = self._new_events(stem, lives[stem], until)
@@ -191,13 +191,6 @@ def _blocks(path: Path) -> int:
         return path.stat().st_blocks
     except FileNotFoundError:  # it has just been folded
         return 0
-
-
-def _said(manifest: bytes) -> dict[str, object]:
-    try:
-        return read_facts(manifest).said
-    except (ValueError, RecursionError):
-        return {}
 
 
 # --- Finding the trace ------------------------------------------------------------------------------------------------

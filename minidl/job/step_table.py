@@ -23,13 +23,14 @@ import numpy as np
 from minidl.hang.finding import Finding, HangCause, RunOutcome
 from minidl.hang.headline import headline
 from minidl.hang.headline.uneven import OF_A_WAIT, last_epoch
-from minidl.hang.life import is_running, now, time_of_day
+from minidl.hang.life import is_running, now
 from minidl.speed.own_step import parts_of
 from minidl.speed.wall_clock import Cause, WallClock
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Bools, Floats, Ints, Rows
 from minidl.tracefile.batches import NEVER, epochs, keys, keys_at, latest
 from minidl.tracefile.events import Outcome
+from minidl.tracefile.facts import time_of_day
 from minidl.tracefile.join import ranks_of, told
 from minidl.tracefile.loaders import dataloaders
 from minidl.tracefile.reader import Trace

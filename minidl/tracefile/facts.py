@@ -1,7 +1,8 @@
 """The facts in a manifest and in the lines of side files: JSON, whose types and sizes are checked when read.
 
-Interface: `read_facts(text)` -> `Facts`, the object and the names of what was left out of it. `loads` parses any JSON
-of a trace, and `is_long` says whether a value of it is a number that no column holds.
+Interface: `read_facts(text)` -> `Facts`, the object and the names of what was left out of it; `facts_in(text)` is the
+object alone, or {}. `loads` parses any JSON of a trace, `is_long` says whether a value of it is a number that no column
+holds, and `time_of_day(manifest)` is what its clock lacks of the time of day.
 
 A fact with the wrong type, or with a number out of range, is left out, as if its writer had not known it. A reader of
 facts therefore only tests whether a fact exists. Unknown names are kept unchanged.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 LATEST: Final = 1 << 62
@@ -70,6 +72,20 @@ def read_facts(text: bytes) -> Facts:
     said = {name: value for name, value in said.items() if value is not None or name not in _NEVER_NONE}
     unsound = [name for name, value in said.items() if value is not None and not _is_sound(name, value)]
     return Facts({name: value for name, value in said.items() if name not in unsound}, unsound)
+
+
+def facts_in(text: bytes | None) -> dict[str, Any]:
+    """The facts of one JSON object, such as a manifest; {} if there is none, or if it makes no sense."""
+    try:
+        return read_facts(text or b"{}").said
+    except (ValueError, RecursionError):
+        return {}
+
+
+def time_of_day(manifest: Mapping[str, Any]) -> int:
+    """What the clock of a trace lacks of the time of day, ns; 0 = unknown."""
+    wall = manifest.get("clock", {}).get("realtime_minus_monotonic_ns")
+    return wall if type(wall) is int else 0
 
 
 def _is_sound(name: str, value: object) -> bool:

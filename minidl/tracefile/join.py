@@ -25,6 +25,7 @@ import numpy as np
 from minidl.tracefile.arrays import Ints
 from minidl.tracefile.attachments import Attachment, free_name
 from minidl.tracefile.events import columns_where
+from minidl.tracefile.facts import time_of_day
 from minidl.tracefile.files import Files, read_files
 from minidl.tracefile.format import (
     HEADER_BYTES,
@@ -271,10 +272,9 @@ def _relative(clock: Clock, reference: Clock | None) -> Clock:
 
 def _wall_clock(member: Member, reference: Member) -> Clock:
     """Return the offset by wall clock (NTP accuracy), or unknown if a trace lacks it."""
-    walls = [m.manifest.get("clock") for m in (member, reference)]
-    offsets = [wall.get("realtime_minus_monotonic_ns") if isinstance(wall, dict) else None for wall in walls]
-    if type(offsets[0]) is int and type(offsets[1]) is int:
-        return Clock("wall clock", None, (0,), (offsets[0] - offsets[1],))
+    mine, other = time_of_day(member.manifest), time_of_day(reference.manifest)
+    if mine and other:
+        return Clock("wall clock", None, (0,), (mine - other,))
     return Clock("unknown", None)
 
 

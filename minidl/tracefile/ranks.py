@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from minidl.tracefile.facts import read_facts
+from minidl.tracefile.facts import facts_in, read_facts
 from minidl.tracefile.files import read_words
 from minidl.tracefile.format import SIDE_SUFFIX
 from minidl.tracefile.words import listed
@@ -22,11 +22,9 @@ Line = Mapping[str, Any]
 def words_of(directory: Path) -> tuple[dict[str, Any], list[Line]]:
     """The manifest and the side files' lines of the trace in a directory. Lines that make no sense are left out."""
     files = read_words(directory)
-    try:
-        manifest = read_facts(files.manifest or b"{}").said
-    except (ValueError, RecursionError):
-        manifest = {}
-    return manifest, [line for stem, data in sorted(files.side.items()) for line in _lines_of(stem + SIDE_SUFFIX, data)]
+    return facts_in(files.manifest), [
+        line for stem, data in sorted(files.side.items()) for line in _lines_of(stem + SIDE_SUFFIX, data)
+    ]
 
 
 def _lines_of(name: str, data: bytes) -> Iterator[Line]:
