@@ -17,7 +17,7 @@ import numpy as np
 
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows, distinct
-from minidl.tracefile.spans import durations, total
+from minidl.tracefile.spans import durations, total, within
 
 OTHER: Final = "other code"
 EVALUATION, LOADER, VALIDATION, CHECKPOINT = "evaluation", "another loader", "validation", "torch.save"
@@ -57,8 +57,7 @@ def parts_of(spans: Rows, steps: Rows) -> dict[str, int]:
         theirs = _outermost(inner[(inner["process"] == process) & (inner["tid"] == tid)], mine)
         for code in np.unique(theirs["code"]).tolist():
             rows = theirs[theirs["code"] == code]
-            at = np.searchsorted(mine["begin"], rows["begin"], side="right") - 1
-            ns = total(rows[(at >= 0) & (rows["end"] <= mine["end"][at])])
+            ns = total(rows[within(rows, mine) >= 0])
             found[code in _ALWAYS][_NAMES.get(code, LOADER)] += ns
     rest, seen = total(steps) - found[True].total(), found[False].total()
     times = int((steps["task"] >= 0).sum()) / max(1, int(steps["by"].sum()))
@@ -73,8 +72,7 @@ def parts_of(spans: Rows, steps: Rows) -> dict[str, int]:
 def _outermost(rows: Rows, steps: Rows) -> Rows:
     """The spans of a thread, by begin, without those that lie in a validation in one of these steps of it."""
     around = rows[rows["code"] == ev.VALIDATION[0]]
-    step = np.searchsorted(steps["begin"], around["begin"], side="right") - 1
-    around = around[(step >= 0) & (around["end"] <= steps["end"][step])]
+    around = around[within(around, steps) >= 0]
     at = np.searchsorted(around["begin"], rows["begin"], side="right") - 1
     inside = (at >= 0) & (rows["code"] != ev.VALIDATION[0]) & (rows["begin"] < np.append(around["end"], 0)[at])
     outermost: Rows = rows[~inside]

@@ -10,7 +10,9 @@ no such line, or of torch's loader without `minidl run`, has the first two.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +28,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NamedLoader:
-    """One DataLoader. iterators: their numbers, in the order of their epochs. name: no two of a rank have the same."""
+    """One DataLoader. iterators: their numbers, in the order of their epochs. name: no two of a rank have the same.
+
+    place: its name as far as others share it, which the same line of the program made.
+    """
 
     name: str
+    place: str
     rank: int
     iterators: tuple[int, ...]
 
@@ -44,7 +50,7 @@ def dataloaders(trace: Trace) -> list[NamedLoader]:
     for (rank, _, name), numbers in found.items():
         seen[rank, name] += 1
         several = f" #{seen[rank, name]}" if same[rank, name] > 1 else ""
-        out.append(NamedLoader(name + several, rank, tuple(numbers)))
+        out.append(NamedLoader(name + several, name, rank, tuple(numbers)))
     return out
 
 
@@ -85,16 +91,16 @@ def first_epochs(trace: Trace) -> dict[int, int]:
 
 
 def _first_epochs(trace: Trace) -> dict[int, int]:
-    begun = trace.events["loader"][trace.events["code"] == EPOCH[0]]
-    counts = Counter(begun.tolist())
-    out = {}
-    for one in dataloaders(trace):
-        first = 0
-        for number in one.iterators:
-            if trace.loaders[number].get("dataloader"):
-                out[number] = first
-            first += max(1, counts[number])
-    return out
+    known = (one.iterators for one in dataloaders(trace))
+    firsts = {number: first for numbers in known for number, first in numbered_epochs(trace, numbers).items()}
+    return {number: first for number, first in firsts.items() if trace.loaders[number].get("dataloader")}
+
+
+def numbered_epochs(trace: Trace, iterators: Sequence[int]) -> dict[int, int]:
+    """Return for each of some iterators, which follow each other, the number of its first epoch among all of theirs."""
+    begun = Counter(trace.events["loader"][trace.events["code"] == EPOCH[0]].tolist())
+    firsts = accumulate((max(1, begun[number]) for number in iterators), initial=0)
+    return dict(zip(iterators, firsts, strict=False))
 
 
 def in_words(trace: Trace, number: int) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from minidl.tracefile.facts import facts_in, read_facts
 from minidl.tracefile.files import read_words
 from minidl.tracefile.format import SIDE_SUFFIX
-from minidl.tracefile.words import listed
+from minidl.tracefile.words import listed, named_ranks
 
 Line = Mapping[str, Any]
 """A line of a side file, with "process" added: which process wrote it."""
@@ -80,10 +80,10 @@ def _without_ranks(lines: list[Line]) -> Iterator[str]:
     idle = [rank for rank in missing if rank in ranks.values()]
     absent = [rank for rank in missing if rank not in idle]
     if idle:
-        text += f". {_named(idle)} joined the group and made no iterator of a DataLoader"
+        text += f". {named_ranks(idle)} joined the group and made no iterator of a DataLoader"
     if absent:
         text += (
-            f". {_named(absent)} left nothing: its interpreter did not read PYTHONPATH (python -I, -E or -S, or a "
+            f". {named_ranks(absent)} left nothing: its interpreter did not read PYTHONPATH (python -I, -E or -S, or a "
             "launcher that drops it), or it ran on another machine, or it ended too early, and it used torch's own "
             "DataLoader. Start each rank under minidl run: torchrun ... -m minidl run SCRIPT"
         )
@@ -107,7 +107,3 @@ def _without_ends(lines: list[Line]) -> Iterator[str]:
             f"{named} wrote no end: killed (a launcher kills all ranks when one fails), ended by os._exit, or still "
             "running; the trace has what came before"
         )
-
-
-def _named(ranks: list[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {listed(ranks)}"

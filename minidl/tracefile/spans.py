@@ -1,7 +1,8 @@
 """Begins and ends: which end closes which begin, which span lies inside which, and rows in which spans nest.
 
 Interface: `pairs(events)` -> array of SPAN; `ends(events)`, the positions of the same pairs; `nest(spans, track)`, the
-span around each span; `stack(rows)`, rows for slices that may overlap.
+span around each span; `within(rows, steps)`, the step around each of some spans; `stack(rows)`, rows for slices that
+may overlap.
 """
 
 from __future__ import annotations
@@ -163,6 +164,19 @@ def total(spans: Rows) -> int:
 
 
 # --- Nesting ----------------------------------------------------------------------------------------------------------
+def within(rows: Rows, steps: Rows) -> Ints:
+    """For each row the position of the step of its thread that it lies in, -1 = none.
+
+    steps: one or more closed spans, by begin, none of which overlap.
+    """
+    place = np.searchsorted(steps["begin"], rows["begin"], side="right") - 1
+    around = steps[place]
+    inside = (place >= 0) & (rows["end"] >= 0) & (rows["end"] <= around["end"])
+    inside &= (rows["process"] == around["process"]) & (rows["tid"] == around["tid"])
+    found: Ints = np.where(inside, place, -1)
+    return found
+
+
 def nest(spans: Rows, track: Ints) -> tuple[Ints, Ints]:
     """An end for each span no later than that of the span around it, and which one that is, both among `spans`' track.
 

@@ -56,6 +56,11 @@ def seconds(value: float) -> str:
     return duration(value * 1e9)
 
 
+def micros(us: float) -> str:
+    """The same of microseconds."""
+    return duration(float(us) * 1e3)
+
+
 def _digits(value: float) -> str:
     """Three significant digits, or all of a whole number's."""
     return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
@@ -79,6 +84,11 @@ def listed(items: Iterable[object], most: int = 8) -> str:
     """Return the first `most` items with commas, and "..." if there are more."""
     every = list(items)
     return ", ".join(map(str, every[:most])) + (", ..." if len(every) > most else "")
+
+
+def named_ranks(numbers: Sequence[int], most: int = 8) -> str:
+    """Return "rank 3", or "ranks 3, 9": the first `most`."""
+    return f"rank{'s' * (len(numbers) > 1)} {listed(numbers, most)}"
 
 
 def and_joined(items: Sequence[str], most: int = 4) -> str:
