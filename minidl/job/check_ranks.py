@@ -47,22 +47,17 @@ def check_ranks(members: JobMembers, *, as_json: bool = False) -> int:
     every = [*zip(names, each(_checked, [place.path for place in places]), strict=True)]
     wrong = {name: found for name, found in every if found.violations > 0}
     unread = {name: found for name, found in every if found.violations < 0}
-    code = 1 if wrong else 2 if unread else 0
+    partly = {name: found for name, found in every if found.violations == 0 and found.lacks}
     print(*map(plain, members.problems), sep="\n", end="\n" * bool(members.problems), file=sys.stderr)
     if as_json:
         print(json.dumps({name.removeprefix("rank "): found.report for name, found in every}, indent=1))
-        return code
-    partly = {name: found for name, found in every if found.violations == 0 and found.lacks}
-    sound = len(every) - len(wrong) - len(unread) - len(partly)
-    print(f"{counted(len(every), 'rank')}, {sound} of them break no rule")
-    for name in [*unread][:TOLD]:
-        print(f"not read: {name}: {plain(unread[name].text)}")
-    for name in [*partly][:TOLD]:
-        print(f"{name}: not judged: {plain(partly[name].lacks[0])}")
-    if len(partly) > TOLD:
-        print(f"not judged in whole: {listed(partly)}")
-    if wrong:
-        print(f"NOT a behaviour of the protocol: {listed(wrong)}")
-    for name in [*wrong][:TOLD]:
-        print(f"\n{name}: " + "\n".join(map(plain, wrong[name].text.splitlines())))
-    return code
+    else:
+        sound = len(every) - len(wrong) - len(unread) - len(partly)
+        lines = [f"{counted(len(every), 'rank')}, {sound} of them break no rule"]
+        lines += [f"not read: {name}: {plain(unread[name].text)}" for name in [*unread][:TOLD]]
+        lines += [f"{name}: not judged: {plain(partly[name].lacks[0])}" for name in [*partly][:TOLD]]
+        lines += [f"not judged in whole: {listed(partly)}"] * (len(partly) > TOLD)
+        lines += [f"NOT a behaviour of the protocol: {listed(wrong)}"] * bool(wrong)
+        lines += [f"\n{name}: " + "\n".join(map(plain, wrong[name].text.splitlines())) for name in [*wrong][:TOLD]]
+        print(*lines, sep="\n")
+    return 1 if wrong else 2 if unread else 0

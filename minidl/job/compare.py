@@ -14,7 +14,7 @@ import numpy as np
 
 from minidl.job.report import JobReport
 from minidl.job.step_table import CAUSES
-from minidl.tracefile.words import counted, duration, percent
+from minidl.tracefile.words import counted, micros, percent
 
 EQUAL: Final = 1.02
 """Jobs whose steps differ by a smaller factor are equally fast."""
@@ -41,7 +41,7 @@ class JobDiff:
         if not all(took):
             return "one of the jobs has no step of several ranks: nothing to compare"
         factor = took[0] / took[1]
-        each = f"{duration(1000 * took[1])} a step, A {duration(1000 * took[0])}"
+        each = f"{micros(took[1])} a step, A {micros(took[0])}"
         if 1 / EQUAL < factor < EQUAL:
             return f"A and B are equally fast: {each}"
         return f"B makes {factor:.2f} times as many steps as A in the same time: {each}"
@@ -72,7 +72,7 @@ class JobDiff:
             yield from (f"    {text}" for text in job.lacks)
         yield f"  {'a step, mean over ranks':<40}{'A':>10}{'B':>10}"
         for what, (before, after) in self.parts().items():
-            yield f"  {what:<40}{duration(1000 * before):>10}{duration(1000 * after):>10}"
+            yield f"  {what:<40}{micros(before):>10}{micros(after):>10}"
         for rank, (before, after) in self.ranks().items():
             yield f"  rank {rank}: {percent(before)} of all lateness in A, {percent(after)} in B"
 

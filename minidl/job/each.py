@@ -12,11 +12,11 @@ import os
 import signal
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from importlib import import_module
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar, cast
 
 MANY: Final = 8
 """Paths from which several processes work on them."""
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 def reduced(
-    function: Callable[[S], T], merge: Callable[[Sequence[T]], T], items: Sequence[S], engine: str = ENGINES[0]
+    function: Callable[[S], T], merge: Callable[[Iterable[T]], T], items: Sequence[S], engine: str = ENGINES[0]
 ) -> T:
     """Merge what the function returns for each item, in their order. engine: one of ENGINES.
 
@@ -39,19 +39,15 @@ def reduced(
     each item, and a tree of tasks that merge. Raises ImportError without dask.distributed.
     """
     if engine == "processes":
-        return merge([*each(function, items)])
-    dask: Any = import_module("dask")
-    distributed: Any = import_module("distributed")
-    address = dask.config.get("scheduler-address", None)
+        return merge(each(function, items))
+    bags, distributed = import_module("dask.bag"), import_module("distributed")
+    address = import_module("dask").config.get("scheduler-address", None)
     with contextlib.ExitStack() as stack:
         with _main_hidden():
             cluster = address or stack.enter_context(distributed.LocalCluster(dashboard_address=None))
             client = stack.enter_context(distributed.Client(cluster))
-        found = client.map(function, items, pure=False)
-        while len(found) > 1:
-            groups = [found[at : at + AT_ONCE] for at in range(0, len(found), AT_ONCE)]
-            found = [client.submit(merge, group, pure=False) for group in groups]
-        return merge([found[0].result()])
+        found = bags.from_sequence(items, partition_size=1).map(function)
+        return cast("T", found.reduction(merge, merge, split_every=AT_ONCE).compute(scheduler=client))
 
 
 def each(function: Callable[[S], T], paths: Sequence[S]) -> Iterator[T]:

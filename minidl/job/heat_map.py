@@ -18,7 +18,7 @@ from minidl.job.step_table import CAUSES
 from minidl.speed.wall_clock import Cause
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Floats, Ints
-from minidl.tracefile.words import counted, duration, percent, plain, unit_of
+from minidl.tracefile.words import counted, micros, percent, plain, unit_of
 from minidl.views.colours import RED, THEMES, paint, rgb
 from minidl.views.picture import LABEL, figure_class
 
@@ -146,10 +146,8 @@ def averaged(values: Floats, most: int, axis: int) -> Floats:
     count = values.shape[axis]
     if count <= most:
         return values
-    edges: Ints = np.linspace(0, count, most + 1).astype(np.int64)[:-1]
-    sizes = np.diff(np.append(edges, count))
-    sums = np.add.reduceat(values, edges, axis=axis)
-    return sums / sizes.reshape([-1 if n == axis else 1 for n in range(values.ndim)])
+    edges = np.linspace(0, count, most + 1).astype(np.int64)[1:-1]
+    return np.stack([part.mean(axis) for part in np.split(values, edges, axis)], axis)
 
 
 def _steps(report: JobReport, axes: Axes) -> None:
@@ -237,7 +235,7 @@ def in_text(report: JobReport, width: int) -> str:
         signs = np.select([late >= 0.5, waits >= NOTED, meets >= NOTED], [LAST, WAITS, MEETS], WORKS)
         lines.append(f"{f'rank {report.facts[row].rank}':<9} {''.join(signs)}")
     lines.append(
-        f"a character: {counted(each, 'step')} of {duration(1000 * usual)}; {LAST} the others wait for it, "
+        f"a character: {counted(each, 'step')} of {micros(usual)}; {LAST} the others wait for it, "
         f"{WAITS} waits for batches, {MEETS} waits for other ranks, {WORKS} its own step"
     )
     return "\n".join(lines)

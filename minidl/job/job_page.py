@@ -23,7 +23,7 @@ from minidl.job.digests import trace_of
 from minidl.job.heat_map import MOST_COLUMNS, MOST_ROWS, averaged, image_of, waits_of
 from minidl.job.live_job import LiveJob, state
 from minidl.job.report import JobReport
-from minidl.tracefile.words import counted, duration, percent, plain
+from minidl.tracefile.words import counted, micros, percent, plain
 from minidl.views.colours import RED, rgb
 from minidl.views.frame import Page, filled
 from minidl.views.live_page import LivePage
@@ -45,19 +45,16 @@ class JobPage:
         self._job, self._lock = LiveJob(paths), threading.Lock()
         self._live, self._next = live, 0.0
         self._words: dict[str, Any] = {}
-        self._renew()
+        self._now()
 
     def html(self) -> Page:
         """The page, as of now."""
-        with self._lock:
-            self._renew()
-            return Page(filled("job.html", "minidl.job", connect="'self'", title=self._words["name"], job=self._words))
+        words = self._now()
+        return Page(filled("job.html", "minidl.job", connect="'self'", title=words["name"], job=words))
 
     def look(self) -> bytes:
         """What the page shows as of now, JSON."""
-        with self._lock:
-            self._renew()
-            return json.dumps(self._words).encode()
+        return json.dumps(self._now()).encode()
 
     def rank(self, number: int) -> LivePage | Page:
         """The page of a rank, which follows it if it runs. Raises TraceError if there is no such rank."""
@@ -66,16 +63,18 @@ class JobPage:
         runs = runs and is_running(trace.path, trace.manifest)
         return LivePage(trace.path) if runs else page_of(scene_of(trace))
 
-    def _renew(self) -> None:
-        if self._words.get("over") or time.monotonic() < self._next:
-            return
-        report = self._job.look(newest=self._live)
-        pause = max(EVERY, self._job.pause)
-        self._next = time.monotonic() + pause / 2
-        self._words = {
-            "name": self._job.name, "over": not self._live or self._job.over, "every": round(1000 * pause),
-            "state": plain(state(report)), **_shown(report),
-        }  # fmt: skip
+    def _now(self) -> dict[str, Any]:
+        """What the page shows; read again if that was some time ago, by one request at a time."""
+        with self._lock:
+            if not self._words.get("over") and time.monotonic() >= self._next:
+                report = self._job.look(newest=self._live)
+                pause = max(EVERY, self._job.pause)
+                self._next = time.monotonic() + pause / 2
+                self._words = {
+                    "name": self._job.name, "over": not self._live or self._job.over, "every": round(1000 * pause),
+                    "state": plain(state(report)), **_shown(report),
+                }  # fmt: skip
+            return self._words
 
 
 def _shown(report: JobReport) -> dict[str, Any]:
@@ -96,7 +95,7 @@ def _shown(report: JobReport) -> dict[str, Any]:
         "headline": plain(first),
         "evidence": [plain(line.strip()) for line in evidence],
         "wrong": finding.outcome.wrong,
-        "steps": f"{counted(len(meetings.keys), 'step')} of {duration(1000 * meetings.usual)}",
+        "steps": f"{counted(len(meetings.keys), 'step')} of {micros(meetings.usual)}",
         "legend": [{**one, "pattern": "solid"} for one in legend],
         "rows": [_row(report, row) for row in rows],
         "strips": _pixels(strips),
@@ -110,7 +109,7 @@ def _row(report: JobReport, row: int) -> dict[str, Any]:
     facts = report.facts[row]
     return {
         "rank": facts.rank, "name": plain(facts.name), "late": percent(report.meetings.weights[row]),
-        "waits": percent(report.tables[row].waiting), "batches": facts.taken[1], "said": plain(facts.what),
+        "waits": percent(report.tables[row].waiting), "batches": facts.taken, "said": plain(facts.what),
         "wrong": report.is_wrong(row),
     }  # fmt: skip
 

@@ -16,7 +16,7 @@ from minidl.job.step_table import CAUSES, RankTable
 from minidl.speed.own_step import OTHER
 from minidl.speed.reasons import UNEVEN
 from minidl.tracefile.arrays import Rows
-from minidl.tracefile.words import counted, duration, percent
+from minidl.tracefile.words import counted, micros, percent
 
 MORE: Final = 1.5
 """A rank stands out from the others by this factor."""
@@ -81,13 +81,10 @@ _MANY: Final = {"it": "they", "its": "their", "has": "have", "s": "", "loops": "
 
 # --- Reasons ----------------------------------------------------------------------------------------------------------
 def _more_data(case: _LateCase) -> str:
-    own, usual = case.own, case.usual
-    for name, what in (
-        ("samples", f"{own['samples']:.0f} samples a batch, others {usual['samples']:.0f}"),
-        ("bytes", "by bytes of a batch"),
-    ):
-        if own[name] >= MORE * usual[name] > 0:
-            return f"{{it}} load{{s}} {_times(own[name] / usual[name])} the data of other ranks ({what})"
+    for name, what in (("samples", "{:.0f} samples a batch, others {:.0f}"), ("bytes", "by bytes of a batch")):
+        own, usual = case.own[name], case.usual[name]
+        if own >= MORE * usual > 0:
+            return f"{{it}} load{{s}} {_times(own / usual)} the data of other ranks ({what.format(own, usual)})"
     return ""
 
 
@@ -100,7 +97,7 @@ def _own_step(case: _LateCase) -> str:
     more = {name: us - usual.get(name, 0.0) for name, us in own.items() if name != "collectives"}
     part = max(more, key=lambda name: more[name], default=OTHER)
     late = float(meetings.late[list(found.ranks)][:, found.steps].sum()) / len(found.ranks)
-    words = f"{{its}} own step takes {_ms(late / len(found.steps))} longer"
+    words = f"{{its}} own step takes {micros(late / len(found.steps))} longer"
     if more.get(part, 0.0) * len(meetings.keys) < PART * late:
         return words
     factor = own[part] / usual[part] if usual.get(part) else 0.0
@@ -133,8 +130,8 @@ def _some_batches(case: _LateCase) -> str:
     if mean < MORE * case.own["fetch"] or not mean:
         return ""
     row = case.steps[np.argmax(case.steps["fetch"])]
-    sample = f", sample {row['slowest']} of it {_ms(row['slowest_took'])}" if row["slowest"] >= 0 else ""
-    return f"some of {{its}} batches take long (up to {_ms(row['fetch'])}{sample})"
+    sample = f", sample {row['slowest']} of it {micros(row['slowest_took'])}" if row["slowest"] >= 0 else ""
+    return f"some of {{its}} batches take long (up to {micros(row['fetch'])}{sample})"
 
 
 def _fewer_workers(case: _LateCase) -> str:
@@ -188,16 +185,16 @@ def _evidence(case: _LateCase) -> Iterator[str]:
     each = float(meetings.late[at].sum() / max(1, np.count_nonzero(meetings.late_ones[at])))
     causes = f" ({', '.join([name for name, us in case.more.items() if us > 0][:2])})" * (waits >= LEAST)
     yield (
-        f"late by {_ms(each)} on average: {percent(waits)} of that is a longer wait for its batch{causes}, "
+        f"late by {micros(each)} on average: {percent(waits)} of that is a longer wait for its batch{causes}, "
         f"{percent(1 - waits)} a longer step of its own"
     )
     steps = meetings.steps_of([worst], held)
     if waits >= PART and steps["fetch"].any():
         row = steps[np.argmax(steps["fetch"])]
         worker = f" of worker {row['worker']}" if row["worker"] >= 0 else ""
-        sample = f"; its slowest sample, {row['slowest']}, {_ms(row['slowest_took'])}" if row["slowest"] >= 0 else ""
-        name = meetings.tables[worst].facts.name
-        yield f"slowest batch: {row['number']} of epoch {row['epoch']} in {name}{worker}: {_ms(row['fetch'])}{sample}"
+        sample = f"; its slowest sample, {row['slowest']}, {micros(row['slowest_took'])}" if row["slowest"] >= 0 else ""
+        where = f"{row['number']} of epoch {row['epoch']} in {meetings.tables[worst].facts.name}{worker}"
+        yield f"slowest batch: {where}: {micros(row['fetch'])}{sample}"
 
 
 def _typical(steps: Rows) -> dict[str, float]:
@@ -217,10 +214,6 @@ def _parts(tables: Sequence[RankTable]) -> dict[str, float]:
 
 def _times(factor: float) -> str:
     return f"{factor:.2g} times" if factor < 10 else f"{factor:.0f} times"
-
-
-def _ms(us: float) -> str:
-    return duration(1000 * float(us))
 
 
 def _median(values: object) -> float:

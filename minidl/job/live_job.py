@@ -20,7 +20,7 @@ import numpy as np
 
 from minidl.hang.finding import RunOutcome
 from minidl.hang.live import is_small
-from minidl.job.digests import JobRecord, read_job
+from minidl.job.digests import JobRecord, read_members
 from minidl.job.heat_map import in_text
 from minidl.job.meetings import keys_of
 from minidl.job.report import JobReport
@@ -54,11 +54,10 @@ class LiveJob:
     def look(self, *, newest: bool = True) -> JobReport:
         """Read what is new. newest: judge the newest steps alone. Raises TraceError if no rank can be read."""
         begun = time.monotonic()
-        members = members_at(self.paths)
-        small = members is not None and len(members.places) <= FEW and all(is_small(one.path) for one in members.places)
-        record = read_job(self.paths, behind=0.0 if small or not newest else BEHIND)
-        if record is None:
+        if (members := members_at(self.paths)) is None:
             raise TraceError(f"{self.name} is no job any more")
+        small = len(members.places) <= FEW and all(is_small(one.path) for one in members.places)
+        record = read_members(members, behind=0.0 if small or not newest else BEHIND)
         report = JobReport(recent(record) if newest else record)
         self.over = not any(one.running for one in report.facts)
         self.pause = (SHARE - 1) * (time.monotonic() - begun)

@@ -16,8 +16,6 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-import numpy as np
-
 from minidl.job.report import JobReport
 from minidl.job.step_table import CAUSES
 
@@ -27,8 +25,7 @@ Figures = Mapping[str, float]
 def figures(report: JobReport) -> dict[str, float]:
     """Name -> value: shares from 0 to 1, times in ms. straggler: a rank; absent = there is none."""
     meetings = report.meetings
-    waits = np.sum([table.waited for table in report.tables], axis=0)
-    shares = waits / max(1.0, waits.sum() + sum(table.own for table in report.tables))
+    shares = report.waited / max(1.0, report.waited.sum() + report.own)
     found = {
         "ranks": len(report.tables),
         "steps": len(meetings.keys),

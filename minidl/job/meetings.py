@@ -83,7 +83,7 @@ class Meetings:
     def __init__(self, tables: Sequence[RankTable]) -> None:
         self.tables = list(tables)
         every = [keys_of(table.steps) for table in self.tables]
-        known, counts = np.unique(np.concatenate([np.empty(0, np.int64), *every]), return_counts=True)
+        known, counts = np.unique(np.concatenate(every), return_counts=True)
         known = known[counts >= min(2, len(self.tables))]
         self.keys: list[tuple[int, int]] = [(int(key >> 32), int(key & 0xFFFFFFFF)) for key in known]
         self.steps: Rows = np.zeros((len(self.tables), len(known)), STEP)
@@ -100,7 +100,7 @@ class Meetings:
         self.late: Times = np.where(self.there, late, 0)
         self.took: Floats = _middle(self.waits + self.own, self.there).astype(np.float64)
         self.cost: Floats = self.late.max(axis=0, initial=0).astype(np.float64)
-        self.last: Ints = self.late.argmax(axis=0) if len(self.tables) else np.empty(0, np.int64)
+        self.last: Ints = self.late.argmax(axis=0)
         self.usual = float(np.median(self.took)) if len(self.took) else 0.0
         self.begins: Bools = np.array([number == 0 for _, number in self.keys], bool)
         self.held: Bools = (self.cost >= max(LEAST, HELD_UP * self.usual)) & ~self.begins
@@ -268,8 +268,6 @@ def keys_of(steps: Rows) -> Ints:
 
 def _middle(values: Times, there: Bools, upper: bool = False) -> Times:
     """The median of each column over the ranks that have the step, without a mean: of two, the lower or the upper."""
-    if not len(values):
-        return np.zeros(values.shape[1:], np.float32)
     count = there.sum(axis=0)
     order = np.sort(np.where(there, values, np.inf), axis=0)
     at = np.maximum(0, np.where(upper, count // 2, (count - 1) // 2))

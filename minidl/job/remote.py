@@ -2,35 +2,23 @@
 
 Interface: `read_remote(url, engine)` -> `JobRecord`. A task reads a rank's digest, or, without one, its events.
 
-Rules of use: of a file system elsewhere, a digest is as new as its trace if the names and sizes of the files are those
-that it was made from: copies have other times. Nothing is written there.
+Rules of use: what is here is read as `digests` reads it. Of a file system elsewhere, a digest is as new as its trace if
+the names and sizes of the files are those that it was made from, and of several runs the last one by name is read:
+copies have other times. Nothing is written there.
 """
 
 from __future__ import annotations
 
-import io
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from minidl.job.digests import DIGEST, JobRecord, load, make, merged, part_of, place_of, tables_in, whole_job
+from minidl.job.digests import JobRecord, load, make, merged, part_of, place_of, read_digest, whole_job
 from minidl.job.each import reduced
 from minidl.tracefile.format import PACKED_SUFFIX, TraceError
-from minidl.tracefile.members import RankPlace, rank_in_name
-from minidl.tracefile.words import listed
-
-
-@dataclass(frozen=True)
-class _RemoteRank:
-    """A rank's trace. url: of the job; path: in its file system; files: names, sizes; digest: its path, "" = none."""
-
-    url: str
-    path: str
-    rank: int
-    node: str
-    files: tuple[tuple[str, int], ...]
-    digest: str
+from minidl.tracefile.members import JobMembers, RankPlace, below, members_at, one_run, rank_in_name, run_of
 
 
 def read_remote(url: str, engine: str) -> JobRecord:
@@ -38,66 +26,52 @@ def read_remote(url: str, engine: str) -> JobRecord:
 
     Raises TraceError if there is none, ImportError if the engine or what the URL needs is not installed.
     """
-    ranks, left = _ranks_at(url)
-    if not ranks:
-        raise TraceError(f"{url}: no traces of ranks are there: their names begin with rank-N")
-    part = reduced(_read, merged, ranks, engine)
-    return whole_job(url, merged([JobRecord(problems=left), part]))
-
-
-def _ranks_at(url: str) -> tuple[list[_RemoteRank], tuple[str, ...]]:
-    """The ranks below a URL, in order; of several attempts the last one by name, and what is left out, in words."""
-    import fsspec
-
-    files, root = fsspec.core.url_to_fs(url)
-    try:
-        found: dict[str, dict[str, Any]] = files.find(root, detail=True)
-    except OSError as error:
-        raise TraceError(f"{url}: {error}") from error
-    traces: dict[PurePosixPath, dict[str, int]] = {}
-    for path, about in found.items():
-        parts = PurePosixPath(path).relative_to(root).parts
-        at = next((n for n, part in enumerate(parts) if rank_in_name(Path(part)) >= 0), -1)
-        if at >= 0 and (at < len(parts) - 1 or parts[at].endswith(PACKED_SUFFIX)):
-            traces.setdefault(PurePosixPath(*parts[: at + 1]), {})["/".join(parts[at + 1 :])] = about["size"]
-    last = {rank_in_name(Path(trace.name)): trace for trace in sorted(traces, key=lambda one: (len(one.name), one))}
-    left = sorted(str(trace) for trace in traces if trace not in last.values())
-    ranks = []
-    for rank, trace in sorted(last.items()):
-        place = f"{root.rstrip('/')}/{trace}"
-        is_file = "" in traces[trace]
-        digest = str(place_of(Path(place))) if is_file else f"{place}/{DIGEST}"
-        sizes = [(name or trace.name, size) for name, size in sorted(traces[trace].items()) if name != DIGEST]
-        node = "" if trace.parent == PurePosixPath() else str(trace.parent)
-        ranks.append(_RemoteRank(url, place, rank, node, tuple(sizes), digest if digest in found else ""))
-    return ranks, (f"several traces of a rank: these are not read: {listed(left)}",) if left else ()
-
-
-def _read(rank: _RemoteRank) -> JobRecord:
-    """Read a rank, in a process of the engine."""
     import fsspec
     from fsspec.implementations.local import LocalFileSystem
 
-    files, _ = fsspec.core.url_to_fs(rank.url)
-    path = Path(rank.path)
-    place = RankPlace(path, rank.rank, rank.node)
+    files, root = fsspec.core.url_to_fs(url)
+    is_here = isinstance(files, LocalFileSystem)
+    members = members_at([Path(root)]) if is_here else _members_in(files, Path(root))
+    if members is None or not members.places:
+        raise TraceError(f"{url}: no traces of ranks are there: their names begin with rank-N")
+    part = reduced(_read_here if is_here else partial(_read, url), merged, members.places, engine)
+    return whole_job(url, merged([JobRecord(problems=members.problems), part]))
+
+
+def _members_in(files: Any, job: Path) -> JobMembers:
+    """The traces of ranks below a path of a file system: directories of files, and packed files."""
     try:
-        if isinstance(files, LocalFileSystem):
-            return part_of(place, load(path) or make(path))
-        kept = files.cat_file(rank.digest) if rank.digest else b""
-        found = tables_in(io.BytesIO(kept), lambda known: {one[:2] for one in known} == {*rank.files})
-        return part_of(place, found or _from_events(files, rank))
+        found = [Path(path) for path in files.find(str(job))]
     except OSError as error:
-        return part_of(place, f"rank not read: {rank.path}: {error}")
+        raise TraceError(f"{job}: {error}") from error
+    traces = {path if path.suffix == PACKED_SUFFIX else path.parent for path in found} - {job}
+    ranks = sorted(trace for trace in traces if rank_in_name(trace) >= 0)
+    return one_run(str(job), below(job, ranks), begun=lambda run: (len(name := run_of(run[0].path)), name))
 
 
-def _from_events(files: Any, rank: _RemoteRank) -> Any:
+def _read_here(place: RankPlace) -> JobRecord:
+    """Read a rank, in a process of the engine."""
+    return part_of(place, load(place.path) or make(place.path))
+
+
+def _read(url: str, place: RankPlace) -> JobRecord:
+    """Read a rank of the job at a URL, in a process of the engine."""
+    import fsspec
+
+    files, _ = fsspec.core.url_to_fs(url)
+    digest = place_of(place.path)
+    try:
+        packed = files.isfile(str(place.path))
+        names = [str(place.path)] if packed else [name for name in files.find(str(place.path)) if name != str(digest)]
+        sizes = {(Path(name).name, files.size(name)) for name in names}
+        kept = files.cat_file(str(digest)) if files.isfile(str(digest)) else b""
+        found = read_digest(kept, lambda known: {one[:2] for one in known} == sizes)
+        return part_of(place, found or _from_events(files, place.path, names))
+    except OSError as error:
+        return JobRecord(problems=(f"rank not read: {place.path}: {error}",))
+
+
+def _from_events(files: Any, trace: Path, names: Sequence[str]) -> JobRecord:
     with TemporaryDirectory(prefix="minidl-rank-") as folder:
-        local = Path(folder, PurePosixPath(rank.path).name)
-        if files.isdir(rank.path):
-            local.mkdir()
-            for name, _ in rank.files:
-                files.get_file(f"{rank.path}/{name}", str(local / name))
-        else:
-            files.get_file(rank.path, str(local))
-        return make(local)
+        files.get(names, [str(Path(folder, Path(name).relative_to(trace.parent))) for name in names])
+        return make(Path(folder, trace.name))

@@ -9,22 +9,23 @@ from __future__ import annotations
 
 import functools
 import re
+import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 import numpy as np
 
 from minidl.hang.finding import Finding, HangCause, HangDegree, RunOutcome, Sure, from_trace
-from minidl.hang.headline.uneven import REMEDY, LastEpoch, had_fewer
+from minidl.hang.headline.uneven import REMEDY, had_fewer
 from minidl.job.digests import JobRecord
 from minidl.job.lateness import PART, reason_of
 from minidl.job.meetings import STAYS, Meetings, Straggler, straggler
-from minidl.job.step_table import CAUSES, RankFacts
+from minidl.job.step_table import CAUSES, RankFacts, RankTable
 from minidl.speed.verdict import MARGIN, ROOM, judge
 from minidl.speed.wall_clock import FEW_BATCHES, Bound, Waiting
-from minidl.tracefile.words import counted, duration, listed, percent, plain
+from minidl.tracefile.arrays import Floats
+from minidl.tracefile.words import counted, duration, listed, micros, named_ranks, percent, plain
 
 SHOWN: Final = 10
 """The ranks that have a row of their own in a summary."""
@@ -54,10 +55,15 @@ _IN_TURN: Final = (
 )
 """What ranks are late with in turn, and what to do: their batches, or their steps."""
 
-_ALIKE: Final = {
-    "command": "commands", "loader": "DataLoaders", "world": "numbers of ranks", "workers": "numbers of workers",
-}  # fmt: skip
-"""What all ranks of a job have alike, by its name in their facts."""
+_ALIKE: Final[dict[str, Callable[[RankTable], object]]] = {
+    "commands": lambda one: program(one.facts.command),
+    "DataLoaders": lambda one: one.facts.loader,
+    "numbers of ranks": lambda one: one.facts.world,
+    "numbers of workers": lambda one: one.facts.workers,
+    "samples in a batch": lambda one: int(np.median(one.steps["samples"])) if len(one.steps) else 0,
+}
+_ALIKE_AT_THE_END: Final = {"numbers of batches": lambda one: f"{one.facts.taken}"}
+"""What all ranks of a job have alike; "" and 0 = unknown. The last one if each of them ended well."""
 
 _STOPPED: Final = tuple(one.value for one in RunOutcome if one.stopped)
 
@@ -70,74 +76,80 @@ class JobReport:
         self.facts = [table.facts for table in record.ranks]
         self.meetings = Meetings(self.tables)
         self.straggler: Straggler | None = straggler(self.meetings) if len(self.meetings.keys) >= FEW_BATCHES else None
+        self.waited: Floats = np.sum([table.waited for table in self.tables], axis=0)
+        self.own = sum(table.own for table in self.tables)
+        stopped = [one for one in self.facts if one.outcome in _STOPPED]
+        began = any(one.events for one in self.facts) or any(one.waits_for_others for one in stopped)
+        self.stopped: list[RankFacts] = stopped if began else []
 
     @functools.cached_property
     def finding(self) -> Finding:
         """The headline of the job."""
-        stopped = [one for one in self.facts if one.outcome in _STOPPED]
-        found = self._stopped(stopped) if stopped else None
-        return found or self._never_started([]) or self._waits_for_straggler() or self._bounds()
+        cases = (self._never_started, self._never_joined, self._uneven, self._went_wrong, self._waits_for_straggler)
+        return next(filter(None, (case() for case in cases)), None) or self._bounds()
 
     # --- A rank went wrong
-    def _stopped(self, stopped: Sequence[RankFacts]) -> Finding | None:
-        """The finding of ranks that did not end well: the one that went wrong by itself, and those that wait for it."""
-        waiting = [one for one in stopped if one.waits_for_others]
-        if not any(one.events for one in self.facts) and not waiting:
-            return None
-        if (found := self._never_started(stopped) or self._never_joined(stopped) or self._uneven(stopped)) is not None:
-            return found
-        first = min(stopped, key=_blame)
-        others = [one for one in stopped if one is not first]
-        sound = [one for one in self.facts if one not in stopped]
-        cut = first.outcome == RunOutcome.CUT.value
-        head, _, what = first.what.partition(": ")
-        outcome = RunOutcome(first.outcome)
-        if cut and others and not waiting and _at_one_place(stopped) and not sound:
-            what = f"all {len(stopped)} recordings end after {first.taken[1]} batches, before the run's end"
-            return self._found(outcome, what, first.next_step)
-        if cut and not first.running and (waiting or others or sound):
-            outcome, head = RunOutcome.DIED, "died"
-            what = f"nothing is recorded after its batch {first.taken[1]}: it was killed, or its machine is gone"
-        after = f"; {counted(len(waiting), 'other rank')} waited for it" if waiting and first not in waiting else ""
-        found = self._found(outcome, f"{what}{after}", first.next_step, head=f"{head}, {first.name}")
-        told = from_trace(*(f"{one.name}: {one.what}" for one in sorted(others, key=_blame)[:NAMED]))
-        return replace(found, evidence=(*found.evidence, *told), who={"ranks": [first.rank]})
-
-    def _never_started(self, stopped: Sequence[RankFacts]) -> Finding | None:
+    def _never_started(self) -> Finding | None:
         """The finding of ranks without a trace for which the others wait."""
         missing = self.record.missing
-        taken = max((one.taken[1] for one in self.facts), default=0)
-        early = taken <= 1 and (stopped or not all(one.over for one in self.facts))
-        if not missing or not (early or (stopped and all(one.waits_for_others for one in stopped))):
+        taken = max(one.taken for one in self.facts)
+        early = taken <= 1 and (self.stopped or not all(one.over for one in self.facts))
+        waits = self.stopped and all(one.waits_for_others for one in self.stopped)
+        if not missing or not (early or waits):
             return None
-        who = f"rank{'s' * (len(missing) > 1)} {listed(missing)} of {self.record.world}"
         batches = counted(taken, "batch", "batches")
-        what = f"{who} left no trace: never started, or recorded elsewhere; the other ranks took {batches}"
+        what = (
+            f"{named_ranks(missing)} of {self.record.world} left no trace: never started, or recorded elsewhere; the "
+            f"other ranks took {batches}"
+        )
         return self._found(RunOutcome.HUNG, what, "look at the launcher's log of these ranks, and at their nodes")
 
-    def _never_joined(self, stopped: Sequence[RankFacts]) -> Finding | None:
+    def _never_joined(self) -> Finding | None:
         """The finding of ranks that all others waited for before the first batch, and that did nothing wrong else."""
-        idle = [one.rank for one in self.facts if one not in stopped and not one.taken[1]]
-        if not idle or any(one.taken[1] or not one.waits_for_others for one in stopped):
+        idle = [one.rank for one in self.facts if not one.taken and one not in self.stopped]
+        waiting = [one for one in self.stopped if one.waits_for_others and not one.taken]
+        if not idle or not waiting or waiting != self.stopped:
             return None
-        others = "another rank" if len(stopped) == 1 else f"{len(stopped)} other ranks"
-        what = f"{_ranks(idle)} took no batch and did not join the others: {others} waited in vain, and took none"
+        others = "another rank" if len(waiting) == 1 else f"{len(waiting)} other ranks"
+        who = named_ranks(idle, NAMED)
+        what = f"{who} took no batch and did not join the others: {others} waited in vain, and took none"
         step = f"find out what these ranks did instead: minidl summary --rank {idle[0]}"
-        found = self._found(RunOutcome.HUNG, what, step)
-        return replace(found, who={"ranks": idle})
+        return self._found(RunOutcome.HUNG, what, step, who={"ranks": idle})
 
-    def _uneven(self, stopped: Sequence[RankFacts]) -> Finding | None:
+    def _uneven(self) -> Finding | None:
         """The finding of ranks that wait for one that had fewer batches in the epoch."""
         known = {one.rank: one for one in self.facts}
-        last = {one.rank: LastEpoch(one.epoch, one.taken[0], one.ended_epoch) for one in self.facts}
-        pairs = ((known[rank], known[other]) for rank, other in had_fewer(last))
-        for one, least in ((one, other) for one, other in pairs if one in stopped and one.waits_for_others):
+        pairs = ((known[rank], known[other]) for rank, other in had_fewer({one.rank: one.last for one in self.facts}))
+        for one, least in ((one, other) for one, other in pairs if one in self.stopped and one.waits_for_others):
             what = (
-                f"{one.name} waited in its step after batch {one.taken[0]} of epoch {one.epoch}; {least.name} had only "
-                f"{least.taken[0]}: the ranks have different numbers of batches"
+                f"{one.name} waited in its step after batch {one.last.batches} of epoch {one.last.number}; "
+                f"{least.name} had only {least.last.batches}: the ranks have different numbers of batches"
             )
             return self._found(RunOutcome.HUNG, what, REMEDY)
         return None
+
+    def _went_wrong(self) -> Finding | None:
+        """The finding of the rank that went wrong by itself; the others wait for it, or went wrong after it."""
+        if not self.stopped:
+            return None
+        first, *others = sorted(self.stopped, key=_blame)
+        waiting = [one for one in self.stopped if one.waits_for_others]
+        whole = len(self.stopped) == len(self.facts)
+        head, _, what = first.what.partition(": ")
+        outcome = RunOutcome(first.outcome)
+        alike = max(one.taken for one in self.facts) - min(one.taken for one in self.facts) <= 1
+        if outcome is RunOutcome.CUT and others and not waiting and whole and alike:
+            what = f"all {len(self.facts)} recordings end after {first.taken} batches, before the run's end"
+            return self._found(outcome, what, first.next_step)
+        if outcome is RunOutcome.CUT and not first.running and (waiting or others or not whole):
+            outcome, head = RunOutcome.DIED, "died"
+            what = f"nothing is recorded after its batch {first.taken}: it was killed, or its machine is gone"
+        if waiting and first not in waiting:
+            what += f"; {counted(len(waiting), 'other rank')} waited for it"
+        said = [f"{one.name}: {one.what}" for one in others[:NAMED]]
+        return self._found(
+            outcome, what, first.next_step, said, head=f"{head}, {first.name}", who={"ranks": [first.rank]}
+        )
 
     # --- They all moved
     def _waits_for_straggler(self) -> Finding | None:
@@ -162,8 +174,8 @@ class JobReport:
         what = f"{share} of the job's steps wait for {self.who(found.ranks)}{since}: {why.words}"
         evidence = (f"{steps} wait for {'them' if len(found.ranks) > 1 else 'it'}, {lost}{since}", *why.evidence)
         ranks = [self.facts[row].rank for row in found.ranks]
-        slow = self._found(RunOutcome.SLOW, what, why.next_step.replace("--rank N", f"--rank {ranks[0]}"), evidence)
-        return replace(slow, who={"ranks": ranks})
+        step = why.next_step.replace("--rank N", f"--rank {ranks[0]}")
+        return self._found(RunOutcome.SLOW, what, step, evidence, who={"ranks": ranks})
 
     def who(self, rows: Sequence[int]) -> str:
         """Some ranks by name: "rank 37 (node4)", "node4 (ranks 32, 33, ...)", "ranks 3 and 9"."""
@@ -172,7 +184,7 @@ class JobReport:
         if len(chosen) == 1:
             return chosen[0].name
         node = chosen[0].node
-        if node and {one.rank for one in self.facts if one.node == node} == set(numbers):
+        if node and numbers == [one.rank for one in self.facts if one.node == node]:
             return f"{node} (ranks {listed(numbers, NAMED)})"
         return f"{len(numbers)} ranks ({listed(numbers, NAMED)})"
 
@@ -182,26 +194,20 @@ class JobReport:
         if not any(one.events for one in self.facts):
             what = f"no rank has recorded an iterator of a DataLoader{' yet' * running}"
             return self._found(RunOutcome.RUNNING if running else RunOutcome.CUT, what, "")
-        waited = np.sum([table.waited for table in self.tables], axis=0)
-        causes = {cause: int(us) * 1000 for cause, us in zip(CAUSES, waited, strict=True)}
-        own = 1000 * int(sum(table.own for table in self.tables))
+        causes = {cause: int(us) * 1000 for cause, us in zip(CAUSES, self.waited, strict=True)}
         batches = sum(len(table.steps) for table in self.tables)
-        found = Waiting(causes, own, batches, max(one.workers for one in self.facts), alike=1)
+        found = Waiting(causes, 1000 * int(self.own), batches, max(one.workers for one in self.facts), alike=1)
         none = f"{'no straggler' if len(self.tables) > 1 else 'one rank alone'}; all ranks: "
         verdict = judge(found, room=ROOM - len(none))
         fine = verdict.kind in (Bound.NOT_INPUT, Bound.TOO_FEW)
         step = "" if fine else f"minidl summary --rank {self.facts[0].rank} says more"
-        outcome = RunOutcome.FINE if fine else RunOutcome.SLOW
-        outcome = RunOutcome.RUNNING if running else outcome
+        outcome = RunOutcome.RUNNING if running else RunOutcome.FINE if fine else RunOutcome.SLOW
         return self._found(outcome, f"{none}{verdict.sentence}", step)
 
-    def _found(
-        self, outcome: RunOutcome, what: str, step: str, evidence: Sequence[str] = (), head: str = ""
-    ) -> Finding:
+    def _found(self, outcome: RunOutcome, what: str, step: str, evidence: Sequence[str] = (), **more: Any) -> Finding:
         cause = HangCause.SLOW if outcome is RunOutcome.SLOW else HangCause.NONE
-        return Finding(
-            outcome, what, cause, head, evidence=from_trace(*evidence, *self.lacks), sure=Sure.LIKELY, next_step=step
-        )
+        said = from_trace(*evidence, *self.lacks)
+        return Finding(outcome, what, cause, evidence=said, sure=Sure.LIKELY, next_step=step, **more)
 
     # --- In words
     @functools.cached_property
@@ -215,42 +221,29 @@ class JobReport:
             yield f"{len(self.record.problems) - 2 * NAMED} more problems"
         if missing := self.record.missing:
             yield f"no trace of {counted(len(missing), 'rank')} of {self.record.world}: {listed(missing)}"
-        if hurt := [one for one in self.facts if one.problems]:
-            yield f"{_ranks([one.rank for one in hurt])}: {hurt[0].problems[0]}" + (
-                ", or alike" if len(hurt) > 1 else ""
-            )
+        if hurt := [one for one in self.facts if one.problem]:
+            alike = ", or alike" * (len(hurt) > 1)
+            yield f"{named_ranks([one.rank for one in hurt], NAMED)}: {hurt[0].problem}{alike}"
         yield from self._differences()
-        yield from self._uneven_ends()
         yield from self._late_starts()
         if self.record.kept > 1:
             yield f"of the steps, one in {self.record.kept} was judged, evenly spread"
 
     def _differences(self) -> Iterator[str]:
-        sizes = [int(np.median(table.steps["samples"])) if len(table.steps) else 0 for table in self.tables]
-        every = {what: [getattr(one, name) for one in self.facts] for name, what in _ALIKE.items()}
-        every["commands"] = [program(one.command) for one in self.facts]
-        for what, values in (every | {"samples in a batch": sizes}).items():
-            (usual, _), *others = Counter(filter(None, values)).most_common() or [(None, 0)]
+        whole = not any(one.running or one.outcome in _STOPPED for one in self.facts)
+        for what, of in (_ALIKE | (_ALIKE_AT_THE_END if whole else {})).items():
+            values = {table.facts.rank: value for table in self.tables if (value := of(table))}
+            (usual, _), *others = Counter(values.values()).most_common() or [(None, 0)]
             if others:
-                odd = {one.rank: of for one, of in zip(self.facts, values, strict=True) if of and of != usual}
-                first = next(iter(odd.values()))
-                yield f"the ranks have different {what}: {_ranks([*odd])}: {first}; the others: {usual}"
-
-    def _uneven_ends(self) -> Iterator[str]:
-        counts = Counter(one.taken[1] for one in self.facts)
-        if len(counts) > 1 and not any(one.running or one.outcome in _STOPPED for one in self.facts):
-            usual = counts.most_common(1)[0][0]
-            odd = sorted((one for one in self.facts if one.taken[1] != usual), key=lambda one: one.taken[1])
-            took = listed([one.taken[1] for one in odd], NAMED)
-            yield f"uneven: {_ranks([one.rank for one in odd])} took {took} batches, the others {usual}"
+                odd = {rank: value for rank, value in values.items() if value != usual}
+                theirs = listed(dict.fromkeys(odd.values()), NAMED)
+                yield f"the ranks have different {what}: {named_ranks([*odd], NAMED)}: {theirs}; the others: {usual}"
 
     def _late_starts(self) -> Iterator[str]:
-        begun = [one for one in self.facts if one.wall and one.begin]
-        at = np.array([one.begin + one.wall for one in begun], np.float64) / 1e9
-        if len(begun) > 1:
-            late = at - np.sort(at)[(len(at) - 1) // 2]
-            for row in np.flatnonzero(late >= LATE_START)[:NAMED].tolist():
-                yield f"{begun[row].name} began {duration(late[row] * 1e9)} after the others, by the time of day"
+        begun = [one for one in self.facts if one.began]
+        usual = statistics.median_low([one.began for one in begun] or [0])
+        for one in [one for one in begun if one.began - usual >= LATE_START * 1e9][:NAMED]:
+            yield f"{one.name} began {duration(one.began - usual)} after the others, by the time of day"
 
     def text(self) -> str:
         """The summary: the job first, then the ranks that matter."""
@@ -261,8 +254,8 @@ class JobReport:
         lines = [
             *finding.lines(),
             f"{self.record.name}: {counted(len(self.tables), 'rank')}{on}, {counted(len(meetings.keys), 'step')} of "
-            f"{duration(1000 * meetings.usual)}, {events}",
-            *[f"  {one}" for one in dict.fromkeys(one.command for one in self.facts[:1]) if one],
+            f"{micros(meetings.usual)}, {events}",
+            *[f"  {one.command}" for one in self.facts[:1] if one.command],
             f"  {percent(meetings.share)} of the steps wait for a rank, {percent(meetings.lost)} of the job's time",
             *self._rows(),
         ]
@@ -299,30 +292,21 @@ class JobReport:
 
     def _cells(self, row: int) -> tuple[object, ...]:
         facts, mine, held = self.facts[row], self.tables[row], self.meetings.late_ones[row]
-        late = duration(1000 * float(np.median(self.meetings.late[row][held]))) if held.any() else "-"
+        late = micros(float(np.median(self.meetings.late[row][held]))) if held.any() else "-"
         share = percent(mine.waiting) if len(mine.steps) else "-"
-        own = duration(1000 * mine.own / len(mine.steps)) if len(mine.steps) else "-"
+        own = micros(mine.own / len(mine.steps)) if len(mine.steps) else "-"
         said = facts.what if len(facts.what) <= ROW else facts.what[: ROW - 4].rpartition(" ")[0] + " ..."
         node = f"  {facts.node}" if facts.node else ""
-        return facts.rank, node, facts.taken[1], int(np.count_nonzero(held)), late, share, own, said
+        return facts.rank, node, facts.taken, int(np.count_nonzero(held)), late, share, own, said
 
 
 def _blame(facts: RankFacts) -> tuple[bool, int, int, int]:
     """What tells the rank that went wrong by itself: it waits for no other, is surest, came least far, ended first."""
     order = [*HangDegree]
     degree = order.index(Finding(RunOutcome(facts.outcome), "").degree)
-    return facts.waits_for_others, degree, facts.taken[1], facts.end + facts.wall
-
-
-def _at_one_place(stopped: Sequence[RankFacts]) -> bool:
-    taken = [one.taken[1] for one in stopped]
-    return max(taken) - min(taken) <= 1
+    return facts.waits_for_others, degree, facts.taken, facts.ended
 
 
 def program(command: str) -> str:
     """A rank's command without the name of its own trace; "" if it starts a process of Ray, whatever that runs."""
     return "" if "/ray/_private/workers/" in command else re.sub(r"--trace[ =]\S+ ?", "", command)
-
-
-def _ranks(numbers: Sequence[int]) -> str:
-    return f"rank{'s' * (len(numbers) > 1)} {listed(numbers, NAMED)}"

@@ -9,12 +9,10 @@ end is left out.
 
 from __future__ import annotations
 
-import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +20,7 @@ import numpy as np
 
 from minidl.hang.finding import Finding, HangCause, RunOutcome
 from minidl.hang.headline import headline
-from minidl.hang.headline.uneven import OF_A_WAIT, last_epoch
+from minidl.hang.headline.uneven import OF_A_WAIT, LastEpoch, last_epoch
 from minidl.hang.life import is_running, now
 from minidl.speed.own_step import parts_of
 from minidl.speed.wall_clock import Cause, WallClock
@@ -32,9 +30,9 @@ from minidl.tracefile.batches import NEVER, epochs, keys, keys_at, latest
 from minidl.tracefile.events import Outcome
 from minidl.tracefile.facts import time_of_day
 from minidl.tracefile.join import ranks_of, told
-from minidl.tracefile.loaders import dataloaders
+from minidl.tracefile.loaders import dataloaders, numbered_epochs
 from minidl.tracefile.reader import Trace
-from minidl.tracefile.spans import durations, total
+from minidl.tracefile.spans import durations, total, within
 from minidl.tracefile.words import plain
 
 CAUSES: Final = tuple(Cause)
@@ -43,7 +41,6 @@ STEP = np.dtype(
     [
         ("epoch", "<u4"),  # of its DataLoader, from 0
         ("number", "<u4"),  # of the batch in its epoch, from 0
-        ("begin", "<i8"),  # ns: the loop asks for the batch
         ("waits", "<u4", (len(CAUSES),)),  # what the loop waited for in next, by cause
         ("own", "<u4"),  # the loop's own code, with the two below
         ("collective", "<u4"),  # its calls of torch.distributed
@@ -59,21 +56,15 @@ STEP = np.dtype(
 )
 """One step of a rank: a batch, and what the loop did with it. Durations in microseconds."""
 
-_NUMBER: Final = re.compile(r" #\d+$")
-"""What tells DataLoaders that are made at one line of the program."""
-
-MOST_PROBLEMS: Final = 3
-"""What a rank's trace lacks is kept in so many sentences."""
-
 
 @dataclass(frozen=True)
 class RankFacts:
     """What is known of a rank beside its steps; plain values alone, as JSON has them.
 
-    loader: name of the DataLoader whose steps these are. taken: batches that its loop got, in its last epoch and in
-    all. begin, end: first and last event, ns of its clock; wall: what its clock lacks of the time of day, ns, 0 =
-    unknown. over: its end is recorded; running: see `is_running`. outcome, what, next_step: of its own headline;
-    waits_for_others: that is a wait for other ranks. parts: ns of each part of its steps.
+    loader: name of the DataLoader whose steps these are. taken: batches that its loop got, in all epochs. began, ended:
+    first and last event, ns of the time of day; if that is unknown, 0 and ns of its clock. over: its end is recorded;
+    running: see `is_running`. outcome, what, next_step: of its own headline; waits_for_others: that is a wait for other
+    ranks. parts: ns of each part of its steps. problem: what its trace lacks.
     """
 
     rank: int
@@ -82,12 +73,10 @@ class RankFacts:
     command: str = ""
     loader: str = ""
     workers: int = 0
-    taken: tuple[int, int] = (0, 0)
-    epoch: int = -1
-    ended_epoch: bool = False
-    begin: int = 0
-    end: int = 0
-    wall: int = 0
+    taken: int = 0
+    last: LastEpoch = field(default_factory=LastEpoch)
+    began: int = 0
+    ended: int = 0
     events: int = 0
     over: bool = False
     running: bool = False
@@ -96,7 +85,7 @@ class RankFacts:
     next_step: str = ""
     waits_for_others: bool = False
     parts: Mapping[str, int] = field(default_factory=dict)
-    problems: tuple[str, ...] = ()
+    problem: str = ""
 
     @property
     def name(self) -> str:
@@ -123,6 +112,10 @@ class RankTable:
         """The µs that its loop's own code took."""
         return float(self.steps["own"].sum(dtype=np.float64))
 
+    def with_facts(self, **facts: Any) -> RankTable:
+        """The same with some facts changed."""
+        return replace(self, facts=replace(self.facts, **facts))
+
     @property
     def waiting(self) -> float:
         """The share of its time that its loop waited for batches."""
@@ -138,13 +131,10 @@ def tables_of(trace: Trace) -> list[RankTable]:
 def _table(trace: Trace, rank: int, several: bool) -> RankTable:
     spans = trace.spans()
     name, numbers = _main_loader(trace, spans)
-    begun = Counter(trace.events["loader"][trace.events["code"] == ev.EPOCH[0]].tolist())
-    first = accumulate((max(1, begun[number]) for number in numbers), initial=0)  # each one's first epoch among all
-    steps = [_steps(trace, number, spans, epoch) for number, epoch in zip(numbers, first, strict=False)]
-    table = np.concatenate([np.empty(0, STEP), *steps])
-    table = table[np.argsort(table["begin"], kind="stable")]
+    steps = [_steps(trace, number, spans, first) for number, first in numbered_epochs(trace, numbers).items()]
     mine = spans[np.isin(spans["loader"], numbers) & (spans["code"] == ev.CONSUMER[0]) & (spans["end"] >= 0)]
-    return RankTable(_facts(trace, rank, several, name, numbers, parts_of(spans, mine)), table)
+    facts = _facts(trace, rank, several, name, numbers, parts_of(spans, mine))
+    return RankTable(facts, np.concatenate([np.empty(0, STEP), *steps]))
 
 
 def _main_loader(trace: Trace, spans: Rows) -> tuple[str, list[int]]:
@@ -156,12 +146,10 @@ def _main_loader(trace: Trace, spans: Rows) -> tuple[str, list[int]]:
     spent = {n: total(loop[loop["loader"] == n]) for n in np.unique(trace.events["loader"]).tolist() if n}
     named: dict[str, list[int]] = defaultdict(list)
     for one in dataloaders(trace):
-        named[_NUMBER.sub("", one.name)] += one.iterators
+        named[one.place] += one.iterators
     for number in spent.keys() - {number for numbers in named.values() for number in numbers}:
         named[f"iterator {number}"] = [number]
-    if not spent:
-        return "", []
-    name = max(named, key=lambda one: sum(spent.get(number, 0) for number in named[one]))
+    name = max(named, key=lambda one: sum(spent.get(number, 0) for number in named[one]), default="")
     return name, sorted(named[name])
 
 
@@ -179,7 +167,6 @@ def _steps(trace: Trace, number: int, spans: Rows, first: int) -> Rows:
         return np.empty(0, STEP)
     loop = loop[place]
     out = np.zeros(len(nexts), STEP)
-    out["begin"] = nexts["begin"]
     epoch = np.maximum(0, epochs(trace.events, nexts["loader"], nexts["end"]))
     out["epoch"], out["number"] = epoch + first, np.maximum(0, nexts["ex"] - 1)
     out["own"] = _us(durations(loop))
@@ -197,11 +184,8 @@ def _us(ns: Any) -> Any:
 
 def _inside(rows: Rows, loop: Rows) -> Ints:
     """The ns of `rows` within each of the loop's steps, in its thread."""
-    place = np.searchsorted(loop["begin"], rows["begin"], side="right") - 1
-    around = loop[place]
-    inside = (place >= 0) & (rows["end"] >= 0) & (rows["end"] <= around["end"])
-    inside &= (rows["process"] == around["process"]) & (rows["tid"] == around["tid"])
-    return np.bincount(place[inside], durations(rows[inside]), len(loop)).astype(np.int64)
+    place = within(rows, loop)
+    return np.bincount(place[place >= 0], durations(rows[place >= 0]), len(loop)).astype(np.int64)
 
 
 def _add_batches(trace: Trace, mine: Rows, batch: Ints, out: Rows) -> None:
@@ -241,8 +225,7 @@ def _facts(
     bounded = said.outcome in (RunOutcome.SLOW, RunOutcome.FINE)
     mine = events[np.isin(events["loader"], numbers)]
     batches = np.count_nonzero((mine["code"] == ev.YIELD) & (mine["x"] == Outcome.DATA))
-    count, in_last, ended = last_epoch(mine, numbers)
-    problems = [] if several else [plain(text) for text in trace.problems]
+    wall, last_event = time_of_day(manifest), int(events["time"].max(initial=0))
     return RankFacts(
         rank=rank,
         world=max(told(trace, "world_size"), default=0),
@@ -250,12 +233,10 @@ def _facts(
         command=plain(" ".join(map(str, manifest.get("command") or []))),
         loader=name,
         workers=int(mine["y"][mine["code"] == ev.EPOCH[0]].max(initial=0)),
-        taken=(in_last, int(batches)),
-        epoch=count - 1,
-        ended_epoch=ended,
-        begin=trace.start,
-        end=int(events["time"].max(initial=0)),
-        wall=time_of_day(manifest),
+        taken=int(batches),
+        last=last_epoch(mine, numbers),
+        began=trace.start + wall if wall and trace.start else 0,
+        ended=wall + last_event,
         events=len(events),
         over=over,
         running=running,
@@ -264,7 +245,7 @@ def _facts(
         next_step=said.helps,
         waits_for_others=not bounded and _waits_for_others(trace, said, homes),
         parts=dict(parts),
-        problems=tuple(problems[:MOST_PROBLEMS] + [f"{len(problems)} in all"] * (len(problems) > MOST_PROBLEMS)),
+        problem=plain(next(iter(trace.problems), "")) if not several else "",
     )
 
 

@@ -1,7 +1,7 @@
 """Where the traces of a job's ranks are: below a directory, up to DEEPEST levels, one a rank, or in a list.
 
 Interface: `members_at(paths)` -> `JobMembers`, or None if the paths are no job but one trace. `traces_in(paths)` finds
-traces; `rank_in_name(path)` is the rank that a trace's name has.
+traces; `rank_in_name(path)` is the rank that a trace's name has. Of files elsewhere, `below` and `one_run` do the same.
 
 Rules of use: a directory is a job if its traces' names begin with a rank: rank-0, rank_0, rank0.minidl, also below a
 directory for each node. It holds one run: of ranks that occur twice, the run that began last is read. Only names and
@@ -13,10 +13,10 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from minidl.tracefile.format import MANIFEST, PACKED_SUFFIX
 from minidl.tracefile.words import counted, listed, plain
@@ -89,35 +89,47 @@ def members_at(paths: Sequence[Path]) -> JobMembers | None:
     found = traces_in(paths, problems)
     if found == [*paths] and len(found) < 2:
         return None
-    places = [RankPlace(path, rank_in_name(path)) for path in found]
-    if len(paths) == 1:
-        if any(place.rank < 0 for place in places):
-            return None
-        places = [RankPlace(one.path, one.rank, _node(paths[0], one.path)) for one in places]
-    kept, left = _one_run(places)
-    kept.sort(key=lambda one: (one.rank, one.path))
-    name = str(paths[0]) if len(paths) == 1 else counted(len(paths), "trace")
-    return JobMembers(name, tuple(kept), (*problems, *left))
+    places = below(paths[0], found) if len(paths) == 1 else [RankPlace(path, rank_in_name(path)) for path in found]
+    if len(paths) == 1 and any(place.rank < 0 for place in places):
+        return None
+    return one_run(str(paths[0]) if len(paths) == 1 else counted(len(paths), "trace"), places, problems)
 
 
-def _node(job: Path, trace: Path) -> str:
-    above = trace.relative_to(job).parts[:-1]
-    return plain("/".join(above))
+def below(job: Path, traces: Iterable[Path]) -> list[RankPlace]:
+    """The places of the traces below a job's directory; a node is named by the directories between."""
+    return [RankPlace(path, rank_in_name(path), plain("/".join(path.relative_to(job).parts[:-1]))) for path in traces]
 
 
-def _one_run(places: list[RankPlace]) -> tuple[list[RankPlace], list[str]]:
-    """The members of the run that began last, if ranks occur twice; and what is left out."""
+def one_run(
+    name: str,
+    places: Sequence[RankPlace],
+    problems: Sequence[str] = (),
+    begun: Callable[[Sequence[RankPlace]], Any] | None = None,
+) -> JobMembers:
+    """The members of a job, by rank; if ranks occur twice, of the run that began last, and what is left out is said.
+
+    begun: when a run did, to be compared with others; None = by the times of its files.
+    """
+    kept, left = _latest(places, begun or _begun)
+    return JobMembers(name, tuple(sorted(kept, key=lambda one: (one.rank, one.path))), (*problems, *left))
+
+
+def _latest(
+    places: Sequence[RankPlace], begun: Callable[[Sequence[RankPlace]], Any]
+) -> tuple[Sequence[RankPlace], list[str]]:
+    """The members of the run that began last, if ranks occur twice; and what is left out, in words."""
     counts = Counter(place.rank for place in places if place.rank >= 0)
     if all(count == 1 for count in counts.values()):
         return places, []
     runs: dict[tuple[str, Path], list[RankPlace]] = {}
     for place in (one for one in places if one.rank >= 0):
-        runs.setdefault((_run_of(place.path), place.path.parent), []).append(place)
+        runs.setdefault((run_of(place.path), place.path.parent), []).append(place)
     kept = [place for place in places if place.rank < 0]
     left: list[str] = []
-    latest, _ = max(runs, key=lambda one: _begun(runs[one]))
-    for (name, _), run in sorted(runs.items(), key=lambda item: _begun(item[1]), reverse=True):
-        if name != latest or {place.rank for place in run} & {place.rank for place in kept}:
+    newest = sorted(runs, key=lambda one: begun(runs[one]), reverse=True)
+    for name, parent in newest:
+        run = runs[name, parent]
+        if name != newest[0][0] or {place.rank for place in run} & {place.rank for place in kept}:
             left.append(f"{run[0].path} and others" if len(run) > 1 else f"{run[0].path}")
         else:
             kept += run
@@ -129,12 +141,12 @@ def _one_run(places: list[RankPlace]) -> tuple[list[RankPlace], list[str]]:
     ]
 
 
-def _run_of(path: Path) -> str:
+def run_of(path: Path) -> str:
     """What tells the traces of one run from another's in a directory: the number behind the rank, as in "rank-0.2"."""
     return _NAMED.sub("", path.name.removesuffix(PACKED_SUFFIX))
 
 
-def _begun(run: list[RankPlace]) -> float:
+def _begun(run: Sequence[RankPlace]) -> float:
     """When the newest manifest of a run was written, seconds."""
     files = [place.path / MANIFEST if place.path.is_dir() else place.path for place in run]
     return max((file.stat().st_mtime for file in files if file.exists()), default=0.0)

@@ -13,14 +13,15 @@ from made_jobs import FETCH, STEP_TAKES, MadeJob
 
 from minidl import cli
 from minidl.hang.finding import RunOutcome
+from minidl.hang.headline.uneven import LastEpoch
 from minidl.job import digests
 from minidl.job.digests import read_job
 from minidl.job.report import JobReport, program
 from minidl.tracefile.reader import read_trace
 
 SLOW = 60_000  # µs of a fetch: its step hides 20,000 of it
-WAITED = {"outcome": "cut", "what": "cut: it waits", "waits_for_others": True, "over": False, "ended_epoch": False}
-GONE = {"outcome": "cut", "what": "cut: ...", "over": False, "ended_epoch": False, "taken": (12, 12), "end": 5}
+WAITED = {"outcome": "cut", "what": "cut: it waits", "waits_for_others": True, "over": False, "last": LastEpoch(0, 60)}
+GONE = {"outcome": "cut", "what": "cut: ...", "over": False, "last": LastEpoch(0, 12), "taken": 12, "ended": 5}
 
 
 def node(rank: int) -> str:
@@ -136,22 +137,23 @@ MADE = {
         "hung: rank 3 of 4 left no trace: never started, or recorded elsewhere; the other ranks took 0 batches",
     ),
     "is there, and never joins": (
-        MadeJob(3, steps=0, facts=dict.fromkeys((0, 2), WAITED | {"taken": (0, 0), "events": 0, "outcome": "error"})
-                | {1: {"taken": (0, 0), "events": 0}}),
+        MadeJob(3, steps=0, facts=dict.fromkeys((0, 2), WAITED | {"taken": 0, "events": 0, "outcome": "error"})
+                | {1: {"taken": 0, "events": 0}}),
         "hung: rank 1 took no batch and did not join the others: 2 other ranks waited in vain, and took none",
     ),
     "recorded nothing": (
-        MadeJob(3, 0, facts=dict.fromkeys(range(3), GONE | {"events": 0, "taken": (0, 0)})),
+        MadeJob(3, 0, facts=dict.fromkeys(range(3), GONE | {"events": 0, "taken": 0})),
         "cut: no rank has recorded an iterator of a DataLoader",
     ),
     "not given": (MadeJob(4, missing=(3,)), "fine: no straggler"),
     "uneven": (
-        MadeJob(4, facts={0: {"taken": (59, 59)}, 1: WAITED, 2: WAITED, 3: WAITED}),
+        MadeJob(4, facts={0: {"taken": 59, "last": LastEpoch(0, 59, True)}, 1: WAITED, 2: WAITED, 3: WAITED}),
         "hung: rank 1 waited in its step after batch 60 of epoch 0; rank 0 had only 59",
     ),
     "an error is no wait": (
         MadeJob(
-            2, facts={0: {"outcome": "error", "what": "error: ValueError", "ended_epoch": False}, 1: {"taken": (4, 4)}}
+            2, facts={0: {"outcome": "error", "what": "error: ValueError", "last": LastEpoch(0, 60)},
+                      1: {"taken": 4, "last": LastEpoch(0, 4, True)}}
         ),
         "error, rank 0: ValueError",
     ),
@@ -163,7 +165,7 @@ MADE = {
         "running: no rank has recorded an iterator of a DataLoader yet",
     ),
     "a rank without iterators": (
-        MadeJob(4, 0, facts={3: GONE | {"events": 0, "taken": (0, 0)}}), "died, rank 3: nothing is recorded after its"
+        MadeJob(4, 0, facts={3: GONE | {"events": 0, "taken": 0}}), "died, rank 3: nothing is recorded after its"
     ),
     "killed as a whole": (
         MadeJob(4, facts=dict.fromkeys(range(4), GONE)), "cut: all 4 recordings end after 12 batches"
@@ -222,7 +224,7 @@ def test_what_each_rank_has_of_its_own_is_no_difference(command: str, said: str)
 
 
 def test_what_differs_between_ranks_is_said() -> None:
-    facts = {0: {"command": "other.py", "workers": 4}, 2: {"problems": ("x is truncated",)}, 3: {"begin": 31 * 10**9}}
+    facts = {0: {"command": "other.py", "workers": 4}, 2: {"problem": "x is truncated"}, 3: {"began": 31 * 10**9}}
     said = JobReport(MadeJob(4, facts=facts, missing=(1,)).record()).lacks
     assert said == (
         "no trace of 1 rank of 4: 1",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from minidl.hang.headline.uneven import LastEpoch
 from minidl.job.digests import JobRecord
 from minidl.job.step_table import CAUSES, STEP, RankFacts, RankTable
 from minidl.speed.wall_clock import Cause
@@ -46,7 +47,6 @@ class MadeJob:
         for rank in sorted(set(range(self.ranks)) - set(self.missing)):
             rows = np.zeros(self.steps, STEP)
             rows["number"] = np.arange(self.steps)
-            rows["begin"] = np.concatenate([[0], np.cumsum(work.max(axis=0) + MEETING)[:-1]]) * 1000
             rows["waits"][:, CAUSES.index(Cause.SAMPLES)] = waits[rank]
             rows["own"] = own[rank] + met[rank]
             if self.seen:
@@ -55,8 +55,9 @@ class MadeJob:
             rows["slowest"], rows["slowest_took"] = -1, 0
             parts = {"forward": int(own[rank].sum()) * 1000, "collectives": int(met[rank].sum()) * 1000}
             facts = RankFacts(
-                rank, self.ranks, self.nodes(rank) * several, "train.py", "Photos", 2, (self.steps, self.steps), 0,
-                True, 1, 10**9, 1, 100, True, outcome="fine", what="not input-bound", parts=parts,
+                rank, self.ranks, self.nodes(rank) * several, "train.py", "Photos", 2, self.steps,
+                LastEpoch(0, self.steps, True), 2, 1 + 10**9, 100, True, outcome="fine", what="not input-bound",
+                parts=parts,
             )  # fmt: skip
-            tables.append(RankTable(replace(facts, **self.facts.get(rank, {})), rows))
+            tables.append(RankTable(facts, rows).with_facts(**self.facts.get(rank, {})))
         return JobRecord("made", tuple(tables))

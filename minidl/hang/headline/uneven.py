@@ -46,11 +46,11 @@ def uneven_ranks(run: RunContext) -> Finding | None:
 
 
 class LastEpoch(NamedTuple):
-    """The last epoch of a DataLoader: its number, the batches that were taken, and whether that was all of them."""
+    """The last epoch of a DataLoader: its number from 0, the batches that were taken, and whether that was all."""
 
-    number: int
-    batches: int
-    ended: bool
+    number: int = -1
+    batches: int = 0
+    ended: bool = False
 
 
 def had_fewer(last: Mapping[int, LastEpoch]) -> Iterator[tuple[int, int]]:
@@ -63,13 +63,13 @@ def had_fewer(last: Mapping[int, LastEpoch]) -> Iterator[tuple[int, int]]:
 
 
 def last_epoch(events: Rows, iterators: Sequence[int]) -> LastEpoch:
-    """The last epoch of a DataLoader; its number is from 1."""
+    """The last epoch of a DataLoader."""
     events = events[np.isin(events["loader"], iterators)]
     begins = events["time"][events["code"] == ev.EPOCH[0]]
     mine = events[events["time"] >= begins.max(initial=0)]
     batches = mine[(mine["code"] == ev.YIELD) & (mine["x"] == Outcome.DATA)]
     ends = mine[mine["code"] == ev.EPOCH[1]]
-    return LastEpoch(len(begins), len(batches), bool(np.any(ends["z"] == Ending.EXHAUSTED)))
+    return LastEpoch(len(begins) - 1, len(batches), bool(np.any(ends["z"] == Ending.EXHAUSTED)))
 
 
 def _waiting(

@@ -65,10 +65,11 @@ class Digest:
     def _write(self) -> None:
         from minidl.job.digests import keep
 
-        kept = False
+        failed = True
         try:
             os.nice(19)
             os.closerange(3, 1024)  # this child may outlive the run, whose pipes must end with it
-            kept = keep(self.directory, self.dropped)
+            keep(self.directory, self.dropped)
+            failed = False
         finally:
-            os._exit(not kept)
+            os._exit(failed)
