@@ -920,7 +920,7 @@ def ledger(arguments: Namespace) -> int:
 )  # fmt: skip
 def check(arguments: Namespace) -> int:
     from minidl.check import rules_text, run
-    from minidl.job.check_ranks import check_ranks
+    from minidl.check.ranks import check_ranks
     from minidl.tracefile.members import members_at
 
     if arguments.rules:
