@@ -18,7 +18,7 @@ import tempfile
 import textwrap
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PATIENCE", "STEP", "Canonical", "Held", "Stream", "Uneven", "Walk",
-    "numbers", "place", "record", "recorded", "recording", "say", "show", "table",
+    "numbers", "opened", "place", "record", "recorded", "recording", "say", "show", "table",
 ]  # fmt: skip
 
 warnings.filterwarnings("ignore", "This DataLoader will create")
@@ -88,11 +88,16 @@ def recorded(path: Path | str) -> minidl.Trace:
     return trace
 
 
-def recording(name: str) -> minidl.Trace:
-    """A recorded run of the folder traces/ beside the notebooks; a line says where, and whether its device is simulated."""
+def opened(name: str) -> minidl.Trace:
+    """A recorded run of the folder traces/ beside the notebooks."""
     beside = Path(__file__).parents[1]  # notebooks/, or a copy of it that has the recorded runs in itself
     folder = next(place / "traces" for place in (beside, beside.parent) if (place / "traces").is_dir())
-    trace = recorded(folder / f"{name}.minidl")
+    return recorded(folder / f"{name}.minidl")
+
+
+def recording(name: str) -> minidl.Trace:
+    """The same; a line says where it was recorded, and whether its device is simulated."""
+    trace = opened(name)
     facts = trace.manifest
     versions = facts.get("versions", {})
     simulated = bool(trace.described("simulated accelerator"))
@@ -104,21 +109,27 @@ def recording(name: str) -> minidl.Trace:
     return trace
 
 
-def record(
-    name: str, dataset: Any, *, batches: int | None = None, step: float = 0, **options: Any
-) -> tuple[list[Any], minidl.Trace]:  # fmt: skip
-    """Run a loader of batches of 4 over a dataset; return its batches, as lists, and its trace.
+def _as_list(batch: Any) -> Any:
+    return batch.tolist() if hasattr(batch, "tolist") else batch
 
-    batches: how many the loop takes; None = all. step: seconds that the loop works on each. options: of the loader.
+
+def record(
+    name: str, dataset: Any, *, batches: int | None = None, step: float = 0, keep: Callable[[Any], Any] = _as_list, **options: Any
+) -> tuple[list[Any], minidl.Trace]:  # fmt: skip
+    """Run a loader of batches of 4 over a dataset; return what is kept of its batches, and its trace.
+
+    batches: how many the loop takes; None = all. step: seconds that the loop works on each. keep: what is kept of a batch;
+    unless it is given, the batch as a list. options: of the loader.
     """
     options = {"batch_size": 4, "multiprocessing_context": "fork" if options.get("num_workers") else None} | options
-    got = []
+    kept = []
     directory = place(name)
     with minidl.trace(directory), minidl.DataLoader(dataset, **options) as loader:
         for batch in itertools.islice(loader, batches):
-            got.append(batch.tolist() if hasattr(batch, "tolist") else batch)
+            kept.append(keep(batch))
+            del batch  # so that nothing holds what `keep` lets go
             time.sleep(step)
-    return got, recorded(directory)
+    return kept, recorded(directory)
 
 
 def say(*texts: str) -> None:

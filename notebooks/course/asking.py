@@ -373,3 +373,9 @@ def rows(trace: minidl.Trace, name: str, phase: str = "", **fields: object) -> l
     for column, value in {"phase": phase, **fields}.items() if phase else fields.items():
         found &= (events[column] == value).fillna(False)
     return [int(row) for row in events.index[found]]
+
+
+def workers_of(trace: minidl.Trace) -> int:
+    """num_workers of the trace's only loader."""
+    (facts,) = trace.loaders.values()
+    return int(facts["num_workers"])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import minidl
-from course import recording
+from course import opened
 from course.asking import Asked, Choice, Count, Worker, question, rows, yes_no
+from course.asking import workers_of as workers
 from course.checking import Wrong, exercise, number, runs
 from course.device import median_ms
 from minidl.speed.verdict import verdict
@@ -19,21 +18,10 @@ from minidl.tracefile.events import CONSUMER, DEVICE_COMPUTE, FETCH, NEXT
 FIRST = "the first batch"
 
 
-def opened(name: str) -> minidl.Trace:
-    """A recorded run, without the line that says where it is from."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        return recording(name)
-
-
 def waited(trace: minidl.Trace) -> Waiting:
     """What the loop of the trace's only iterator waited for."""
     (loader,) = trace.loaders
     return waiting(trace, loader)
-
-
-def workers(trace: minidl.Trace) -> int:
-    (facts,) = trace.loaders.values()
-    return int(facts["num_workers"])
 
 
 def milliseconds(trace: minidl.Trace) -> int:

@@ -23,7 +23,7 @@ import textwrap
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import redirect_stdout, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -32,9 +32,9 @@ from typing import Any
 import torch
 
 import minidl
-from course import recording
+from course import opened
 from course.asking import boxed, folded, marked
-from course.data import PATIENCE
+from course.data import PATIENCE, until
 from minidl.check import examine
 from minidl.explore.configurations import Configuration
 from minidl.explore.decisions import Driving
@@ -127,11 +127,9 @@ def apart(job: Callable[[], Outcome], seconds: float = PATIENCE) -> Outcome:
     child = multiprocessing.get_context("fork").Process(target=_alone, args=(job, writer))
     child.start()
     writer.close()
-    until = time.monotonic() + seconds
     try:
-        while not (came := reader.poll(0.05)) and child.is_alive() and time.monotonic() < until:
-            pass
-        return reader.recv() if came or reader.poll(0) else _nothing_came(child, seconds)
+        until(lambda: reader.poll(0.05) or not child.is_alive(), seconds, 0)
+        return reader.recv() if reader.poll(0) else _nothing_came(child, seconds)
     except EOFError:
         return _nothing_came(child, seconds)
     finally:
@@ -146,9 +144,7 @@ def _kill(child: Any) -> None:
         os.killpg(child.pid, signal.SIGKILL)
     child.kill()  # if it was not yet the leader of its group
     child.join()
-    until = time.monotonic() + 1
-    while any(map(is_alive, members)) and time.monotonic() < until:
-        time.sleep(0.005)
+    until(lambda: not any(map(is_alive, members)), 1, 0.005)
     remove_segments_of(members)
 
 
@@ -201,8 +197,7 @@ def number(said: object, about: str, step: str) -> float:
 def runs(*names: str) -> Iterator[tuple[str, minidl.Trace]]:
     """Each recorded run, under its name in quotes, and a made one: its last third, of which the answer is another."""
     for name in names:
-        with redirect_stdout(io.StringIO()):
-            trace = recording(name)
+        trace = opened(name)
         yield repr(name), trace
         tasks = trace.events["task"]
         first = 2 * (int(tasks.max()) + 1) // 3

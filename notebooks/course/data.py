@@ -7,16 +7,13 @@ Datasets live here and not in the notebooks, because a spawned worker imports wh
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.synchronize import Event
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 import minidl
-
-if TYPE_CHECKING:
-    pass
 
 PATIENCE = 60
 """Seconds after which a wait for another process gives up."""
@@ -25,7 +22,16 @@ STEP = 0.05
 """Seconds of a training step."""
 
 
-class Uneven(minidl.Dataset[torch.Tensor]):
+class Sized(minidl.Dataset[Any]):
+    """A dataset of `size` samples."""
+
+    size: int
+
+    def __len__(self) -> int:
+        return self.size
+
+
+class Uneven(Sized):
     """`size` samples; sample i is `tensor(i)` and takes `seconds` of waiting, or `slow[i]` where it is named there."""
 
     def __init__(self, size: int, seconds: float = 0.01, slow: Mapping[int, float] | None = None) -> None:
@@ -33,22 +39,16 @@ class Uneven(minidl.Dataset[torch.Tensor]):
         self.seconds = seconds
         self.slow = dict(slow or {})
 
-    def __len__(self) -> int:
-        return self.size
-
     def __getitem__(self, index: int) -> torch.Tensor:
         time.sleep(self.slow.get(index, self.seconds))
         return torch.tensor(index)
 
 
-class Held(minidl.Dataset[int]):
+class Held(Sized):
     """`size` samples; sample i is i. Sample `held` is not ready before the event `gate` is set."""
 
     def __init__(self, size: int, held: int, gate: Event) -> None:
         self.size, self.held, self.gate = size, held, gate
-
-    def __len__(self) -> int:
-        return self.size
 
     def __getitem__(self, index: int) -> int:
         if index == self.held and not self.gate.wait(PATIENCE):
@@ -130,3 +130,11 @@ class Canonical(minidl.IterableDataset[int]):
 def numbers(samples: list[Any]) -> list[int]:
     """Collate samples into a list of numbers."""
     return [int(sample) for sample in samples]
+
+
+def until(true: Callable[[], bool], seconds: float, pause: float = 0.01) -> bool:
+    """Wait until it is true, at most so long, looking again after each pause; whether it is."""
+    end = time.monotonic() + seconds
+    while not true() and time.monotonic() < end:
+        time.sleep(pause)
+    return true()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 
 import minidl
-from course import data, place, recorded
+from course import data, record
 from course.asking import Asked, Choice, Count, Share, Worker, question, rows
 from course.checking import Wrong, exercise, runs, whole
 from minidl.tracefile.events import SAMPLE
@@ -126,11 +127,10 @@ def copied(trace: minidl.Trace, task: int = TASK) -> Asked:
 
 
 # --- Exercises --------------------------------------------------------------------------------------------------------
-class Pairs(minidl.Dataset[tuple[torch.Tensor, int]]):
+class Pairs(data.Sized):
     """24 samples: 1000 numbers, each of which is the index, and the index."""
 
-    def __len__(self) -> int:
-        return 24
+    size = 24
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         return torch.full((1000,), float(index)), index
@@ -140,13 +140,7 @@ class Pairs(minidl.Dataset[tuple[torch.Tensor, int]]):
 def wasteful(collate_fn: Callable[[list[tuple[torch.Tensor, int]]], Any]) -> str:
     """A collate_fn that gives up the shortcut: the feeder copies every byte."""
     collate_fn([Pairs()[index] for index in range(4)])  # an error of it is seen here as it is, and not as a worker's
-    directory = place("your collate_fn")
-    with minidl.trace(directory):
-        loader = minidl.DataLoader(
-            Pairs(), batch_size=4, num_workers=2, collate_fn=collate_fn, multiprocessing_context="fork"
-        )
-        batches = list(loader)
-    trace = recorded(directory)
+    batches, trace = record("your collate_fn", Pairs(), num_workers=2, collate_fn=collate_fn, keep=lambda batch: batch)
     for number, batch in enumerate(batches):
         _same_batch(batch, number, trace)
     events = trace.to_pandas()
@@ -183,20 +177,14 @@ def _same_batch(batch: Any, number: int, trace: minidl.Trace) -> None:
 @exercise
 def worker_of(function: Callable[[minidl.Trace, int], int]) -> str:
     """The worker that fetched a task, from a trace in which the turns are broken."""
-    gate = multiprocessing.get_context("fork").Event()
-    directory = place("out of order")
-    with minidl.trace(directory):
-        loader = minidl.DataLoader(
-            data.Held(32, held=0, gate=gate),
-            batch_size=4,
-            num_workers=3,
-            in_order=False,
-            multiprocessing_context="fork",
-        )
-        for number, _ in enumerate(loader):
-            if number == 3:
-                gate.set()
-    trace = recorded(directory)
+    gate, came = multiprocessing.get_context("fork").Event(), itertools.count()
+
+    def open_late(_: object) -> None:
+        if next(came) == 3:
+            gate.set()
+
+    held = data.Held(32, held=0, gate=gate)
+    _, trace = record("out of order", held, num_workers=3, in_order=False, keep=open_late)
     events = trace.to_pandas()
     begun = events[(events.name == "fetch") & (events.phase == "B")]
     for task, worker in sorted(zip(begun.task, begun.worker, strict=True)):

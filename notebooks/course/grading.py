@@ -127,7 +127,7 @@ def sources(folder: Path, path: Path, given: Handout) -> list[tuple[tuple[str, s
 
 def _loader(folder: Path) -> bytes:
     """The student's code of the labs; b"" = there is none."""
-    path = folder / "labs" / "loader.py"
+    path = folder / handout.LOADER
     return path.read_bytes() if path.is_file() else b""
 
 
@@ -180,11 +180,8 @@ def _run(folder: Path, path: Path, given: Handout, ours: Path) -> list[Mark]:
                 program.wait_for_end(SECONDS)
         finally:
             _kill_those_with(f"TMPDIR={made}".encode())
-        marks = (
-            [Mark(**json.loads(line)) for line in (place / "marks").read_text().splitlines()]
-            if (place / "marks").exists()
-            else []
-        )
+        written = (place / "marks").read_text().splitlines() if (place / "marks").exists() else []
+        marks = [Mark(**json.loads(line)) for line in written]
     lacking = [kind for kind, _ in cells if kind][len(marks) :]
     told = f"its notebook did not come to its end within {SECONDS:g} s, or ended its process"
     return marks + [Mark(path.stem, name, kind, False, told) for kind, name in lacking]

@@ -21,6 +21,7 @@ from course.texts import FOLDER
 FACTS = "handout.json"
 HANG_LAB = "09_hang_lab"
 """The notebook whose runs each student has recorded for themselves."""
+LOADER = Path("labs/loader.py")
 TEACHER = "teacher"
 """The tag of cells that students do not get: they give an answer away."""
 TEACHERS = ("command.py", "grading.py", "own_mysteries.py")
@@ -80,11 +81,14 @@ def originals(chosen: Iterable[str] = ()) -> Iterator[Path]:
     return (path for path in paths if not chosen or path.name.startswith(tuple(chosen)))
 
 
+def _translated(path: Path, language: str) -> Any:
+    translations = texts.read(texts.file_of(language, path.stem))
+    return texts.translated(json.loads(path.read_text(encoding="utf-8")), translations)
+
+
 def made(path: Path, handout: Handout) -> Any:
     """A notebook for this handout, without outputs."""
-    notebook = json.loads(path.read_text(encoding="utf-8"))
-    translations = texts.read(texts.file_of(handout.language, path.stem))
-    notebook = texts.translated(notebook, translations)
+    notebook = _translated(path, handout.language)
     if handout.student:
         notebook["cells"] = [cell for cell in notebook["cells"] if TEACHER not in cell["metadata"].get("tags", ())]
     for cell in notebook["cells"]:
@@ -131,14 +135,12 @@ def reset(folder: Path, chosen: Iterable[str]) -> dict[Path, Path | None]:
     notebooks = [name for name in chosen if name != "loader"]
     new = {path.relative_to(FOLDER): made(path, given) for path in (originals(notebooks) if notebooks else ())}
     kept: dict[Path, Path | None] = {}
-    for name in (*new, *([Path("labs/loader.py")] if "loader" in chosen else [])):
+    texts_of = {name: json.dumps(notebook, indent=1, ensure_ascii=False) for name, notebook in new.items()}
+    if "loader" in chosen:
+        texts_of[LOADER] = (FOLDER / LOADER).read_text(encoding="utf-8")
+    for name, text in texts_of.items():
         path = folder / name
         kept[path] = _put_aside(path) if path.exists() else None
-        text = (
-            json.dumps(new[name], indent=1, ensure_ascii=False)
-            if name in new
-            else (FOLDER / name).read_text(encoding="utf-8")
-        )
         path.write_text(text, encoding="utf-8")
     return kept
 
@@ -159,9 +161,7 @@ def slides(folder: Path, handout: Handout, chosen: Iterable[str] = ()) -> list[P
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for path in originals(chosen):
-        notebook = texts.translated(
-            json.loads(path.read_text(encoding="utf-8")), texts.read(texts.file_of(handout.language, path.stem))
-        )
+        notebook = _translated(path, handout.language)
         for cell in notebook["cells"]:
             first = "slide" if "".join(cell["source"]).startswith("#") else "subslide"
             cell["metadata"]["slideshow"] = {"slide_type": first if cell["cell_type"] == "markdown" else "-"}

@@ -8,6 +8,7 @@ fault that it injects must lead to. Each run is a process of its own with a boun
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import functools
 import gc
@@ -34,7 +35,10 @@ import torch
 
 from course import place
 from course.checking import Outcome, Wrong, apart, judged
+from course.data import until
+from course.texts import FOLDER
 from minidl import demo
+from minidl.process_stat import is_alive
 
 BOUND = 30.0
 """Seconds of one run of a trial, or of the training."""
@@ -44,6 +48,9 @@ MEMORY = 2 << 30
 """Bytes of address space that a run may take."""
 SOON = 10.0
 """Seconds within which what must end has ended."""
+
+SKELETON = FOLDER / "labs" / "loader.py"
+SOLUTION = FOLDER / "solutions" / "labs" / "loader.py"
 
 Trial = Callable[[Any, random.Random], None]
 TRIALS: dict[int, list[Trial]] = {number: [] for number in range(1, 6)}
@@ -87,19 +94,35 @@ def _tried(one: Trial, loader: str | Path | Any, seed: str, errors: int) -> str:
 
 def loaded(loader: str | Path | Any) -> Any:
     """The module of a student's file."""
-    if not isinstance(loader, str | Path):
-        module = loader
-    else:
-        spec = importlib.util.spec_from_file_location("students_loader", Path(loader).resolve())
-        if spec is None or spec.loader is None or not Path(loader).is_file():
+    module = loader
+    if isinstance(loader, str | Path):
+        path = Path(loader).resolve()
+        if not path.is_file():
             raise Wrong(f"There is no file {loader}.", "Copy labs/loader.py, and fill it in.")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["students_loader"] = module
-        spec.loader.exec_module(module)
+        module = sys.modules["students_loader"] = ModuleType("students_loader")
+        source = solved() if path == SOLUTION else importlib.util.decode_source(path.read_bytes())
+        exec(compile(source, path, "exec"), module.__dict__)
     if isinstance(module, ModuleType) and hasattr(module, "MP_STATUS_CHECK_INTERVAL"):
         module.MP_STATUS_CHECK_INTERVAL = INTERVAL  # type: ignore[attr-defined]
     warnings.filterwarnings("ignore")
     return module
+
+
+def functions(source: str) -> dict[str, ast.FunctionDef]:
+    """The functions of a file by their names; a method is "class.name"."""
+    tree = ast.parse(source)
+    owners = [("", tree), *((f"{node.name}.", node) for node in tree.body if isinstance(node, ast.ClassDef))]
+    return {of + node.name: node for of, part in owners for node in part.body if isinstance(node, ast.FunctionDef)}
+
+
+def solved() -> str:
+    """labs/loader.py, with the functions of the solution in the places of the student's."""
+    given, solution = SKELETON.read_text(encoding="utf-8"), SOLUTION.read_text(encoding="utf-8")
+    lines, own, places = given.splitlines(), solution.splitlines(), functions(given)
+    ordered = sorted(functions(solution).items(), key=lambda one: places[one[0]].lineno)
+    for name, node in reversed(ordered):  # so that no place moves that is still to be filled
+        lines[places[name].lineno - 1 : places[name].end_lineno] = own[node.lineno - 1 : node.end_lineno]
+    return "\n".join([*lines, ""])
 
 
 def differs(given: str, expected: object, got: object) -> Wrong:
@@ -151,21 +174,13 @@ def compared(module: Any, dataset: Any, count: int | None = None, **options: Any
     return found[1]
 
 
-def until(true: Callable[[], bool], seconds: float | None = None) -> bool:
-    """Wait until it is true, at most so long; whether it is."""
-    end = time.monotonic() + (SOON if seconds is None else seconds)
-    while not true() and time.monotonic() < end:
-        time.sleep(0.01)
-    return true()
-
-
 def left(given: str) -> None:
     """Raise Wrong if processes or threads of a loader stay."""
     gc.collect()
-    if not until(lambda: not multiprocessing.active_children()):
+    if not until(lambda: not multiprocessing.active_children(), SOON):
         raise differs(given, "no worker is left", f"{len(multiprocessing.active_children())} workers live")
     threads = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
-    if not until(lambda: not any(t.is_alive() and "Feeder" not in t.name for t in threads)):
+    if not until(lambda: not any(t.is_alive() and "Feeder" not in t.name for t in threads), SOON):
         raise differs(given, "no thread is left", f"{len(threads)} threads run")
 
 
@@ -228,15 +243,6 @@ def worker_of(_: int) -> int:
     return -1 if info is None else info.id
 
 
-def raising(at: int, error: Exception | None = None) -> Callable[[int], int]:
-    def make(index: int) -> int:
-        if index == at:
-            raise error or KeyError("broken sample")
-        return index
-
-    return make
-
-
 def doing(at: int, act: Callable[[], object]) -> Callable[[int], int]:
     """Sample i is i; before sample `at`, something is done."""
 
@@ -246,6 +252,10 @@ def doing(at: int, act: Callable[[], object]) -> Callable[[int], int]:
         return index
 
     return make
+
+
+def broken() -> None:
+    raise KeyError("broken sample")
 
 
 def broken_collate(samples: Any) -> Any:
@@ -314,14 +324,8 @@ def streams(module: Any, dice: random.Random) -> None:
         _stream(module, dice)
     iterator = iter(module.DataLoader(Stream(4), batch_size=2))
     same("a stream of 4 samples, batch_size=2", 2, sum(1 for _ in iterator))
-    same("next() after the stream's end, twice", ["StopIteration"] * 2, [_raised(iterator), _raised(iterator)])
-
-
-def _raised(iterator: Any) -> str:
-    try:
-        return f"{next(iterator)}"
-    except BaseException as error:
-        return type(error).__name__
+    at_the_end = [next(iterator, "StopIteration") for _ in range(2)]
+    same("next() after the stream's end, twice", ["StopIteration"] * 2, at_the_end)
 
 
 @trial(1)
@@ -333,7 +337,7 @@ def asks_once(module: Any, dice: random.Random) -> None:
 @trial(1)
 def errors(module: Any, dice: random.Random) -> None:
     """An error of the dataset or of collate_fn comes out of next() as it is."""
-    compared(module, Samples(8, raising(dice.randrange(8))), batch_size=2)
+    compared(module, Samples(8, doing(dice.randrange(8), broken)), batch_size=2)
     compared(module, Samples(8, int), batch_size=2, collate_fn=broken_collate)
 
 
@@ -382,7 +386,7 @@ def seeds(module: Any, dice: random.Random) -> None:
 @trial(2)
 def errors_of_a_worker(module: Any, dice: random.Random) -> None:
     """An error is a message: the worker puts it in the place of the batch, and the loop raises it, as the same type."""
-    compared(module, Samples(8, raising(dice.randrange(8))), batch_size=2, num_workers=1)
+    compared(module, Samples(8, doing(dice.randrange(8), broken)), batch_size=2, num_workers=1)
     compared(module, Samples(8, int), batch_size=2, num_workers=1, collate_fn=broken_collate)
 
 
@@ -427,7 +431,7 @@ def held(module: Any, dice: random.Random) -> None:
     got: list[Any] = []
     loop = threading.Thread(target=lambda: got.extend(taken(module.DataLoader(dataset, **options), 3)), daemon=True)
     loop.start()
-    until(lambda: dataset.asked.value >= wanted)
+    until(lambda: dataset.asked.value >= wanted, SOON)
     time.sleep(0.1)
     asked = dataset.asked.value
     gate.set()
@@ -537,7 +541,7 @@ def pin_raises(module: Any, dice: random.Random) -> None:
         raise MemoryError("no page-locked memory")
 
     with pinning(module, pin):
-        got = taken(module.DataLoader(Samples(8, raising(0)), num_workers=2, pin_memory=True), 1)
+        got = taken(module.DataLoader(Samples(8, doing(0, broken)), num_workers=2, pin_memory=True), 1)
         same("sample 0 raises KeyError, pin_memory=True", ["KeyError"], got)
         got = taken(module.DataLoader(Samples(8, int), num_workers=2, pin_memory=True), 1)
         same("pin_memory raises MemoryError", ["MemoryError"], got)
@@ -641,15 +645,10 @@ def orphans(module: Any, dice: random.Random) -> None:
     workers = reader.recv() if reader.poll(SOON) else []
     parent.kill()
     parent.join()
-    if not until(lambda: not any(map(_lives, workers))):
-        raise differs("the loop's process is killed", "its workers leave", f"{sum(map(_lives, workers))} workers live")
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+    if not until(lambda: not any(map(is_alive, workers)), SOON):
+        raise differs(
+            "the loop's process is killed", "its workers leave", f"{sum(map(is_alive, workers))} workers live"
+        )
 
 
 # --- At the end -------------------------------------------------------------------------------------------------------

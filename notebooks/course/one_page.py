@@ -22,6 +22,7 @@ import minidl
 from course import PATIENCE
 from course.asking import Asked, Choice, Count, Worker, question, rows
 from course.checking import Wrong, exercise
+from course.data import until
 from minidl import mini
 
 
@@ -56,11 +57,8 @@ def get(messages: Any, workers: Sequence[Any], seconds: float = 1) -> Any:
 
 def waiting(loader: Any) -> int:
     """The batches in the data queue, after so long a time that the workers have no task left."""
-    until = time.monotonic() + PATIENCE
-    while loader._data_queue.qsize() < loader._tasks_outstanding:
-        if time.monotonic() > until:
-            raise WaitsForever(f"{loader._data_queue.qsize()} of {loader._tasks_outstanding} batches have come")
-        time.sleep(0.001)
+    if not until(lambda: loader._data_queue.qsize() >= loader._tasks_outstanding, PATIENCE, 0.001):
+        raise WaitsForever(f"{loader._data_queue.qsize()} of {loader._tasks_outstanding} batches have come")
     return int(loader._data_queue.qsize())
 
 

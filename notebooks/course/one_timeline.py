@@ -152,18 +152,14 @@ def clock_offset(function: Callable[[Sequence[tuple[int, int, int]]], tuple[int,
         pair = "The step `align_clocks`: an offset and its error, two numbers of nanoseconds."
         offset, error = (number(one, f"Of {len(trips)} round trips", pair) for one in function(trips))
         table = "\n".join(f"before {a:>6}  answer {b:>6}  after {c:>6}  took {c - a}" for a, b, c in trips)
-        if round(offset) != wanted[0]:
-            raise Wrong(
-                f"The offset is {wanted[0]} ns; your function says {offset}.",
-                "The step `align_clocks`: of all round trips the shortest one is the best. The answer was read at some time between `before` and `after`: halfway is the best guess.",
-                evidence=table,
-            )  # fmt: skip
-        if round(error) != wanted[1]:
-            raise Wrong(
-                f"The offset {wanted[0]} ns can be wrong by {wanted[1]} ns; your function says {error}.",
-                "The step `align_clocks`: had the answer been read right after `before`, or right before `after`, the guess would be wrong by half of the round trip.",
-                evidence=table,
-            )  # fmt: skip
+        for said, right, words, step in (
+            (offset, wanted[0], f"The offset is {wanted[0]} ns; your function says {offset}.",
+             "The step `align_clocks`: of all round trips the shortest one is the best. The answer was read at some time between `before` and `after`: halfway is the best guess."),
+            (error, wanted[1], f"The offset {wanted[0]} ns can be wrong by {wanted[1]} ns; your function says {error}.",
+             "The step `align_clocks`: had the answer been read right after `before`, or right before `after`, the guess would be wrong by half of the round trip."),
+        ):  # fmt: skip
+            if round(said) != right:
+                raise Wrong(words, step, evidence=table)
     return "The same as in `minidl.align_clocks`: the shortest round trip, half of it for each way, and half of it as the error."
 
 

@@ -12,7 +12,6 @@ import random
 import socket
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -23,6 +22,7 @@ import torch
 
 import minidl
 from course import recorded
+from course.data import until
 from course.handout import Handout
 from course.hang_lab import KINDS, MYSTERIES, NAMES, Answers
 from minidl.hang.headline import headline
@@ -143,9 +143,7 @@ def _run(planned: Planned, folder: Path, stands: float) -> minidl.Trace:
     command = [sys.executable, "-m", "minidl", "run", "--trace", "trace", "--observe", "train.py"]
     variables = {"MINIDL_HANG_AFTER": f"{stands:g}", "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
     with sessions.running(command, folder, **variables) as program:
-        until = time.monotonic() + BOUND
-        while not program.ended and time.monotonic() < until and not _seen(folder / "trace", stands):
-            time.sleep(0.5)
+        until(lambda: program.ended or _seen(folder / "trace", stands), BOUND, 0.5)
     for path in (folder / "trace").glob("*.json*"):
         path.write_text(_of_no_machine(path.read_text(), folder))
     return minidl.read_trace(folder / "trace")

@@ -107,20 +107,15 @@ def shuffled(kind: Callable[[Sequence[int], torch.Generator], Iterable[int]]) ->
             f"An epoch has to give each of 50 indices once. Yours gave {len(first)}" + (f", and {twice[:5]} more than once." if twice else "."),
             "The step `sampler_next`: without replacement, an epoch is a permutation of the indices.", evidence=str(first),
         )  # fmt: skip
-    if first == list(data):
-        raise Wrong(
-            "The indices come in their own order.", "The step `sampler_next`: the order is drawn from the generator."
-        )
-    if first == second:
-        raise Wrong(
-            "Two epochs have the same order.",
-            "The step `sampler_next`, at the begin of an epoch: `__iter__` draws a new permutation. What is drawn in `__init__` is drawn once.", evidence=f"{first}\n{second}",
-        )  # fmt: skip
-    if first != repeated:
-        raise Wrong(
-            "Two samplers with generators of the same seed give different orders.",
-            "The step `sampler_next`: everything random comes from the generator, or a run cannot be repeated.",
-        )
+    for is_wrong, words, step in (
+        (first == list(data), "The indices come in their own order.", "The step `sampler_next`: the order is drawn from the generator."),
+        (first == second, "Two epochs have the same order.",
+         "The step `sampler_next`, at the begin of an epoch: `__iter__` draws a new permutation. What is drawn in `__init__` is drawn once."),
+        (first != repeated, "Two samplers with generators of the same seed give different orders.",
+         "The step `sampler_next`: everything random comes from the generator, or a run cannot be repeated."),
+    ):  # fmt: skip
+        if is_wrong:
+            raise Wrong(words, step, evidence=f"{first}\n{second}")
     loader = minidl.DataLoader(data, batch_size=5, sampler=kind(data, torch.Generator().manual_seed(5)))  # type: ignore[arg-type]
     assert [index for batch in loader for index in batch.tolist()] == first
     return "Each index once, another order in each epoch, the same again from the same seed; `minidl.DataLoader` takes it as `sampler=`."

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import minidl
-from course.asking import Asked, Choice, Count, question, rows
+from course.asking import Asked, Choice, Count, question, rows, workers_of
 from course.checking import Wrong, as_trace, exercise, explored, fails
 from minidl.explore.guards import GUARDS, OURS, PINNED, PLAIN, STREAMS
 from minidl.explore.model import Model
@@ -16,12 +16,6 @@ from minidl.loader.dispatcher import Dispatcher
 from minidl.loader.driver import Driver, JoinPin, Simple
 from minidl.loader.protocol import LoaderEvent, LoaderLifecycle
 from minidl.tracefile.words import counted
-
-
-def workers_of(trace: minidl.Trace) -> int:
-    """num_workers of the trace's loader."""
-    (facts,) = trace.loaders.values()
-    return int(facts["num_workers"])
 
 
 def without(name: str) -> tuple[Bad, minidl.Trace]:
@@ -198,16 +192,14 @@ def stop_pin(function: Callable[[Any], tuple[Any, ...]]) -> str:
     joins = [at for at, one in enumerate(steps) if isinstance(one, JoinPin)]
     closes = [at for at, one in enumerate(steps) if one is Simple.CLOSE_RESULT_QUEUE]
     # A plan that never closes hangs at exit, one that never joins leaves the thread behind: the explorer has found those.
-    if min(closes) < max(joins):
-        raise Wrong(
+    early, unbounded = min(closes) < max(joins), not all(0 < steps[at].timeout < math.inf for at in joins)
+    for is_wrong, words in (
+        (
+            early,
             "Your plan closes the result queue before the pin thread has ended: the thread may be reading from it.",
-            step,
-            evidence=_shown(steps),
-        )
-    if not all(0 < steps[at].timeout < math.inf for at in joins):
-        raise Wrong(
-            "Your join has no bound, or no time: the thread may be in a `pin_memory()` of the user's.",
-            step,
-            evidence=_shown(steps),
-        )
+        ),
+        (unbounded, "Your join has no bound, or no time: the thread may be in a `pin_memory()` of the user's."),
+    ):
+        if is_wrong:
+            raise Wrong(words, step, evidence=_shown(steps))
     return "In every interleaving, the pin thread sees its done event, and has ended before the workers are told."

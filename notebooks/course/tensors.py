@@ -8,40 +8,38 @@ from typing import Any
 import torch
 
 import minidl
-from course import place, recorded
+from course import record
 from course.asking import Asked, Choice, Count, Share, question, rows, yes_no
 from course.checking import Wrong, exercise
+from course.data import Sized
 from minidl.speed.ledger import ledger
 
 
-class Records(minidl.Dataset[dict[str, torch.Tensor]]):
+class Records(Sized):
     """24 samples: a dict of an image of 16,384 floats, a box of 4, and a label."""
 
-    def __len__(self) -> int:
-        return 24
+    size = 24
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         return {"image": torch.full((16_384,), float(index)), "box": torch.zeros(4), "label": torch.tensor(index)}
 
 
-class Table(minidl.Dataset[torch.Tensor]):
+class Table(Sized):
     """16 rows of a table of 16 * 10,000 floats. A row is a view of the table."""
 
     def __init__(self) -> None:
         self.rows = torch.arange(16.0).repeat_interleave(10_000).reshape(16, 10_000)
 
-    def __len__(self) -> int:
-        return 16
+    size = 16
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return self.rows[index]
 
 
-class Sentences(minidl.Dataset[torch.Tensor]):
+class Sentences(Sized):
     """20 samples of different length: sample i is i + 1 times the number i."""
 
-    def __len__(self) -> int:
-        return 20
+    size = 20
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.full((index + 1,), index)
@@ -59,10 +57,7 @@ def unchanged(sample: Any) -> Any:
 
 def run(dataset: Any, **options: Any) -> tuple[list[Any], minidl.Trace]:
     """Load a dataset with two workers; the batches and the trace."""
-    directory = place("tensors")
-    with minidl.trace(directory):
-        batches = list(minidl.DataLoader(dataset, num_workers=2, multiprocessing_context="fork", **options))
-    return batches, recorded(directory)
+    return record("tensors", dataset, keep=unchanged, num_workers=2, **options)
 
 
 def epoch(trace: minidl.Trace) -> dict[str, float]:

@@ -19,9 +19,10 @@ from unittest import mock
 import torch
 
 import minidl
-from course import place, recorded
+from course import record
 from course.asking import Asked, Choice, Count, question, rows
 from course.checking import Wrong, exercise, whole
+from course.data import Sized
 from minidl.arena import arena_queue
 from minidl.arena.arena import BUDGET, FREE, INLINE, KEPT, TAKEN, Arena
 from minidl.arena.arena_queue import ArenaWriter
@@ -37,16 +38,13 @@ BEGUN = 8
 """Batches after which a run has made what it uses again."""
 
 
-class Scenes(minidl.Dataset[dict[str, Any]]):
+class Scenes(Sized):
     """Samples without work: an image of 3 * side * side floats, a mask of side * side, a box of 4, and a label."""
 
     def __init__(self, size: int, side: int = 128) -> None:
         self.size = size
         self.image = torch.arange(3.0 * side * side).reshape(3, side, side)
         self.mask, self.box = torch.zeros(side, side), torch.zeros(4)
-
-    def __len__(self) -> int:
-        return self.size
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {"image": self.image, "mask": self.mask, "box": self.box, "label": index}
@@ -58,14 +56,12 @@ def loader(batches: int, side: int = 128, **options: Any) -> minidl.DataLoader[A
     return minidl.DataLoader(Scenes(SIZE * batches, side), batch_size=SIZE, **options)
 
 
-def run(batches: int, keep: Callable[[Any], Any] | None = None, **options: Any) -> tuple[list[Any], minidl.Trace]:
+def run(
+    batches: int, keep: Callable[[Any], Any] = lambda batch: None, side: int = 128, **options: Any
+) -> tuple[list[Any], minidl.Trace]:  # fmt: skip
     """Record an epoch of scenes; what `keep` has kept of each batch, and the trace."""
-    directory, kept = place(options.get("transport", "upstream")), []
-    with minidl.trace(directory), loader(batches, **options) as batches_of:
-        for batch in batches_of:
-            kept.append(None if keep is None else keep(batch))
-            del batch
-    return kept, recorded(directory)
+    options |= {"num_workers": 1, "batch_size": SIZE, "keep": keep}
+    return record(options.get("transport", "upstream"), Scenes(SIZE * batches, side), **options)
 
 
 def few(trace: minidl.Trace, seconds: float = 0) -> dict[str, float]:
@@ -367,23 +363,16 @@ def layout(function: Callable[[Sequence[int], int], Sequence[int | None]]) -> st
         if given == wanted:
             continue
         place = next((n for n, (a, b) in enumerate(zip(given, wanted, strict=False)) if a != b), -1)
-        about = f"Leaves of {sizes} bytes lie at {wanted}; yours at {given}."
+        before = zip(given[:place], sizes, strict=False)
         if len(given) != len(wanted):
-            raise Wrong(about, "The step `reduce`: an answer for each leaf, in their order.")
-        if (given[place] is None) != (wanted[place] is None):
-            raise Wrong(
-                about, f"The step `reduce`, leaf {place}: a leaf of at most {INLINE} bytes travels in the message, and takes no room in the slab."
-            )  # fmt: skip
-        ends = [at + size for at, size in zip(given[:place], sizes, strict=False) if at is not None]
-        if any(given[place] < end for end in ends):
-            raise Wrong(
-                about,
-                f"The step `room`, leaf {place}: it lies in the bytes of a leaf before it, and would overwrite them.",
-            )
-        raise Wrong(
-            about, f"The step `room`, leaf {place}: it begins at the first multiple of 64 behind the last leaf. A tensor's numbers must be aligned, and a cache line is 64 "
-            "bytes.",
-        )  # fmt: skip
+            step = "The step `reduce`: an answer for each leaf, in their order."
+        elif (given[place] is None) != (wanted[place] is None):
+            step = f"The step `reduce`, leaf {place}: a leaf of at most {INLINE} bytes travels in the message, and takes no room in the slab."
+        elif any(given[place] < at + size for at, size in before if at is not None):
+            step = f"The step `room`, leaf {place}: it lies in the bytes of a leaf before it, and would overwrite them."
+        else:
+            step = f"The step `room`, leaf {place}: it begins at the first multiple of 64 behind the last leaf. A tensor's numbers must be aligned, and a cache line is 64 bytes."
+        raise Wrong(f"Leaves of {sizes} bytes lie at {wanted}; yours at {given}.", step)
     return "The same places as in the package's `Arena.reduce`: small leaves in the message, the others one behind the other, aligned."
 
 
@@ -413,27 +402,21 @@ def take(function: Callable[[Sequence[tuple[int, bool, int]], int], int | None])
             for n, (state, visible, has) in enumerate(slabs)
         )
         about = f"A batch of {size} bytes, {len(slabs)} slabs: you take {'a new one' if given is None else f'slab {given}'}."
-        if given is None and free:
-            raise Wrong(
-                about,
-                f"The step `slab_take`: slab {free[0]} is free, large enough, and visible to nobody. A new one would cost its page faults again.",
-                evidence=told,
-            )
-        if given is None or given in free:
+        if given in free or (given is None and not free):
             continue
-        if not 0 <= given < len(slabs):
-            raise Wrong(about, "The step `slab_take`: there is no such slab.", evidence=told)
-        state, visible, _ = slabs[given]
-        step = {
-            TAKEN: "The loader has a batch in it, or a message about it is on its way: the batch would change under the loop's hands.",
-            KEPT: "A forked process may see a batch in it, and nobody would ever tell when that has gone.",
-        }.get(
-            state,
-            "The worker's own process still sees the last batch in it: a `collate_fn` may keep one, too."
-            if visible
-            else "The batch has no room in it.",
-        )
-        raise Wrong(about, f"The step `slab_take`: {step}", evidence=told)
+        if given is None:
+            about_it = f"The step `slab_take`: slab {free[0]} is free, large enough, and visible to nobody. A new one would cost its page faults again."
+        elif not 0 <= given < len(slabs):
+            about_it = "The step `slab_take`: there is no such slab."
+        else:
+            state, visible, _ = slabs[given]
+            seen = "The worker's own process still sees the last batch in it: a `collate_fn` may keep one, too."
+            step = {
+                TAKEN: "The loader has a batch in it, or a message about it is on its way: the batch would change under the loop's hands.",
+                KEPT: "A forked process may see a batch in it, and nobody would ever tell when that has gone.",
+            }.get(state, seen if visible else "The batch has no room in it.")
+            about_it = f"The step `slab_take`: {step}"
+        raise Wrong(about, about_it, evidence=told)
     return (
         "In 300 random states it never takes a slab that somebody may see, and always one that is free. `Arena._take` asks this, too, and more: it begins with what was sent last, wants "
         "room for all of an expected batch, and drops slabs that are too small, or far too large."
