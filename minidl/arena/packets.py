@@ -207,6 +207,9 @@ class TaskQueue(LiveRepr):
     def forget_names(self) -> None:
         """It has no semaphores."""
 
+    def let_go(self) -> None:
+        """The worker has ended: `close` has closed both ends, which ends the thread that writes the rest."""
+
     def close(self) -> None:
         """Close this process's ends; also those that an interrupted call has left open."""
         if hasattr(self, "_closed"):

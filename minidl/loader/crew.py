@@ -191,7 +191,11 @@ class Crew(LiveRepr):
         if self.driver.ended:
             _running.discard(self)
             remove_left(self.pids())
-            self.result_queue.let_go()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        for each in (self.result_queue, *self.index_queues):
+            each.let_go()
 
     def perform(self, effect: Effect) -> None:
         """Perform one step of the shutdown."""

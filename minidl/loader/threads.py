@@ -321,6 +321,9 @@ class ThreadCrew(Crew):
     def watch_pids(self) -> None:
         """A thread's end raises no signal."""
 
+    def _let_go(self) -> None:
+        self.result_queue.let_go()  # a worker that stays may still read its sentinel
+
     def _terminate(self, end: str, timeout: float) -> None:
         """At first, tell those to leave that an interrupted shutdown has not told; at last, warn of those that stay."""
         alive = [number for number, worker in enumerate(self.workers) if worker.is_alive()]

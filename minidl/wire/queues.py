@@ -49,6 +49,9 @@ class NoThreadError(RuntimeError):
 _PIECE = 65536
 """Bytes that are read at once: what a pipe holds."""
 
+_TO_END = 0.2
+"""Seconds that the feeder thread of a closed queue may take to end by itself."""
+
 
 class _Incoming:
     """The bytes that were read from a pipe and not taken: a part of the next message, or that message and more."""
@@ -183,7 +186,7 @@ class BoundedQueue(LiveRepr, _Queue):  # type: ignore[misc]
             # A signal handler may interrupt a put and shut the loader down: its own put must not wait for the first.
             self._notempty = _News()
         self._failure: Exception | None = None
-        self._ends_process = False
+        self._ends_process = self._let_go = False
         self._on_queue_feeder_error = partial(_not_written, weakref.ref(self))
         self._incoming = _Incoming(self._reader)
         self._recv_bytes = self._incoming.message
@@ -301,7 +304,19 @@ class BoundedQueue(LiveRepr, _Queue):  # type: ignore[misc]
             raise
 
     def let_go(self) -> None:
-        """All workers have ended: it keeps no memory of theirs."""
+        """All workers have ended: let the feeder thread of this process end, too, if it can't by itself.
+
+        A worker that ended in the middle of a write holds the lock of the pipe's writing end forever, and nobody reads
+        what fills the pipe of a worker that ended.
+        """
+        if self._thread is None or not self._closed:
+            return
+        self._thread.join(timeout=_TO_END)
+        if self._thread.is_alive():
+            self._let_go = True
+            self._reader.close()
+            if self._wlock._semlock._is_zero() and not self._wlock._semlock._count():
+                self._wlock.release()
 
     def forget_names(self) -> None:
         """Remove the names of the queue's semaphores under /dev/shm; called once every process has opened them.
@@ -335,8 +350,10 @@ def _not_written(reference: Callable[[], BoundedQueue | None], error: Exception,
     the other side would wait for the message forever. The thread has this function, and a thread that had the queue
     would keep it: a queue that nobody refers to any more ends its thread.
     """
-    _Queue._on_queue_feeder_error(error, message)
     queue = reference()
+    if queue is not None and queue._let_go:
+        return
+    _Queue._on_queue_feeder_error(error, message)
     if queue is not None:
         queue._failure = error
         if queue._ends_process:

@@ -160,17 +160,18 @@ JOIN = [
     "join 0", "join 1", "let go of index queue 0", "close index queue 0", "let go of index queue 1",
     "close index queue 1",
 ]  # fmt: skip
+FORGET = ["forget results", "forget index queue 0", "forget index queue 1"]
 
 
 def test_the_pin_thread_then_the_workers_then_the_queues() -> None:
     crew: Any = made()
     assert crew in module._running
     crew.shut_down()
-    assert crew.log == [*STOP_PIN, *TELL, *JOIN, "forget results"]
+    assert crew.log == [*STOP_PIN, *TELL, *JOIN, *FORGET]
     assert ended(crew)
     assert crew not in module._running
     crew.shut_down()
-    assert crew.log[-1] == "forget results"
+    assert crew.log[-1] == FORGET[-1]
 
 
 def test_a_new_crew_has_started_nothing() -> None:
@@ -203,7 +204,7 @@ def test_the_lock_of_the_result_queue_is_looked_at_only_if_a_worker_was_killed_o
 def test_without_a_pin_thread_the_result_queue_is_left_to_its_owner() -> None:
     crew: Any = made(pin=False)
     crew.shut_down()
-    assert crew.log == [*TELL, *JOIN, "forget results"]
+    assert crew.log == [*TELL, *JOIN, *FORGET]
 
 
 @pytest.mark.parametrize(("ends_by", "ends"), [
@@ -213,7 +214,7 @@ def test_without_a_pin_thread_the_result_queue_is_left_to_its_owner() -> None:
 def test_a_worker_that_does_not_leave_is_terminated_and_at_last_killed(ends_by: str, ends: list[str]) -> None:
     crew: Any = made(pin=False, ends_by=ends_by)
     crew.shut_down()
-    assert crew.log == [*TELL, *JOIN, *ends, "forget results"]
+    assert crew.log == [*TELL, *JOIN, *ends, *FORGET]
     assert ended(crew)
     joins = len(ends) // 4
     assert [worker.timeouts[1:] for worker in crew.workers] == 2 * [joins * [MP_STATUS_CHECK_INTERVAL]]

@@ -24,7 +24,7 @@ from torch._C import _error_if_any_worker_fails
 import minidl
 from minidl.check import examine
 from minidl.loader import crew as module
-from minidl.loader import iterators
+from minidl.loader import iterators, pin_memory
 from minidl.loader import worker as worker_module
 from minidl.loader.progress import WorkerProgress
 from minidl.loader.protocol import LoaderState
@@ -162,6 +162,45 @@ def test_large_batches_that_nobody_reads(persistent: bool) -> None:
 
 def large(samples: Any) -> bytes:
     return bytes(1_000_000)
+
+
+class Killed(wl.Numbers):
+    """The worker is killed in the first sample."""
+
+    def __getitem__(self, index: int) -> Any:
+        return wl.kill_myself()
+
+
+def test_tasks_that_nobody_reads() -> None:
+    """The loader's feeder thread is stuck in the full pipe of a worker that was killed: it ends all the same."""
+    dataset = Killed(1_000_000)
+    iterator: Any = iter(minidl.DataLoader(dataset, batch_size=50_000, num_workers=1, prefetch_factor=8))
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        next(iterator)
+    iterator.close()
+    assert_ended(iterator, (-signal.SIGKILL,))
+
+
+class TakesTheLock(wl.Numbers):
+    """In sample 5, the worker takes the lock that every writer of results needs, and keeps it."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 5:
+            wl.worker_spec().result_queue._wlock.acquire()
+        return super().__getitem__(index)
+
+
+@pytest.mark.usefixtures("nobody_is_terminated")
+def test_a_worker_that_ends_in_the_middle_of_a_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sentinel of the pin thread waits for the lock of the worker's write: its feeder thread ends all the same."""
+    monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
+    monkeypatch.setattr(pin_memory, "MP_STATUS_CHECK_INTERVAL", 0.1)
+    iterator: Any = iter(minidl.DataLoader(TakesTheLock(20), num_workers=1, prefetch_factor=7, pin_memory=True))
+    deadline = time.monotonic() + wl.BOUND
+    while iterator._board.read(0).task < 6 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    iterator.close()
+    assert_ended(iterator, (0,))
 
 
 @pytest.mark.usefixtures("nobody_is_terminated")
