@@ -74,6 +74,10 @@ KEEPS_GIL: Final = 0.5
 """The part of the time that another thread of the loop's process has to compute, or to wait for a CPU, to be the one
 that keeps the GIL."""
 
+LEAST_OF_GIL: Final = 0.5
+"""The part of KEEPS_GIL that such a thread has to compute: one that mostly waits for a CPU, as a thread of OpenMP on a
+busy machine does, need not have the GIL meanwhile."""
+
 PAUSED: Final = 0.15
 """The share of a process's time from which the garbage collector is a reason."""
 
@@ -485,7 +489,7 @@ def _kept_gil(case: Case) -> SlowReason | None:
     own = set(case.rows(ev.NEXT, ev.RESULT_REBUILD, ev.PIN)["tid"].tolist())
     pid = case.trace.processes[case.home].pid
     others = [one for one in case.trace.watched.threads_of(pid, *case.window) if one.tid not in own]
-    if not others or others[0].cpu + others[0].wait < KEEPS_GIL:
+    if not others or others[0].cpu + others[0].wait < KEEPS_GIL or others[0].cpu < LEAST_OF_GIL * KEEPS_GIL:
         return None
     thread = others[0]
     who = f"thread {thread.name or thread.tid} of the loop's process"

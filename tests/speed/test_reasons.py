@@ -220,9 +220,9 @@ LOOPS_PID, THREAD = 99, 7
 def test_a_thread_that_keeps_the_gil_is_named() -> None:
     """Rebuilding takes 80 ms and computes 1 ms; another thread of the process computes all the time."""
 
-    def told(cpu_ms: int, thread_ms: int, tid: int = THREAD) -> SlowReason | None:
+    def told(cpu_ms: int, thread_ms: int, tid: int = THREAD, wait_ms: int = 0) -> SlowReason | None:
         rebuilt = [span(ev.RESULT_REBUILD, 80, -1, n, process=LOOP, cpu=cpu_ms * MS) for n in range(50)]
-        use = Vitals("S", 0, 1, 0, 5, 3, tasks=(ThreadTime(tid, thread_ms, 0),))
+        use = Vitals("S", 0, 1, 0, 5, 3, tasks=(ThreadTime(tid, thread_ms, wait_ms),))
         seen = Watched(
             samples=[Sample(at * 1000 * MS, {LOOPS_PID: use}) for at in range(5)],
             names={(LOOPS_PID, THREAD): "counter"},
@@ -232,7 +232,9 @@ def test_a_thread_that_keeps_the_gil_is_named() -> None:
     found = told(1, 900)
     assert found is not None
     assert found.words == "thread counter of the loop's process seems to keep the GIL (it uses 0.9 CPUs)"
+    assert told(1, 300, wait_ms=600) is not None, "the machine is busy"
     assert told(1, 100) is None, "it hardly computes"
+    assert told(1, 100, wait_ms=800) is None, "it mostly waits for a CPU"
     assert told(70, 900) is None, "rebuilding computes itself"
     assert told(1, 900, tid=LOOPS_PID) is None, "it is the loop's own thread"
 
