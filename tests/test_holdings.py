@@ -1,4 +1,4 @@
-"""The check around every test sees what it is there to see."""
+"""The two checks around every test see what they are there to see: what a test leaves, and a process that it starts."""
 
 from __future__ import annotations
 
@@ -7,67 +7,52 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from holdings import FD_ALLOWANCE, SEMAPHORES, SHM, Holdings
+from holdings import FD_ALLOWANCE, SHM, Holdings
+from live import ProcessStartedError, no_process
 
 
-def test_nothing_is_held_beyond_what_was_held() -> None:
-    assert Holdings.now().beyond(Holdings.now()) == {}
-
-
-@pytest.mark.live
-def test_a_child_is_seen_until_it_is_waited_for() -> None:
-    before = Holdings.now()
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        assert list(Holdings.now().beyond(before)["child processes"]) == [child.pid]  # type: ignore[call-overload]
-        child.kill()
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it is a zombie now
-        assert "child processes" in Holdings.now().beyond(before)
-    assert "child processes" not in Holdings.now().beyond(before)
-
-
-def test_a_thread_is_seen() -> None:
-    before, end = Holdings.now(), threading.Event()
-    thread = threading.Thread(target=end.wait, name="left over", daemon=True)
-    thread.start()
-    assert Holdings.now().beyond(before) == {"threads": ["left over"]}
-    end.set()
-    thread.join()
-
-
-def test_a_segment_is_seen() -> None:
-    before = Holdings.now()
-    segment = SHM / f"torch_{os.getpid()}_left_over"
-    segment.write_bytes(b"")
-    try:
-        assert Holdings.now().beyond(before) == {"shared-memory files": [segment.name]}
-    finally:
-        segment.unlink()
+def nothing() -> None: ...
 
 
 @pytest.mark.live
-def test_a_semaphore_of_ours_is_seen_and_another_programs_is_not() -> None:
-    before = Holdings.now()
-    semaphore = multiprocessing.get_context("spawn").Lock()
-    (name,) = Holdings.now().segments - before.segments
-    assert name.startswith(f"sem.{SEMAPHORES}-")
-    other = SHM / "sem.mp-of_another"
-    other.write_bytes(b"")
-    try:
-        assert other.name not in Holdings.now().segments
-    finally:
-        other.unlink()
-        del semaphore
-
-
-def test_descriptors_are_seen_beyond_the_allowance(tmp_path: Path) -> None:
-    before = Holdings.now()
+def test_what_is_left_is_seen_by_its_kind(tmp_path: Path) -> None:
+    before, end, segment = Holdings.now(), threading.Event(), SHM / f"torch_{os.getpid()}_left_over"
+    others = SHM / "sem.mp-of_another"
+    assert before.beyond(Holdings.now()) == {}
+    threading.Thread(target=end.wait, name="left over", daemon=True).start()
     with ExitStack() as stack:
-        for number in range(FD_ALLOWANCE):
+        for number in range(FD_ALLOWANCE + 1):
             stack.enter_context((tmp_path / str(number)).open("w"))
-        assert Holdings.now().beyond(before) == {}
-        stack.enter_context((tmp_path / "one more").open("w"))
-        assert Holdings.now().beyond(before) == {"open descriptors": 1}
+        child = stack.enter_context(subprocess.Popen([sys.executable, "-c", ""]))
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it is a zombie now
+        for file in (segment, others):
+            stack.callback(file.unlink)
+            file.write_bytes(b"")
+        lock = multiprocessing.get_context("spawn").Lock()
+        seen = Holdings.now().beyond(before)
+        semaphore, *segments = seen["shared-memory files"]
+        del lock
+    assert seen.keys() == {"child processes", "threads", "shared-memory files", "open descriptors"}
+    assert (list(seen["child processes"]), seen["threads"]) == ([child.pid], ["left over"])
+    assert (semaphore.startswith("sem.mp"), segments, seen["open descriptors"] >= 1) == (True, [segment.name], True)
+    end.set()
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("start", [
+    lambda: subprocess.run([sys.executable, "-c", ""], check=False),
+    *(multiprocessing.get_context(method).Process(target=nothing).start for method in ("fork", "spawn", "forkserver")),
+], ids=["subprocess", "fork", "spawn", "forkserver"])  # fmt: skip
+def test_a_process_is_refused_to_a_test_that_is_not_live(start: Callable[[], object]) -> None:
+    """Also one of a fork server that runs."""
+    first = multiprocessing.get_context("forkserver").Process(target=nothing)
+    first.start()
+    first.join()
+    with no_process("a test") as called, pytest.raises(ProcessStartedError, match=r"starts a process .* mark it"):
+        start()
+    assert len(called) == 1
