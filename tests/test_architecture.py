@@ -307,7 +307,6 @@ def names_in(path: Path) -> frozenset[str]:
 
 def folder_of(package: str) -> Path:
     spec = importlib.util.find_spec(package)
-    assert spec is not None
     assert spec.submodule_search_locations
     return Path(spec.submodule_search_locations[0])
 

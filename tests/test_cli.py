@@ -525,7 +525,6 @@ def test_view_serves_until_it_is_ended_and_leaves_nothing(trace: Path, tmp_path:
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as served:
-        assert served.stdout is not None
         assert any("http://127.0.0.1:" in line for line in iter(served.stdout.readline, ""))
         assert list(tmp_path.iterdir())
         served.send_signal(number)

@@ -318,7 +318,6 @@ def test_a_script_that_hangs_and_is_killed_leaves_its_trace(tmp_path: Path) -> N
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, start_new_session=True
     ) as running:
-        assert running.stdout is not None
         assert running.stdout.read(5) == b"stuck"
         kill_group(running)
     trace = read_trace(tmp_path / "trace")
@@ -475,8 +474,6 @@ def forks() -> Iterator[subprocess.Popen[str]]:
 
 def both(forks: subprocess.Popen[str], place: Path, *script: str) -> list[tuple[int, str, str]]:
     """How a script ends under Python and under `minidl run`, and what it prints and says."""
-    assert forks.stdin is not None
-    assert forks.stdout is not None
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with (place / "out").open("w") as out, (place / "err").open("w") as err:
         command = [sys.executable, *script]

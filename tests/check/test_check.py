@@ -54,7 +54,6 @@ def losing(trace: Trace, process: int, lost: int) -> Trace:
     part.processes = [copy.copy(process) for process in trace.processes]
     own, it = part.events[part.events["process"] == process], part.processes[process]
     overwritten = int(own["seq"].min()) - 1
-    assert it.header is not None
     it.lost, it.header = lost, it.header._replace(lost_events=lost - overwritten, errno=errno.ENOSPC)
     it.whole_from = int(own["time"].min()) if overwritten else 0
     it.whole_until = int(own["time"].max()) if lost > overwritten else 0
@@ -251,8 +250,6 @@ def test_the_first_impossible_event_is_the_first(mutation: Mutation) -> None:
 def test_no_event_of_a_slice_can_be_left_out(mutation: Mutation) -> None:
     trace = spoiled(recorded(mutation.run), mutation.edit)
     report = examine(trace)
-    assert report.first is not None
-    assert report.slice is not None
     loader = view_of(trace, report.first.loader)
     rows = np.searchsorted(loader.origin, report.slice.rows)
     assert report.first.at in report.slice.rows
@@ -472,7 +469,6 @@ def test_a_model_without_a_guard_breaks_the_rule_that_the_guard_keeps(tmp_path: 
     run = search.shortest(spoiled_model)
     assert run is not None
     report = examine(read_trace(made.write(tmp_path / "trace", spoiled_model, run)))
-    assert report.first is not None
     assert report.first.rule == rule
 
 
@@ -575,9 +571,7 @@ def test_a_violation_names_loader_epoch_task_worker_and_rows() -> None:
 def test_a_slice_of_the_replayed_dispatcher_is_cut_out_of_its_epoch() -> None:
     """The state depends on every decision since the epoch's begin; what does not matter is left out all the same."""
     report = reported(lambda e: put(e, find(e, ev.TASK_ASSIGNED, 5), worker=1), "in_order off")
-    assert report.first is not None
     assert (report.first.rule, report.first.at in report.slice.rows) == ("decisions", True)  # type: ignore[union-attr]
-    assert report.slice is not None
     assert report.slice.minimal
     assert 6 <= len(report.slice.rows) <= 12
 

@@ -37,9 +37,6 @@ from minidl.record.recorder import active
 from minidl.tracefile import events as ev
 
 SIMULATED = "sim"
-LIMIT = 10.0
-"""Seconds that something may take that takes none."""
-
 FOREVER = 3600 * 10**9
 """ns that a stream sleeps until it is woken."""
 
@@ -554,7 +551,6 @@ def test_persistent_workers_survive_a_consumer_that_breaks() -> None:
     with DeviceLoader(inner, SIMULATED) as loader:
         for _ in loader:
             break
-        assert inner._iterator is not None
         pids = [worker.pid for worker in inner._iterator._workers]  # type: ignore[attr-defined]
         gc.collect()
         assert numbers(loader) == [0, 2, 4, 6]
@@ -917,7 +913,6 @@ def test_what_the_stage_came_to_is_told_to_the_nanosecond(tmp_path: Path) -> Non
         (ev.DEVICE_COMPUTE, 1640, 1740, (0, 0)),
     )
     use = device_use(trace, 1)
-    assert use is not None
     assert (use.batches, use.bytes, use.pageable, use.simulated) == (2, 2000, 400, False)
     assert (use.copy, use.transform, use.stalled, use.host_wait) == (400, 50, 281, 50)
     assert use.hidden == 450 - (330 - 100), "of copy and transform, 230 ns were waited for"
@@ -1225,7 +1220,6 @@ def test_gpu_the_trace_has_the_copies_on_the_devices_clock(cuda: torch.device, t
     assert (steps["copy"]["begin"] >= steps["h2d"]["begin"] - 2 * error).all()
     assert (steps["device_compute"]["begin"] >= steps["device_wait"]["end"] - 2 * error).all()
     use = device_use(trace, int(steps["copy"]["loader"][0]))
-    assert use is not None
     assert not use.simulated
     assert not any("simulated" in name for name in trace.threads.values())
 
@@ -1243,7 +1237,6 @@ def test_gpu_copies_are_hidden_behind_compute_that_is_long_enough(cuda: torch.de
                 busy(cuda, 8)
     trace = minidl.read_trace(tmp_path / "t")
     use = device_use(trace, int(trace.select("h2d")["loader"][0]))
-    assert use is not None
     assert use.hidden_share > 0.9
     assert trace.select("host_wait").size > 0, "the host was held back"
 

@@ -64,10 +64,8 @@ def test_looks_that_say_no_more_than_the_events_leave_the_headline_alone() -> No
     unseen = thread(102, None, None, wchan="do_msgrcv")
     assert opinion([look(loop(1), worker(0, step="idle"), replace(worker(1), threads=(unseen,)))], TOLD) is None
     known = opinion([look(loop(1), worker(0, step="idle"), worker(1, user("time.sleep(990)"), call=SLEEPS))], TOLD)
-    assert known is not None
     assert known.title.startswith("hung for 60.0 s: the loop waits for batch 9 of worker 1, in sample 37")
     placed = opinion([look(loop(1), worker(0, step="idle"), worker(1, user("x")))], TOLD)
-    assert placed is not None
     assert (placed.cause, placed.where["line"]) == (HangCause.UNKNOWN, 12)
 
 
@@ -108,7 +106,6 @@ def test_a_program_that_hangs_after_its_trace_has_ended_is_looked_at(tmp_path: P
     command = [sys.executable, str(tmp_path / "train.py"), str(tmp_path / "t")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
         try:
-            assert program.stdout is not None
             assert program.stdout.readline() == "ready\n"
             trace = read_trace(tmp_path / "t")
             ended = trace.described("trace_end")[0]["monotonic_ns"]

@@ -50,7 +50,6 @@ def hung(directory: Path, **changes: object) -> Finding:
 def focus_of(found: Finding, trace: Trace) -> tuple[str, str]:
     """The process and the step that the headline points at; its span is one of the trace."""
     focus = found.focus
-    assert focus is not None
     spans = trace.spans()
     place = (spans["process"] == focus.process) & (spans["tid"] == focus.tid) & (spans["begin"] == focus.span)
     assert focus.code in spans["code"][place]
@@ -79,7 +78,6 @@ def test_a_hang_names_who_is_waited_for_and_in_which_step(
     assert found.next_step.startswith(helps)
     assert "py-spy dump --pid 1101" in found.next_step
     assert focus_of(found, read_trace(tmp_path / "t")) == ("worker 1 (pid 1101)", ev.EVENTS[stuck[0]].name)
-    assert found.focus is not None
     assert (found.focus.task, found.focus.worker, found.focus.epoch) == (9, 1, 0)
     assert found.focus.end - found.focus.begin == pytest.approx(30 * SECOND, rel=1e-3)
     text = "\n".join(found.notes())
@@ -91,7 +89,6 @@ def test_a_worker_that_no_longer_reads_its_queue_may_be_stopped(tmp_path: Path) 
     found = hung(tmp_path, stuck=ev.INDEX_GET[0])
     assert found.title == ("hung for 30.0 s, since 0.01 s: worker 1 (pid 1101) has not taken task 9 (stopped?)")
     assert found.next_step.endswith("ps -o stat,wchan -p 1101")
-    assert found.focus is not None
     assert (found.focus.frame, found.focus.words) == (
         FocusScope.PROCESS, "stopped? no sign of life since 0.00 s; the loader waits for its task 9"
     )  # fmt: skip
@@ -112,7 +109,6 @@ def test_what_the_evidence_shows_as_stopped_is_to_blame_and_not_its_sample(
     doctor_says(monkeypatch, said)
     found = hung(tmp_path)
     assert found.title == "hung for 30.0 s, since 0.01 s: the loop waits for worker 1: it is ..."
-    assert found.focus is not None
     assert (found.focus.frame, "stopped" in found.focus.words) == (frame, frame is FocusScope.PROCESS)
     if frame is FocusScope.PROCESS:
         events = read_trace(tmp_path / "t").events
@@ -123,7 +119,6 @@ def test_a_worker_that_a_running_system_shows_as_stopped(tmp_path: Path) -> None
     trace = made(tmp_path / "t", **LONG)
     trace.processes[2].life = ProcessLife.STOPPED
     focus = headline(trace).focus
-    assert focus is not None
     assert (trace.processes[focus.process].name, focus.frame) == ("worker 1 (pid 1101)", FocusScope.PROCESS)
 
 
@@ -177,12 +172,10 @@ def test_of_a_title_that_was_shortened_the_evidence_has_the_whole(tmp_path: Path
 
 def test_of_steps_alike_none_is_blamed_alone(tmp_path: Path) -> None:
     alike = headline(made(tmp_path / "t", batches=200, step=10_000)).focus
-    assert alike is not None
     assert alike.frame is FocusScope.ALIKE
     late = headline(
         made(tmp_path / "u", batches=40, step=10_000, cost=lambda t: 60_000_000 if t == 9 else 900_000)
     ).focus
-    assert late is not None
     assert (late.frame, late.task) == (FocusScope.STEP, 9)
 
 
@@ -259,7 +252,6 @@ def test_a_stopped_worker_is_named_for_the_memory_that_it_does_not_hand_over(tmp
     )
     assert found.next_step.endswith("ps -o stat,wchan -p 200")
     assert focus_of(found, trace) == ("worker 0 (pid 200)", "sample")
-    assert found.focus is not None
     assert (found.focus.frame, found.focus.since) == (FocusScope.PROCESS, 15), "its sample is not to blame"
 
 
@@ -462,7 +454,6 @@ def test_a_loader_that_gave_up_a_wait_says_what_it_waited_for(tmp_path: Path) ->
     assert found.outcome is RunOutcome.ERROR
     assert found.title.startswith(f"error: {raised} in next, at loader.py:1449 _get_data; worker 1 ")
     assert "in sample 38 (task 9)" in found.title
-    assert found.focus is not None
     assert trace.processes[found.focus.process].worker == 1
 
 
@@ -620,8 +611,6 @@ def test_a_hang_that_kill_9_of_the_whole_run_ended_comes_before_the_deaths(
         return
     assert found.title.startswith("hung for 30.0 s, since 0.01 s: waiting for worker 1 (pid 1101), in sample 38")
     assert "SIGKILL ended the whole run at 30.01 s: the loader found pid 1100 dead" in found.evidence[-1].text
-    assert found.wait is not None
-    assert found.focus is not None
     assert (found.wait.step, found.wait.step_since) == ("in sample 38 (task 9)", found.focus.span)
     assert found.wait.workers == 2
     seen = Finding(RunOutcome.HUNG, "the loop waits for worker 1: it is ...", HangCause.FIFO)
@@ -679,7 +668,6 @@ def test_the_batch_that_blocked_the_line_is_the_focus_even_if_it_is_the_first(tm
     trace = made(tmp_path / "t", workers=3, batches=12, epochs=2, cost=lambda task: 40_000_000 if task else 600_000_000)
     found = headline(trace)
     assert "samples take 58% of the time of all" in found.title
-    assert found.focus is not None
     assert (found.focus.task, found.focus.worker) == (0, 0)
 
 
@@ -749,7 +737,6 @@ def test_a_worker_that_outlived_its_shutdown_hangs_though_the_recording_is_whole
     assert found.outcome is RunOutcome.HUNG
     assert found.title.startswith("hung for 5.00 s, since ")
     assert "worker 1 (pid 1101) did not end by SIGTERM" in found.title
-    assert found.focus is not None
     assert found.focus.worker == 1
     assert waited(True).outcome in (RunOutcome.SLOW, RunOutcome.FINE)
     seen = Finding(RunOutcome.MAYBE_HUNG, "the loop waits: it is asleep", HangCause.SLEEP, who={"pid": 1100})
@@ -892,7 +879,6 @@ def test_a_run_of_the_explorer_was_not_killed(tmp_path: Path) -> None:
     guard = GUARDS["sentinel"]
     model = Model(guard.where[0], OURS.without(guard.field), reduced=True)
     run = shortest(model)
-    assert run is not None
     assert run.bad is not None
     found = headline(read_trace(explored(tmp_path / "explored", model, run)))
     assert found.outcome is RunOutcome.CUT

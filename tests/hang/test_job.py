@@ -27,7 +27,6 @@ def ranks() -> Iterator[list[int]]:
         )
     ]
     for program in programs:
-        assert program.stdout is not None
         program.stdout.read(1)
     programs[0].kill()
     os.waitid(os.P_PID, programs[0].pid, os.WEXITED | os.WNOWAIT)

@@ -111,7 +111,6 @@ def test_a_process_that_is_gone_died_at_its_last_sign_of_life(tmp_path: Path) ->
     trace.processes[0].life = ProcessLife.GONE
     found = headline(trace)
     assert found.outcome is RunOutcome.DIED
-    assert found.focus is not None
     assert found.focus.end == trace.events["time"][trace.events["process"] == 0][-1]
     assert "ended without a shutdown" in found.title
 

@@ -468,7 +468,6 @@ def python(program: str, *arguments: str, **environment: str) -> Iterator[subpro
         env=os.environ | environment,
     )
     try:
-        assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         yield process
     finally:

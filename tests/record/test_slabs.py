@@ -42,7 +42,6 @@ class Pair:
         self.arena, self.mappings = TracedArena(shared, 0, states), TracedMappings(shared, states, 0)
 
     def pickled(self, task: int, *batch: torch.Tensor) -> tuple[bytes, bytearray, list[Any]]:
-        assert self.progress is not None
         self.progress.task = task
         with filling(self.arena):
             data, _ = dumps(batch, SlabPickler)

@@ -188,7 +188,6 @@ def test_a_change_within_the_spread_is_none(tmp_path: Path) -> None:
 
     found = diff(made(tmp_path / "a", uneven(1)), made(tmp_path / "b", uneven(1.3)))
     sample = found.stage("sample")
-    assert sample is not None
     assert sample.ratio.factor == pytest.approx(1.3, rel=0.01)
     assert sample.verdict is Comparison.SAME
     assert not found.is_certain
@@ -302,7 +301,6 @@ def test_the_story_in_words() -> None:
 @given(st.lists(st.integers(0, 10**12), min_size=1) | st.lists(st.integers(0, 10**12), min_size=FEWEST, max_size=99))
 def test_figures(durations: list[int]) -> None:
     figures = Figures.of(np.array(durations, np.int64))
-    assert figures is not None
     assert (figures.count, figures.total) == (len(durations), sum(durations))
     assert [figures.p50, figures.p95, figures.p99] == np.percentile(durations, [50, 95, 99]).tolist()
     assert math.exp(-figures.rate.log) == pytest.approx(max(1, sum(durations)) / len(durations))
@@ -487,9 +485,7 @@ def test_the_bytes_of_live_runs(tmp_path: Path) -> None:
     assert found.a.copied is not None
     assert found.b.copied - found.a.copied == pytest.approx(2000, abs=20)  # the pickles may differ by a few bytes
     copy = found.stage("copy")
-    assert copy is not None
     assert copy.a is None
-    assert copy.b is not None
     assert copy.b.count == 20
     assert copy.verdict is Comparison.ONLY_B
     assert "; the bytes copied per batch changed from" in found.sentence()

@@ -187,7 +187,6 @@ def test_what_workers_sleep_in_is_told_by_the_looks_at_them() -> None:
         ("futex_wait_queue", "S", "workers wait for another thread or a lock in their samples"),
     ):
         found = reason(case(*SUPPLY, *fetches(lambda n: 10), watched=looks(100, 100, wchan, state)))
-        assert found is not None
         assert found.words == f"{words} (50 of 50 looks)"
     assert reason(case(*SUPPLY, *fetches(lambda n: 10), watched=looks(100, 100, "poll_schedule_timeout"))) is None
     assert reason(case(*SUPPLY, *fetches(lambda n: 10), watched=looks(100, 3, "hrtimer_nanosleep"))) is None
@@ -230,7 +229,6 @@ def test_a_thread_that_keeps_the_gil_is_named() -> None:
         return reason(case(Bound.READING, Cause.REBUILD, *rebuilt, span(ev.NEXT, 1, process=LOOP), watched=seen))
 
     found = told(1, 900)
-    assert found is not None
     assert found.words == "thread counter of the loop's process seems to keep the GIL (it uses 0.9 CPUs)"
     assert told(1, 300, wait_ms=600) is not None, "the machine is busy"
     assert told(1, 100) is None, "it hardly computes"
@@ -242,11 +240,9 @@ def test_a_thread_that_keeps_the_gil_is_named() -> None:
 def test_the_collectors_pauses_are_told_by_whom_they_stop() -> None:
     pauses = [span(ev.GC, 600, -1, process=LOOP), span(ev.GC, 300, -1, process=LOOP)]
     found = reason(case(*FINE, *steps(lambda n: 10), *pauses, span(ev.NEXT, 100, process=LOOP), consumer=1000))
-    assert found is not None
     assert found.words == "the garbage collector stopped the loop's process 2 times, for 45% of its time (up to 600 ms)"
     theirs = [*(span(ev.GC, 200, 1, process=WORKER + 1) for _ in range(3)), span(ev.FETCH, 100, 1, 100)]
     found = reason(case(*SUPPLY, *fetches(lambda n: 10), *theirs, span(ev.NEXT, 1000, process=LOOP)))
-    assert found is not None
     assert found.words.startswith("the garbage collector stopped the workers 3 times, for 25% of their time")
 
 
@@ -307,7 +303,6 @@ def test_a_sample_that_a_damaged_trace_has_twice_divides_by_nothing() -> None:
 
 def test_more_threads_than_cpus() -> None:
     found = reason(case(*SUPPLY, *fetches(lambda n: 10), watched=looks(100, 9, threads=19, cpu_ms=15)))
-    assert found is not None
     assert (found.name, found.words) == ("threads", "each of 2 workers has up to 15 threads that compute, on 2 CPUs")
     assert reason(case(*SUPPLY, *fetches(lambda n: 10), watched=looks(100, 9, threads=4, cpu_ms=15))) is None
     assert reason(case(*SUPPLY, *fetches(lambda n: 10), watched=looks(100, 9, threads=19))) is None, "they are idle"

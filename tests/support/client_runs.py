@@ -94,8 +94,6 @@ class Client:
 def module_of(program: str) -> Any:
     """A program as a module: what is planted in it, or asked."""
     spec = importlib.util.spec_from_file_location(program.removesuffix(".py"), PROGRAMS / program)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(PROGRAMS))
     try:

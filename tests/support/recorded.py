@@ -134,7 +134,6 @@ def killed_worker() -> None:
 def until_recorded(name: str, phase: Phase, **values: int) -> None:
     """Wait until the trace that this process records has such an event; the test's own timeout ends it."""
     pen = recorder.active()
-    assert pen is not None
     while True:
         rows = read_trace(pen.config.directory).select(name, phase)
         if any(all(row[column] == value for column, value in values.items()) for row in rows):

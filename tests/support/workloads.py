@@ -468,7 +468,6 @@ def kill_group(program: subprocess.Popen[Any]) -> None:
 
 def pids_said_by(program: subprocess.Popen[str]) -> list[int]:
     """The numbers in the next line of what the program says."""
-    assert program.stdout is not None
     return [int(pid) for pid in program.stdout.readline().split()]
 
 

@@ -41,7 +41,6 @@ def test_a_name_tells_the_rank(name: str, rank: int) -> None:
 )
 def test_a_directory_of_ranks_is_a_job(tmp_path: Path, names: list[str], found: list[tuple[int, str]]) -> None:
     members = members_at([put(tmp_path, *names)])
-    assert members is not None
     assert [(one.rank, one.node) for one in members.places] == found
     assert members.problems == ()
 
@@ -52,7 +51,6 @@ def test_what_is_no_job(tmp_path: Path) -> None:
     assert members_at([tmp_path / "rank-0"]) is None  # a trace
     assert members_at([tmp_path / "nothing"]) is None
     listed = members_at([tmp_path / "run-1", tmp_path / "run-2"])
-    assert listed is not None
     assert [one.rank for one in listed.places] == [-1, -1]
     assert traces_in([tmp_path / "run-2", tmp_path / "rank-0"]) == [tmp_path / "run-2", tmp_path / "rank-0"]
 
@@ -68,7 +66,6 @@ def test_a_directory_that_cannot_be_looked_into_is_said(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(os, "scandir", denied)
     members = members_at([tmp_path])
-    assert members is not None
     assert [one.rank for one in members.places] == [0]
     assert members.problems == (f"not looked into: {tmp_path}/b: Permission denied",)
     with pytest.raises(PermissionError):
@@ -79,7 +76,6 @@ def test_of_two_jobs_in_a_directory_the_later_one_is_read(tmp_path: Path) -> Non
     put(tmp_path, "a/rank-0", "a/rank-1", age=100)
     put(tmp_path, "b/rank-0", "b/rank-1", "b/rank-2")
     members = members_at([tmp_path])
-    assert members is not None
     assert {one.node for one in members.places} == {"b"}
     assert members.problems == (
         "several traces of rank 0, 1: these are traces of several runs. The latest one is read (3 ranks), these are "
@@ -91,10 +87,8 @@ def test_of_two_runs_into_a_directory_the_later_one_is_read_on_all_nodes(tmp_pat
     put(tmp_path, "a/rank-0", "b/rank-1", age=100)
     put(tmp_path, "a/rank-0.2", "b/rank-1.2")
     members = members_at([tmp_path])
-    assert members is not None
     assert [one.path.name for one in members.places] == ["rank-0.2", "rank-1.2"]
     place = members.of(1)
-    assert place is not None
     assert (place.node, members.of(7)) == ("b", None)
 
 
@@ -102,6 +96,5 @@ def test_a_rank_of_an_old_run_on_another_node_is_left_out(tmp_path: Path) -> Non
     put(tmp_path, "a/rank-0", "b/rank-1", age=100)
     put(tmp_path, "a/rank-0.2")
     members = members_at([tmp_path])
-    assert members is not None
     assert [one.path for one in members.places] == [tmp_path / "a/rank-0.2"]
     assert members.problems[0].partition("these are not: ")[2].startswith(f"{tmp_path}/a/rank-0, {tmp_path}/b/rank-1. ")

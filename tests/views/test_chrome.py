@@ -640,7 +640,6 @@ def test_the_headline_is_a_note_on_the_lane_that_it_points_at(tmp_path: Path) ->
     (note,) = (e for e in document["traceEvents"] if e.get("cat") == "headline")
     assert note["name"] == found.title == document["otherData"]["headline"][0]
     assert note["args"]["next step"] == found.next_step
-    assert found.focus is not None
     assert (note["pid"], note["tid"]) == (1101, found.focus.tid)
     assert ns(note["ts"]) == found.focus.begin - START
     assert not [

@@ -198,9 +198,7 @@ def test_run_shows_the_page_while_the_script_runs(tmp_path: Path) -> None:
         text=True,
     ) as process:  # fmt: skip
         try:
-            assert process.stdin is not None
             assert process.stderr is not None
-            assert process.stdout is not None
             line = next(line for line in process.stderr if "the run is at" in line)
             url = re.findall(r"http://\S+", line)[0]
             deadline = time.monotonic() + 60  # its address comes before the run's first event

@@ -66,8 +66,6 @@ def test_the_page_says_what_is_to_blame_as_the_figure_does(tmp_path: Path) -> No
     """The frame and the arrow, what did not end, the trace's end, the legend: all from the scene."""
     trace = made(tmp_path, **made_trace.HUNG | {"poll": 5_000_000_000})
     page, drawn = Read(html(trace)).words, scene_of(trace)
-    assert drawn.framed is not None
-    assert drawn.cause is not None
     assert page["framed"]["rows"] == [list(row) for row in drawn.framed.rows]
     assert (page["framed"]["words"], page["framed"]["bar"]) == (drawn.framed.words, drawn.framed.bar)
     assert (page["cause"]["begin"], page["cause"]["end"]) == (drawn.cause.begin, drawn.cause.end)
@@ -195,7 +193,6 @@ def test_it_refers_to_nothing_outside(healthy: Trace) -> None:
 def test_its_policy_lets_its_own_script_run_and_nothing_else(healthy: Trace) -> None:
     parsed = Parsed(html(healthy))
     (policy,) = [a["content"] for tag, a in parsed.tags if tag == "meta" and "http-equiv" in a]
-    assert policy is not None
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
     assert rules.keys() == {"default-src", "base-uri", "form-action", "script-src", "style-src"}
     assert rules["default-src"] == "'none'"

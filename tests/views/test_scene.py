@@ -15,7 +15,7 @@ from made_trace import START, Run, made, made_killed
 from oracle_trace import write_process
 
 from minidl.tracefile import events as ev
-from minidl.tracefile.events import EVENTS, Phase
+from minidl.tracefile.events import EVENTS
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.watched import Ended
 from minidl.views.chrome import to_chrome
@@ -483,9 +483,6 @@ def test_a_window_outside_the_trace_is_refused(healthy: Trace, window: dict[str,
 
 
 # --- Paint and pixels -------------------------------------------------------------------------------------------------
-KINDS = [code for code, event in EVENTS.items() if event.phase is Phase.BEGIN]
-
-
 @st.composite
 def some_bars(draw: st.DrawFn) -> np.ndarray:
     begins = draw(st.lists(st.integers(0, 9_000), min_size=1, max_size=60))
@@ -539,8 +536,6 @@ def lane_named(drawn: Scene, row: tuple[int, int]) -> tuple[str, int]:
 def test_a_step_that_did_not_end_is_framed_and_the_wait_points_at_it(tmp_path: Path) -> None:
     drawn = scene_of(made(tmp_path, **LONG_HANG))
     framed, cause = drawn.framed, drawn.cause
-    assert framed is not None
-    assert cause is not None
     assert (framed.words, framed.alone) == ("sample 38: did not end", True)
     assert [lane_named(drawn, row) for row in framed.rows] == [("worker 1", 1)]
     assert EVENTS[int(drawn.bars["code"][drawn.waiter])].name == "result_get"
@@ -549,7 +544,6 @@ def test_a_step_that_did_not_end_is_framed_and_the_wait_points_at_it(tmp_path: P
     (wait,) = (bar for bar in bars_of(drawn, "loader", "result_get") if bar["fate"])
     assert (cause.begin, cause.end) == (int(wait["begin"]), drawn.last), "both are there, and nothing beyond the end"
     at = cause.at(drawn.begin, drawn.end)
-    assert at is not None
     assert cause.begin < at[0] == at[1] < cause.end
     assert cause.at(0, cause.begin) is None, "the window ends before it"
 
@@ -558,8 +552,6 @@ def test_a_process_that_stands_still_is_framed_as_a_whole_since_its_last_event(t
     trace = made(tmp_path, **LONG_HANG | {"stuck": ev.INDEX_GET[0]})
     drawn = scene_of(trace)
     framed, cause = drawn.framed, drawn.cause
-    assert framed is not None
-    assert cause is not None
     assert [lane_named(drawn, row) for row in framed.rows] == [("worker 1", -1)]
     assert framed.begin == int(trace.events["time"][trace.events["pid"] == 1101].max()) - trace.start
     assert framed.words.startswith("stopped?")
@@ -579,15 +571,12 @@ def test_a_picture_of_a_hang_lasts_until_a_watchdog_saw_its_processes_end(tmp_pa
     assert waits["end"].tolist() == [drawn.end, drawn.end], "a moment apart is no difference"
     assert set(waits["known"].tolist()) <= {one.at - trace.start for one in trace.watched.ended}
     focus = drawn.headline.focus
-    assert focus is not None
     assert focus.end == killed, "the title counts up to then"
 
 
 def test_steps_alike_are_framed_in_every_worker(tmp_path: Path) -> None:
     drawn = scene_of(made(tmp_path, batches=200, step=10_000, workers=3))
     framed, cause = drawn.framed, drawn.cause
-    assert framed is not None
-    assert cause is not None
     names = [lane_named(drawn, row)[0] for row in framed.rows]
     assert names == ["worker 0", "worker 1", "worker 2"]
     code = int(drawn.bars["code"][framed.bar])
@@ -614,8 +603,6 @@ def test_who_waits_for_a_worker_that_died_points_at_its_lane(tmp_path: Path, idl
     recorded = Path(__file__).parents[2] / "traces" / "worker-sigkilled.minidl"
     drawn = scene_of(made_killed(tmp_path / "t", stuck=ev.INDEX_GET[0]) if idle else read_trace(recorded))
     framed, cause, (death,) = drawn.framed, drawn.cause, drawn.deaths
-    assert framed is not None
-    assert cause is not None
     its = [bar for bar in drawn.unended() if drawn.bars[bar]["lane"] == death.lane]
     assert (framed.words, bool(its)) == (words, not idle), "a wait for a task is no step that did not end"
     assert lane_named(drawn, (cause.to_lane, cause.to_row)) == ("worker 1", row)
@@ -633,6 +620,5 @@ def test_a_picture_has_one_unit_of_time(tmp_path: Path) -> None:
     late = scene_of(
         made(tmp_path / "c", batches=60, step=1_000_000, cost=lambda t: 2_000_000_000 if t == 9 else 500_000)
     )
-    assert late.framed is not None
     assert late.unit.name == "s"
     assert late.framed.words.endswith(": 375 ms")

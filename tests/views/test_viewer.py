@@ -269,7 +269,6 @@ def test_a_trace_that_cannot_be_written_for_perfetto_ends_the_page_that_waits_fo
     monkeypatch.setattr(viewer, "write_perfetto", fails)
     with Viewer(trace) as started:
         document = started._server.served.document()  # type: ignore[union-attr]
-        assert document is not None
         assert not document.is_there()
         document._thread.join(60)  # type: ignore[union-attr]
         status, _, said = get(started, f"/{secret_of(started)}/perfetto")
@@ -339,8 +338,6 @@ def test_perfetto_opens_where_the_page_does_on_the_step_of_the_headline(tmp_path
     if name == "short":
         assert (shown.step, spot) == (None, None)
         return
-    assert spot is not None
-    assert shown.step is not None
     assert shown.step[0] == spot.span - scene.start
     assert (shown.step[1] < 0) == (name == "hung")
     assert 0 <= shown.begin <= shown.step[0] < shown.end
@@ -369,7 +366,6 @@ def test_serving_lasts_until_ctrl_c(trace: Trace) -> None:
         [sys.executable, "-c", SERVE, str(trace.path)], stdout=subprocess.PIPE, text=True, env=environment
     ) as process:
         try:
-            assert process.stdout is not None
             url = process.stdout.readline().split()[-1]
             assert process.stdout.readline().split()[-4:-1] == ["ssh", "-L", f"{port_of(url)}:127.0.0.1:{port_of(url)}"]
             with pytest.raises(subprocess.TimeoutExpired):

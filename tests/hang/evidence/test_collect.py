@@ -31,7 +31,6 @@ def child(code: str, **options: object) -> Iterator[subprocess.Popen[bytes]]:
     """A Python program that has come to where it says "ready"."""
     program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, **options)  # type: ignore[call-overload]
     try:
-        assert program.stdout is not None
         assert program.stdout.readline() == b"ready\n"
         yield program
     finally:
@@ -45,7 +44,6 @@ def look(pid: int, state: str = "S") -> RunEvidence:
     for _ in range(200):
         found = collect(pid, interval=0.05, py_spy=False)
         process = found.process(pid)
-        assert process is not None
         if process.main is not None and process.main.state == (state, state) and (state != "S" or process.main.slept):
             return found
     raise AssertionError(f"process {pid} never came to state {state}: {process}")
@@ -102,9 +100,7 @@ def test_a_full_pipe_its_bytes_and_its_reader() -> None:
         os.close(writing)
         found = collect(os.getpid(), [look(program.pid).main], interval=0.05, py_spy=False)
         mine = found.process(os.getpid())
-        assert mine is not None
         pipe = mine.descriptor(reading)
-        assert pipe is not None
         assert pipe.waiting > 0
         kind, _, holders = blocked(found, program.pid)
         assert (kind, holders) == (Blocked.PIPE_WRITE, {os.getpid()})
@@ -211,7 +207,6 @@ def forked(lock: str) -> Iterator[tuple[int, int, int]]:
     command = [sys.executable, "-c", IN_A_FORK, lock]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as program:
         try:
-            assert program.stdout is not None
             first, second = map(int, program.stdout.readline().split()[1:])
             yield program.pid, first, second
         finally:
@@ -244,8 +239,6 @@ def test_py_spy_gives_stacks_or_the_reason_why_not() -> None:
     with child(f"import time; {READY} time.sleep(999)") as program:
         look(program.pid)
         process = collect(program.pid, interval=0.0).process(program.pid)
-    assert process is not None
-    assert process.main is not None
     seen = process.main.stack is not None and process.main.stack[-1].function == "<module>"
     assert seen or any("Python stacks" in text for text in process.not_seen)
 
@@ -257,14 +250,11 @@ def test_what_is_not_py_spys_json_has_no_stacks() -> None:
 
 def test_a_process_that_got_the_id_of_another_is_not_compared_with_it() -> None:
     before = first_look(os.getpid())
-    assert before is not None
     before.threads = {tid: seen._replace(switches=-1) for tid, seen in before.threads.items()}
 
     def first(started: str) -> int:
         before.started = started
         seen = read_process(os.getpid(), before)
-        assert seen is not None
-        assert seen.main is not None
         return seen.main.switches[0]
 
     assert first(before.started) == -1

@@ -99,9 +99,6 @@ def test_a_hang_is_looked_at_and_raised_in_the_loop(tmp_path: Path, options: tup
     }
     (stuck,) = [process for process in trace.processes if process.worker == 0]
     seen = looks[0].seen().process(stuck.pid)
-    assert seen is not None
-    assert seen.main is not None
-    assert seen.main.stack is not None
     assert seen.main.stack[0].function.endswith("__getitem__")
     assert os.path.basename(seen.main.stack[0].file) == "train.py"
     assert trace.watched.hang_after_s == 0.6

@@ -108,7 +108,6 @@ def test_a_recording_that_breaks_a_rule_is_not_kept(tmp_path: Path) -> None:
 
     def yield_again(_: Any) -> None:
         pen = recorder.active()
-        assert pen is not None
         pen.emit(ev.YIELD, 1, 3)
 
     with pytest.raises(suite.RecordingError, match="its trace breaks a rule"):
