@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import random
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import damages
 import made_trace
 import pytest
 from made_trace import Run
-from perfetto_file import PerfettoFile
 from sizes import slow
 
 from minidl.speed.summary import summary
@@ -19,6 +17,7 @@ from minidl.tracefile.format import TraceError
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.views.chrome import to_chrome
 from minidl.views.page import html
+from minidl.views.perfetto import write_perfetto
 from minidl.views.picture import timeline
 from minidl.views.replay_page import replay, to_focus
 from minidl.views.replay_terminal import render as replayed
@@ -51,7 +50,7 @@ def stepped(trace: Trace) -> object:
 
 VIEWS: dict[str, Callable[[Trace], object]] = {
     "figure": shown_as_figure, "page": html, "text": render, "chrome": to_chrome,
-    "perfetto": lambda trace: PerfettoFile(trace, trace.path.parent), "replay": stepped,
+    "perfetto": lambda trace: write_perfetto(trace, trace.path.with_suffix(".pftrace")), "replay": stepped,
     "its window": lambda trace: focus(scene_of(trace)), "summary": lambda trace: str(summary(trace)),
 }  # fmt: skip
 
@@ -59,13 +58,15 @@ VIEWS: dict[str, Callable[[Trace], object]] = {
 @pytest.mark.parametrize("seed", [0, 1, 5, *slow(2, 3, 4, 6, 7)])
 def test_each_view_opens_it_or_says_why_not(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
-    made_trace.write(tmp_path / "t", Run(**draw.choice(RUNS)))  # type: ignore[arg-type]
+    whole = made_trace.write(tmp_path / "t", Run(**draw.choice(RUNS)))  # type: ignore[arg-type]
+    files = {file.name: file.read_bytes() for file in sorted(whole.iterdir()) if file.is_file()}
     for _ in range(draw.randint(1, 3)):
-        draw.choice(DAMAGES)(tmp_path / "t", draw)
-    why = said(lambda: read_trace(tmp_path / "t"))
+        draw.choice(damages.DAMAGES)(draw, files)
+    path = damages.write(files, tmp_path, seed)
+    why = said(lambda: read_trace(path))
     assert not why or str(tmp_path) in why
     if not why:
-        trace = read_trace(tmp_path / "t")
+        trace = read_trace(path)
         told = {name: said(lambda view=view: view(trace)) for name, view in VIEWS.items()}  # type: ignore[misc]
         assert all(not words or "trace" in words for words in told.values()), told
         assert not any(told.values()) or not len(trace), "what was read is shown"
@@ -78,45 +79,3 @@ def said(act: Callable[[], object]) -> str:
     except (TraceError, ValueError) as error:
         return str(error)
     return ""
-
-
-def one(directory: Path, draw: random.Random, pattern: str) -> Path | None:
-    found = sorted(directory.glob(pattern))
-    return draw.choice(found) if found else None
-
-
-def truncate(directory: Path, draw: random.Random) -> None:
-    if path := one(directory, draw, "*.events"):
-        path.write_bytes(path.read_bytes()[: draw.randint(0, path.stat().st_size)])
-
-
-def overwrite(directory: Path, draw: random.Random) -> None:
-    if path := one(directory, draw, "*.events"):
-        data = bytearray(path.read_bytes())
-        for _ in range(draw.randint(1, 200)):
-            if data:
-                data[draw.randrange(len(data))] = draw.randrange(256)
-        path.write_bytes(data)
-
-
-def cut_the_facts(directory: Path, draw: random.Random) -> None:
-    if path := one(directory, draw, "*.jsonl"):
-        path.write_bytes(path.read_bytes()[: draw.randint(0, path.stat().st_size)])
-
-
-def lose_a_process(directory: Path, draw: random.Random) -> None:
-    if path := one(directory, draw, "*.events"):
-        path.unlink()
-
-
-def be_old(directory: Path, draw: random.Random) -> None:
-    """As from a minidl that recorded less about loader and machine."""
-    shutil.rmtree(directory / "loaders", ignore_errors=True)
-    (directory / "manifest.json").write_text(json.dumps({"format": 1}))
-
-
-def lose_the_manifest(directory: Path, draw: random.Random) -> None:
-    (directory / "manifest.json").write_text(draw.choice(["", "{", "[]", "null", '{"format": "1"}']))
-
-
-DAMAGES = [truncate, truncate, overwrite, overwrite, cut_the_facts, lose_a_process, be_old, lose_the_manifest]
