@@ -500,18 +500,23 @@ if __name__ == "__main__":
 """
 
 
+@pytest.fixture(scope="module")
+def alone() -> str:
+    """What the program prints by itself."""
+    return wl.run(SCRIPT, 0).stdout
+
+
 @pytest.mark.live
 @pytest.mark.parametrize("options", [(), ("--observe",)])
-def test_a_program_prints_the_same_and_has_its_parts(options: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_program_prints_the_same_and_has_its_parts(options: tuple[str, ...], tmp_path: Path, alone: str) -> None:
     """Its workers run a model, too; the last call raises, and its traceback has no line of minidl's."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    alone = wl.run(SCRIPT, 0)
     traced = wl.run(
         "from minidl.cli import main; raise SystemExit(main())",
         *("run", *options, "--trace", tmp_path / "trace", script, 2),
     )
-    assert (traced.stdout, traced.returncode) == (alone.stdout, 1)
+    assert (traced.stdout, traced.returncode) == (alone, 1)
     assert "ValueError: a batch of one" in traced.stderr
     assert "step_parts" not in traced.stderr
     trace = read_trace(tmp_path / "trace")

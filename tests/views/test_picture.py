@@ -348,11 +348,6 @@ def test_a_window_and_workers_narrow_it_down(healthy: Trace) -> None:
     assert "worker 0" not in labels
 
 
-def test_a_batch_that_is_not_there_is_refused(healthy: Trace) -> None:
-    with pytest.raises(ValueError, match="no batch 99"):
-        timeline(healthy, batches=[99])
-
-
 def test_an_empty_trace_is_drawn_as_one(tmp_path: Path) -> None:
     write_process(tmp_path, [], role="loader")
     assert timeline(read_trace(tmp_path))._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
@@ -370,8 +365,7 @@ def test_what_the_trace_lacks_is_said(tmp_path: Path) -> None:
 def test_it_saves_and_shows_itself(healthy: Trace, tmp_path: Path) -> None:
     figure = timeline(healthy, title=r"cost: 5 $ \frac $")  # text; as mathematics it would be an error
     assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
-    for suffix in ("png", "svg", "pdf"):
-        figure.savefig(tmp_path / f"a.{suffix}")
+    figure.savefig(tmp_path / "a.svg")
     svg = (tmp_path / "a.svg").read_text()
     assert 'id="bars' in svg
     assert any(text.startswith(r"cost: 5 $ \frac $: ") for text in texts(figure))
