@@ -202,15 +202,6 @@ def test_no_class_name_is_defined_twice() -> None:
     assert not stale, f"KNOWN_DOUBLE is longer than the truth; now { ({name: doubles.get(name) for name in stale}) }"
 
 
-def test_imports_in_functions_and_for_types_and_doubles_are_found(tmp_path: Path) -> None:
-    (tmp_path / "one.py").write_text("def f():\n    import minidl.two\nclass A: ...\n")
-    (tmp_path / "two.py").write_text(
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from minidl.one import A as B\nclass A: ...\n"
-    )
-    assert structure.read_imports(tmp_path) == {"one": {"two"}, "two": {"one"}}
-    assert structure.classes(tmp_path) == {"A": ["one", "two"]}
-
-
 @pytest.mark.parametrize("module", sorted(PURE))
 def test_decisions_are_pure(module: str) -> None:
     imported = structure.imported_names(source_of(module))
@@ -332,8 +323,3 @@ def test_each_event_stands_for_code_that_exists() -> None:
             module, name = event.upstream.split(":")
             files = upstream_files(module)
             assert any(name in names_in(path) for path in files), f"{event.upstream}: not in {files or 'torch'}"
-
-
-def test_the_check_of_names_can_fail() -> None:
-    assert "no_such_function" not in names_in(source_of("loader.dispatcher"))
-    assert upstream_files("no_such_module") == []

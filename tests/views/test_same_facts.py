@@ -107,20 +107,6 @@ def trace(request: pytest.FixtureRequest, traces: Callable[[str], Trace]) -> Tra
     return traces(request.param)
 
 
-@pytest.mark.live
-def test_the_traces_hold_what_views_could_disagree_about(traces: Callable[[str], Trace]) -> None:
-    scenes = {name: scene_of(traces(name)) for name in (*REAL, *imagined())}
-    fates = {name: set(found.bars["fate"].tolist()) for name, found in scenes.items()}
-    assert set().union(*fates.values()) >= {Fate.ENDED, Fate.OPEN, Fate.UNSEEN}
-    assert Fate.OPEN in fates["killed"]
-    dead = scenes["killed"].bars[scenes["killed"].bars["fate"] == Fate.OPEN]
-    assert (dead["end"] < scenes["killed"].end).any(), "what the dead worker had open ends where it was found dead"
-    assert scenes["recorded"].bars["simulated"].any()
-    assert np.isin(scenes["recorded"].marks["code"], [ev.TASK_ERROR]).any()
-    assert len(scenes["two loaders"].slots) == 2
-    assert (scenes["head of line"].counters[1].values > 2).any()
-
-
 def test_the_replays_counts_are_the_tables(trace: Trace) -> None:
     """At each moment at which one of the table's counters changes."""
     drawn = scene_of(trace)
