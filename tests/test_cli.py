@@ -365,11 +365,6 @@ def test_a_path_that_is_no_trace(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert str(tmp_path) in complaint(capsys, command, tmp_path)
 
 
-@pytest.mark.live
-def test_a_trace_in_which_there_is_nothing_to_draw(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
-    assert "timeline: " in complaint(capsys, "timeline", trace, "--batch", "99")
-
-
 def test_check_without_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no trace given: `minidl demo`" in complaint(capsys, "check")
 

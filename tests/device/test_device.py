@@ -819,14 +819,6 @@ def test_the_picture_has_a_lane_for_each_stream_below_the_consumer(tmp_path: Pat
     assert way[-3:] == ["h2d", "copy", "device_wait"]
 
 
-@pytest.mark.live
-def test_the_text_has_the_streams_lanes(tmp_path: Path) -> None:
-    from minidl.views.text import render
-
-    text = render(traced(tmp_path / "t", ones(3)))
-    assert {"sim:0 copies", "sim:0 compute"} <= {line[: len("sim:0 compute")].strip() for line in text.splitlines()}
-
-
 # --- What is made of it -----------------------------------------------------------------------------------------------
 def held_against(trace: minidl.Trace, change: Callable[[np.ndarray], np.ndarray]) -> set[str]:
     """The rules on devices that the trace breaks when its events are changed."""

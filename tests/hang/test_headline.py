@@ -122,12 +122,6 @@ def test_a_worker_that_a_running_system_shows_as_stopped(tmp_path: Path) -> None
     assert (trace.processes[focus.process].name, focus.frame) == ("worker 1 (pid 1101)", FocusScope.PROCESS)
 
 
-@pytest.mark.parametrize("stuck", [ev.SAMPLE, ev.INDEX_GET, ev.COLLATE, ev.RESULT_PICKLE])
-def test_a_title_says_since_when_and_one_duration(tmp_path: Path, stuck: tuple[int, int]) -> None:
-    sentence = hung(tmp_path, stuck=stuck[0]).title
-    assert re.findall(r"[\d.]+ (?:ns|µs|ms|s|min)\b", sentence) == ["30.0 s", "0.01 s"]
-
-
 @pytest.mark.parametrize(
     ("sentence", "cause"),
     [

@@ -24,8 +24,6 @@ import pytest
 import torch
 import torch.utils.data
 import workloads as wl
-from differential import epochs, grid, observe
-from oracle_twice import different
 from recorded import reordered, resumed, skipped, training, until_recorded
 from sizes import slow
 
@@ -654,18 +652,6 @@ list(minidl.DataLoader(wl.Tensors(8), num_workers=1))
     assert (done.returncode, done.stderr) == (0, "")
     trace = read_trace(tmp_path / "trace-2")
     assert (len(trace.select("yield")), trace.problems) == (8, [])
-
-
-@pytest.mark.live
-@pytest.mark.parametrize("case", random.Random(5).sample(grid(2), 6), ids=range(6))
-def test_batches_are_the_same_with_and_without_a_trace(case: dict[str, Any], tmp_path: Path) -> None:
-    """Also seeds, generators and warnings."""
-    without = observe(lambda lib: epochs(lib, case), minidl)
-    with minidl.trace(tmp_path / "trace"):
-        traced = observe(lambda lib: epochs(lib, case), minidl)
-    assert different(without, traced) is None
-    trace = read_trace(tmp_path / "trace")
-    assert (trace.problems, [str(violation) for violation in check(trace)]) == ([], [])
 
 
 @pytest.mark.live

@@ -21,7 +21,7 @@ from minidl.hang.headline import headline
 from minidl.tracefile import events as ev
 from minidl.tracefile import watched
 from minidl.tracefile.attachments import SLICE, Name, SliceTrack, arrows, chunk, closing, description
-from minidl.tracefile.events import EVENTS, Event, Message, Phase
+from minidl.tracefile.events import EVENTS, Event, Phase
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.spans import SPAN, nest
 from minidl.tracefile.watched import Sample, Vitals
@@ -65,15 +65,6 @@ def partly_overlapping(slices: list[tuple[int, int, Any]]) -> list[tuple[Any, An
     return [(a, b) for a in slices for b in slices if a[0] < b[0] < a[1] < b[1]]
 
 
-def test_a_closed_span_is_a_slice_to_the_nanosecond(healthy: Trace) -> None:
-    document = to_chrome(healthy)
-    slices = Counter((e["pid"], e["tid"], ns(e["ts"]), ns(e["dur"])) for e in named(document, "fetch", "X"))
-    begins, ends = (healthy.select("fetch", phase) for phase in (Phase.BEGIN, Phase.END))
-    by_task = dict(zip(ends["task"].tolist(), ends["time"].tolist(), strict=True))
-    assert slices == Counter((b["pid"], b["tid"], b["time"] - START, by_task[b["task"]] - b["time"]) for b in begins)
-    assert len(slices) == 12
-
-
 def test_times_are_written_from_whole_nanoseconds(tmp_path: Path) -> None:
     """2**53 ns after boot, a float of microseconds would be off by more than a nanosecond."""
     far = 2**53 + 1
@@ -85,13 +76,6 @@ def test_times_are_written_from_whole_nanoseconds(tmp_path: Path) -> None:
     write_process(tmp_path, events, role="worker", worker=0)
     text = write_chrome(read_trace(tmp_path), tmp_path / "out.json").read_text()
     assert f'"ts":{(far - 7) // 1000}.{(far - 7) % 1000:03d},"dur":1.001' in text
-
-
-def test_every_slice_nests_in_the_one_around_it(tmp_path: Path) -> None:
-    for number, run in enumerate((made_trace.HEALTHY, made_trace.HUNG, {"batches": 6, "pin": True, "epochs": 2})):
-        document = to_chrome(made(tmp_path / str(number), Run(**run)))
-        for track, slices in tracks(document).items():
-            assert partly_overlapping(slices) == [], track
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30), st.integers(-1, 30)), max_size=12))
@@ -333,15 +317,6 @@ def test_a_batch_is_in_flight_from_its_put_to_its_yield(healthy: Trace) -> None:
     }
 
 
-def test_tasks_of_two_epochs_are_not_taken_for_each_other(tmp_path: Path) -> None:
-    flights = named(to_chrome(made(tmp_path, Run(batches=5, epochs=3))), "batch")
-    length = Counter()
-    for e in [e for e in flights if e["ph"] in "be"]:
-        length[e["id2"]["local"]] += ns(e["ts"]) * (1 if e["ph"] == "e" else -1)
-    assert len(length) == 15
-    assert max(length.values()) < 4_000_000  # an epoch takes longer
-
-
 def test_what_never_comes_back_is_in_flight_to_the_traces_end_and_says_so(hung: Trace) -> None:
     last = int(hung.events["time"][-1]) - START
     lost = [e for e in named(to_chrome(hung), "batch (did not end)") if e["ph"] in "be"]
@@ -389,26 +364,6 @@ def test_the_loaders_counters_follow_its_own_numbers(tmp_path: Path) -> None:
             assert at(steps, row["time"] - START) == row[field], name
         for begin in epochs.tolist():
             assert at(steps, begin) == 0, name
-
-
-def test_outstanding_counts_a_stored_batch_as_received(hung: Trace) -> None:
-    steps = counter(to_chrome(hung), "tasks outstanding")
-    assigned, received = hung.select("task_assigned")["time"], hung.select("result_get", Phase.END)
-    received = received["time"][received["x"] == Message.RESULT]
-    end = int(hung.events["time"][-1])
-    assert at(steps, end - START) == len(assigned) - len(received) == 2
-
-
-def test_bytes_in_flight_come_from_what_was_made_and_go_with_the_yield(healthy: Trace) -> None:
-    steps = counter(to_chrome(healthy), "in flight bytes")
-    assert len(steps) == 36
-    assert steps[-1][1] == 0
-    assert min(value for _, value in steps) == 0
-    alloc, pickled = healthy.select("shm_alloc"), healthy.select("result_pickle", Phase.END)
-    for t, value in steps:
-        made_by_then = sum(r["x"] for rows in (alloc, pickled) for r in rows if r["time"] - START <= t)
-        gone = sum(int(y["time"]) - START <= t for y in healthy.select("yield"))
-        assert value == made_by_then - gone * (MIB + 900)
 
 
 def test_bytes_that_the_feeder_copies_are_counted_once(tmp_path: Path) -> None:

@@ -255,13 +255,6 @@ def test_what_went_wrong_is_told_as_plain_text(tmp_path: Path) -> None:
     assert told(batch=2) == [error]
 
 
-def test_shares_never_exceed_the_window(tmp_path: Path) -> None:
-    text = render(made(tmp_path, Run(batches=9, pin=True, epochs=2)))
-    for line in text.split("\n\n")[2].splitlines():
-        outside = re.sub(r"\(.*?\)", "", line)
-        assert sum(int(n) for n in re.findall(r" (\d+) %", outside)) <= 101, line
-
-
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -288,11 +281,6 @@ def test_colour_is_for_terminals_that_want_it(
 def test_the_nearest_of_256_colours() -> None:
     colours = {"#000000": 16, "#ffffff": 231, "#808080": 244, "#ff0000": 196, "#5f87af": 67, "#626262": 241}
     assert {c: nearest_256(c) for c in colours} == colours
-
-
-@pytest.mark.parametrize(("simulated", "legend"), [(False, "L pin  "), (True, "L pin (simulated)  ")])
-def test_a_pin_thread_that_only_copies_says_so(tmp_path: Path, simulated: bool, legend: str) -> None:
-    assert legend in render(made(tmp_path, Run(batches=3, pin=True, simulated=simulated)))
 
 
 def test_the_way_of_the_batch_that_is_asked_for(tmp_path: Path) -> None:
