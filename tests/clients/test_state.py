@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import client_runs
 import pytest
 import torch
 from client_runs import Client
+from kill_resume import Dicey, Epochs
 
 import minidl
 
@@ -61,42 +61,6 @@ def test_lightning_is_killed_and_resumed_and_each_step_counts_once() -> None:
     support = Path(client_runs.__file__).parent
     done = subprocess.run([sys.executable, "-c", code], cwd=support, capture_output=True, text=True, timeout=230)
     assert done.returncode == 0, done.stderr[-3000:]
-
-
-class Dicey(torch.utils.data.Dataset[float]):
-    """Draws from torch's generator, whose state is the dataset's."""
-
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, index: int) -> float:
-        return index + float(torch.rand(()))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"random": torch.get_rng_state().tolist()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        torch.set_rng_state(torch.tensor(state["random"], dtype=torch.uint8))
-
-
-class Epochs(torch.utils.data.IterableDataset[tuple[int, int]]):
-    """Counts its epochs, and gives the count along with each of nine numbers."""
-
-    def __init__(self) -> None:
-        self.epoch, self.at, self.go_on = 0, 0, 0
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        self.at, self.go_on = self.go_on, 0
-        while self.at < 9:
-            self.at += 1
-            yield self.epoch, self.at
-        self.at, self.epoch = 0, self.epoch + 1
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at, "epoch": self.epoch}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.go_on, self.epoch = state["at"], state["epoch"]
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")

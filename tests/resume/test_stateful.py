@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data
-from kill_resume import Case, Numbers, Stream, lost_and_repeated, run, whole
+from kill_resume import Case, Dicey, Epochs, Numbers, Stream, lost_and_repeated, run, whole
 
 import minidl
 from minidl.data.fetch import _DatasetKind
@@ -597,42 +597,6 @@ def test_only_batches_of_a_stream_are_fetched_again_also_if_they_are_single_samp
         got += list(loader)
         assert got == [number if batch_size is None else [number] for number in range(60)]
     assert asked == list(range(60)) or workers
-
-
-class Dicey(minidl.Dataset[float]):
-    """Draws from torch's generator, whose state is the dataset's."""
-
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, index: int) -> float:
-        return index + float(torch.rand(()))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"random": torch.get_rng_state().tolist()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        torch.set_rng_state(torch.tensor(state["random"], dtype=torch.uint8))
-
-
-class Epochs(minidl.IterableDataset[tuple[int, int]]):
-    """Counts its epochs, and gives the count along with each of nine numbers."""
-
-    def __init__(self) -> None:
-        self.epoch, self.at, self.go_on = 0, 0, 0
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        self.at, self.go_on = self.go_on, 0
-        while self.at < 9:
-            self.at += 1
-            yield self.epoch, self.at
-        self.at, self.epoch = 0, self.epoch + 1
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at, "epoch": self.epoch}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.go_on, self.epoch = state["at"], state["epoch"]
 
 
 @pytest.mark.live

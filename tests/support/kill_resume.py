@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.utils.data
 
 import minidl
 
@@ -70,6 +71,42 @@ class Stream(minidl.IterableDataset[int]):
         share = range(self.rank * workers + worker, LENGTH, self.ranks * workers)
         share = share[: len(share) // 2] if worker == workers - 1 > 0 else share
         return Walk(share) if self.stateful else iter(list(share))
+
+
+class Dicey(torch.utils.data.Dataset[float]):
+    """Draws from torch's generator, whose state is the dataset's."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> float:
+        return index + float(torch.rand(()))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"random": torch.get_rng_state().tolist()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        torch.set_rng_state(torch.tensor(state["random"], dtype=torch.uint8))
+
+
+class Epochs(torch.utils.data.IterableDataset[tuple[int, int]]):
+    """Counts its epochs, and gives the count along with each of nine numbers."""
+
+    def __init__(self) -> None:
+        self.epoch, self.at, self.go_on = 0, 0, 0
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        self.at, self.go_on = self.go_on, 0
+        while self.at < 9:
+            self.at += 1
+            yield self.epoch, self.at
+        self.at, self.epoch = 0, self.epoch + 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.go_on, self.epoch = state["at"], state["epoch"]
 
 
 @dataclass(frozen=True)
