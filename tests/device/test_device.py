@@ -12,7 +12,6 @@ import itertools
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -139,7 +138,7 @@ class Thing:
         return Thing(self.x.to(device) + 1)
 
 
-@pytest.mark.parametrize("prefetch", [1, 2, 5, 50])
+@pytest.mark.parametrize("prefetch", [2, 50])
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.live)])
 def test_batches_are_the_loaders_own_in_its_order(prefetch: int, workers: int) -> None:
     with DeviceLoader(minidl.DataLoader(Tensors(20), 2, num_workers=workers), SIMULATED, prefetch) as loader:
@@ -279,23 +278,6 @@ def test_a_locked_slab_is_in_the_trace_and_called_simulated(tmp_path: Path) -> N
     assert "so no pin copy (simulated)" in found.text()
 
 
-def test_what_a_hanging_device_may_still_read_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_module, "MP_STATUS_CHECK_INTERVAL", 0.0)
-    batches = list(pinned(3))
-    alive = [weakref.ref(batch) for batch in batches]
-    loader = DeviceLoader((batches.pop(0) for _ in range(3)), SIMULATED, 2)
-    hold(side_of(loader))
-    iterator = iter(loader)
-    next(iterator)
-    iterator.close()
-    del iterator
-    assert [batch() is not None for batch in alive[:2]] == [True, True]
-    sim.wake()
-    side_of(loader).synchronize()
-    list(DeviceLoader([], SIMULATED))
-    assert [batch() for batch in alive[:2]] == [None, None]
-
-
 def test_torchs_loader_and_plain_iterables_are_taken() -> None:
     assert numbers(DeviceLoader(torch.utils.data.DataLoader(Tensors(6), 2), SIMULATED)) == [0, 2, 4]
     assert numbers(DeviceLoader(ones(3), SIMULATED)) == [0, 1, 2]
@@ -317,10 +299,6 @@ def test_a_batch_is_a_copy() -> None:
     one = torch.ones(2)
     (batch,) = DeviceLoader([one], SIMULATED)
     assert batch.data_ptr() != one.data_ptr()
-
-
-def test_the_transform_works_on_every_batch() -> None:
-    assert numbers(DeviceLoader(ones(4), SIMULATED, transform=lambda batch: batch * 10)) == [0, 10, 20, 30]
 
 
 def test_augmentation_is_the_same_on_the_side_stream_as_on_the_cpu() -> None:
@@ -366,20 +344,6 @@ def test_copies_run_while_the_consumer_computes() -> None:
     assert not use.query()
     sim.wake()
     assert numbers(iterator) == [1, 2]
-
-
-def test_what_is_handed_out_and_dropped_is_let_go() -> None:
-    alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
-    most = 0
-
-    def transform(batch: torch.Tensor) -> torch.Tensor:
-        out = batch * 2
-        alive.add(out)
-        return out
-
-    for _ in DeviceLoader(ones(30), SIMULATED, 2, transform):
-        most = max(most, len(alive))
-    assert most <= 2 + 2, "in flight, the one in use, and the one before, which the loop's variable held"
 
 
 # --- Errors -----------------------------------------------------------------------------------------------------------

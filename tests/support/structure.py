@@ -41,7 +41,8 @@ def statements(node: ast.AST) -> list[ast.AST]:
 def imported_names(path: Path, *, for_types: bool = False) -> Iterator[str]:
     """Yield the absolute names that a file imports at run time, and with `for_types` those under TYPE_CHECKING too."""
     found = statements(parsed(path))
-    blocks = [node for node in found if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
+    ifs = (node for node in found if isinstance(node, ast.If) and not for_types)
+    blocks = [node for node in ifs if "TYPE_CHECKING" in ast.unparse(node.test)]
     typing = {id(inner) for block in blocks for child in block.body for inner in (child, *statements(child))}
     for node in found:
         if id(node) in typing and not for_types:
