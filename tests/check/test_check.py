@@ -457,21 +457,6 @@ def test_torchs_own_loader_is_judged_on_what_can_be_seen(tmp_path: Path) -> None
         assert check(spoiled(trace, edit))[0].rule == rule
 
 
-@pytest.mark.live
-@pytest.mark.parametrize(("guard", "rule"), [("done-event", "done-first"), ("sentinel", "told-first")])
-def test_a_model_without_a_guard_breaks_the_rule_that_the_guard_keeps(tmp_path: Path, guard: str, rule: str) -> None:
-    """A run that the explorer has found, and that never happened, is judged like any other."""
-    from minidl.explore import guards, model, search
-    from minidl.explore import trace as made
-
-    without = guards.OURS.without(guards.GUARDS[guard].field)
-    spoiled_model = model.Model(guards.GUARDS[guard].where[0], without)
-    run = search.shortest(spoiled_model)
-    assert run is not None
-    report = examine(read_trace(made.write(tmp_path / "trace", spoiled_model, run)))
-    assert report.first.rule == rule
-
-
 # --- The report -------------------------------------------------------------------------------------------------------
 def reported(edit: Callable[[Positions], Positions], run: str = "persistent") -> Report:
     return examine(spoiled(recorded(run), edit))
