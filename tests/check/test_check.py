@@ -512,19 +512,6 @@ def test_the_command_exits_with_0_1_or_2(capsys: pytest.CaptureFixture[str], tmp
 
 
 @pytest.mark.live
-def test_what_a_trace_holds_is_shown_escaped() -> None:
-    trace = spoiled(recorded("persistent"), lambda e: double(e, find(e, ev.YIELD, 3)))
-    trace.processes = [copy.copy(process) for process in trace.processes]
-    for process in trace.processes:
-        process.role = "\x1b[31mred\n"
-    trace.problems = ["\x1b]0;title\x07"]
-    text = examine(trace).text()
-    assert "\x1b" not in text
-    assert "\x07" not in text
-    assert "\\x1b[31mred\\n" in text
-
-
-@pytest.mark.live
 def test_violations_come_by_time_the_first_impossible_events_first() -> None:
     violations = reported(lambda e: double(e, find(e, ev.YIELD, 3))).violations
     assert len(violations) > 1

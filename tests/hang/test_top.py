@@ -412,15 +412,6 @@ def test_how_the_run_stands(tmp_path: Path) -> None:
     assert state(hung, None)[1]
 
 
-def test_a_command_cannot_steer_the_terminal(tmp_path: Path) -> None:
-    trace = made(tmp_path / "t", **HUNG)
-    trace.manifest["command"] = ["train.py", "\x1b[2J\r\n"]
-    text = snapshot(trace, last_of(trace)).text()
-    assert "\x1b" not in text
-    assert "\r" not in text
-    assert r"\x1b[2J\r\n" in text
-
-
 def test_the_last_events_show_what_all_show(tmp_path: Path) -> None:
     """But for the epoch's number and the window, whose begin they do not hold."""
     write(tmp_path / "t", Run(batches=200, workers=3, cost=HUNG_LATE))

@@ -258,13 +258,3 @@ def test_many_iterators_alike_are_told_in_a_line_each(tmp_path: Path) -> None:
         assert set(full.text(hints=False).splitlines()) <= set(lines)
     assert lines[1] == f"  next step: {told.headline.next_step}"
     assert lines.count(f"  {lines[1]}") == 0, "it is said once"
-
-
-def test_a_trace_steers_no_terminal(tmp_path: Path) -> None:
-    trace = read_trace(made_trace.write(tmp_path / "t", made_trace.Run(batches=4)))
-    trace.manifest |= {"command": ["\x1b]0;a\x07", "b\nc"], "host": "\x1b[31m"}
-    trace.loaders[1] = trace.loaders.get(1, {}) | {"batch_size": "\x1b[31m"}
-    trace.problems.append("loader\x1b[2J (pid 3)")
-    text = summary(trace).text()
-    assert all(letter.isprintable() or letter == "\n" for letter in text)
-    assert "'b\\nc'" in text
