@@ -24,7 +24,7 @@ AT_MOST = {
     "minidl/hang": 6824,
     "minidl/speed": 4963,
     "minidl/speed/plan": 1113,
-    "minidl/job": 1495,
+    "minidl/job": 1500,
     "minidl/views": 4305,
     "minidl/explore": 2486,
     "minidl/prove": 6020,

@@ -105,14 +105,22 @@ class JobReport:
         return self._found(RunOutcome.HUNG, what, "look at the launcher's log of these ranks, and at their nodes")
 
     def _never_joined(self) -> Finding | None:
-        """The finding of ranks that all others waited for before the first batch, and that did nothing wrong else."""
-        idle = [one.rank for one in self.facts if not one.taken and one not in self.stopped]
-        waiting = [one for one in self.stopped if one.waits_for_others and not one.taken]
-        if not idle or not waiting or waiting != self.stopped:
+        """The finding of ranks that the others waited for before the first batch, and that did nothing wrong else.
+
+        A launcher ends ranks that still wait when one gives up: they have recorded nothing either, not even an end.
+        """
+        waiting = [one for one in self.stopped if one.waits_for_others]
+        cut = [one for one in self.stopped if one.outcome == RunOutcome.CUT.value and not one.events]
+        silent = [one for one in self.facts if one not in self.stopped or (one in cut and one not in waiting)]
+        ended = [one for one in silent if one.over]
+        idle = [one.rank for one in ended or silent]
+        if not idle or not waiting or any(one.taken for one in self.facts):
             return None
-        others = "another rank" if len(waiting) == 1 else f"{len(waiting)} other ranks"
-        who = named_ranks(idle, NAMED)
-        what = f"{who} took no batch and did not join the others: {others} waited in vain, and took none"
+        others = "another rank" if len(self.facts) - len(idle) == 1 else f"{len(self.facts) - len(idle)} other ranks"
+        did = " and did" if ended or len(idle) == 1 else ", and one of them or more did"
+        what = (
+            f"{named_ranks(idle, NAMED)} took no batch{did} not join the others: {others} waited in vain, and took none"
+        )
         step = f"find out what these ranks did instead: minidl summary --rank {idle[0]}"
         return self._found(RunOutcome.HUNG, what, step, who={"ranks": idle})
 

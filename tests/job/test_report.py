@@ -22,6 +22,7 @@ from minidl.tracefile.reader import read_trace
 SLOW = 60_000  # µs of a fetch: its step hides 20,000 of it
 WAITED = {"outcome": "cut", "what": "cut: it waits", "waits_for_others": True, "over": False, "last": LastEpoch(0, 60)}
 GONE = {"outcome": "cut", "what": "cut: ...", "over": False, "last": LastEpoch(0, 12), "taken": 12, "ended": 5}
+SILENT = {"outcome": "cut", "what": "cut: nothing was recorded", "taken": 0, "events": 0}
 
 
 def node(rank: int) -> str:
@@ -141,6 +142,20 @@ MADE = {
                 | {1: {"taken": 0, "events": 0}}),
         "hung: rank 1 took no batch and did not join the others: 2 other ranks waited in vain, and took none",
     ),
+    "does not join, and the launcher ends those that still wait": (
+        MadeJob(4, steps=0, facts={0: WAITED | SILENT | {"outcome": "error"}, 1: SILENT, 2: SILENT | {"over": False},
+                                   3: SILENT | {"over": False}}),
+        "hung: rank 1 took no batch and did not join the others: 3 other ranks waited in vain, and took none"
+    ),
+    "does not join, and the launcher ends all": (
+        MadeJob(3, steps=0, facts={0: WAITED | SILENT | {"outcome": "error"}, 1: SILENT | {"over": False},
+                                   2: SILENT | {"over": False}}),
+        "hung: ranks 1, 2 took no batch, and one of them or more did not join the others: another rank waited in vain"
+    ),
+    "is killed in its first sample": (
+        MadeJob(2, steps=0, facts={0: WAITED | SILENT | {"outcome": "error"}, 1: GONE | {"taken": 0}}),
+        "died, rank 1: nothing is recorded after its batch 0: it was killed, or its machine is gone; 1 other rank"
+    ),
     "recorded nothing": (
         MadeJob(3, 0, facts=dict.fromkeys(range(3), GONE | {"events": 0, "taken": 0})),
         "cut: no rank has recorded an iterator of a DataLoader",
@@ -251,7 +266,9 @@ def test_a_rank_whose_manifest_names_no_node_is_on_none_of_its_own() -> None:
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("planted")
-    planted_jobs.record(place, ["none", "shard", "node", "moves", "compute", "twice", "dies", "never starts"])
+    planted_jobs.record(
+        place, ["none", "shard", "node", "moves", "compute", "twice", "dies", "never starts", "never joins"]
+    )
     return place
 
 
@@ -267,6 +284,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("twice", "of the job's steps wait for rank 1: it loads 2 times the data of other ranks"),
         ("dies", "died, rank 1: "),
         ("never starts", "hung: rank 1 of 3 left no trace"),
+        ("never joins", "hung: rank 1 took no batch and did not join the others: 2 other ranks waited in vain"),
     ],
 )
 def test_the_headline_of_a_recorded_job_names_what_was_planted(planted: Path, kind: str, says: str) -> None:
