@@ -399,7 +399,7 @@ def run(arguments: Namespace) -> int:
     finally:
         if not taken and (directory / "manifest.json").exists():
             command = _say_headline(directory)
-            terminal.say(f"minidl: recorded in {directory}; next: minidl {command} {directory}")
+            terminal.say(f"minidl: recorded in {directory}; next: minidl {command} {_job_or_trace(directory)}")
             if arguments.log_to and is_first:
                 _log_run(directory, arguments.log_to)
         elif arguments.trace is None and directory.exists():
@@ -421,17 +421,22 @@ def _log_run(directory: Path, tool: str) -> None:
     from minidl.job.live_job import BEHIND
     from minidl.job.log_to import log
     from minidl.job.report import JobReport
-    from minidl.tracefile.members import rank_in_name
 
     try:
-        place = directory
-        if rank_in_name(directory) >= 0:
-            place = directory.parent
+        if (place := _job_or_trace(directory)) != directory:
             make(directory)  # of the other ranks, digests that are a little behind will do
         log(JobReport(read_job([place], behind=BEHIND) or record_of(directory)), tool, _name_of_run(place))
     except Exception as error:
         first, *_ = (str(error).strip() or repr(error)).splitlines()
         terminal.say(f"minidl: nothing was logged to {tool}: {first}")
+
+
+def _job_or_trace(directory: Path) -> Path:
+    """The job whose rank was recorded in a directory; the directory itself if it is none's."""
+    from minidl.tracefile.members import members_at, rank_in_name
+
+    is_rank = rank_in_name(directory) >= 0 and members_at([directory.parent]) is not None
+    return directory.parent if is_rank else directory
 
 
 def _name_of_run(place: Path) -> str:
@@ -578,7 +583,7 @@ def summary(arguments: Namespace) -> int:
         print(report.text())
         if arguments.log_to:
             log(report, arguments.log_to, name)
-        _say_more(report.finding.outcome.value)
+        _say_more("ranks" if report.straggler is not None else report.finding.outcome.value)
         return OK
     trace = _read(arguments)
     with terminal.busy("summing up"):
