@@ -249,14 +249,14 @@ def _of_loader(meetings: Meetings, ranks: Ints, steps: Ints) -> float:
 def _since(meetings: Meetings, steps: Ints) -> int:
     """The step from which on these are most steps, if they are few before it; else 0."""
     count = len(meetings.keys)
-    theirs = np.zeros(count, bool)
-    theirs[steps] = True
+    theirs, cost = np.zeros(count), meetings.cost[steps]
+    theirs[steps] = np.minimum(cost, np.median(cost))  # a short wait before weighs less, a very long one no more
     at = np.arange(1, count)
     before = np.cumsum(theirs)[:-1]
-    early, later = before / at, (len(steps) - before) / (count - at)
+    early, later = before / at, (theirs.sum() - before) / (count - at)
     clear = (later - early) * np.sqrt(at * (count - at))  # a change near an end is less certain
     best = int(np.argmax(clear)) if count > 1 else 0
-    sudden = count > 1 and early[best] <= RARE * later[best] and before[best] <= RARE * len(steps)
+    sudden = count > 1 and early[best] <= RARE * later[best] and before[best] <= RARE * theirs.sum()
     return best + 1 if sudden else 0
 
 

@@ -48,6 +48,13 @@ MADE = {
         MadeJob(fetch=lambda rank, step: SLOW if rank == 3 and step >= 30 else FETCH),
         "slow: 50% of the job's steps wait for rank 3, since batch 30 of epoch 0: its workers take 15 times",
     ),
+    "since the middle, and a little late before": (
+        MadeJob(
+            fetch=lambda rank, step: SLOW if rank == 3 and step >= 30 else FETCH,
+            step=lambda rank, step: STEP_TAKES + 6_000 * (rank == 3 and 25 <= step < 30),
+        ),
+        "slow: 58% of the job's steps wait for rank 3, since batch 30 of epoch 0: its workers take 15 times",
+    ),
     "slow node": (
         MadeJob(12, fetch=lambda rank, step: SLOW + rank if 4 <= rank < 8 else FETCH, nodes=node),
         "slow: 98% of the job's steps wait for node1 (ranks 4, 5, 6, ...): their workers take 15 times as long",

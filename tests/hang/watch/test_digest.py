@@ -89,8 +89,9 @@ def test_a_rank_has_its_digest_when_it_has_ended(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     command = [sys.executable, "-m", "minidl", "run", "--trace", "job", "train.py"]
     environment = dict(os.environ, RANK="1", WORLD_SIZE="2")
-    options = {"env": environment, "capture_output": True, "text": True, "timeout": 60}
-    done = subprocess.run(command, cwd=tmp_path, check=True, **options)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True, timeout=60
+    )
     assert done.stderr.splitlines()[-1] == "minidl: recorded in job/rank-1; next: minidl summary job"
     rank = tmp_path / "job" / "rank-1"
     until = time.monotonic() + 30
