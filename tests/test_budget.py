@@ -21,7 +21,7 @@ AT_MOST = {
     "minidl/resume minidl/arena minidl/device minidl/dataloader.py": 2526,
     "minidl/tracefile minidl/record": 8484,
     "minidl/playback minidl/check": 3606,
-    "minidl/hang": 6824,
+    "minidl/hang": 6879,
     "minidl/speed": 4963,
     "minidl/speed/plan": 1113,
     "minidl/job": 1500,

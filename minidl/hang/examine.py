@@ -16,6 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from minidl import check
 from minidl.hang import live
 from minidl.hang.diagnose import diagnose
@@ -26,10 +28,13 @@ from minidl.hang.headline import headline
 from minidl.hang.job import ranks_beside
 from minidl.hang.life import is_here, is_running, life
 from minidl.hang.limits import STILL, is_long
+from minidl.hang.snapshot import Job
 from minidl.job.digests import read_job, trace_of
 from minidl.job.report import JobReport
 from minidl.process_stat import stat_fields, stat_of
-from minidl.tracefile.format import TraceError
+from minidl.tracefile import events as ev
+from minidl.tracefile.arrays import Rows
+from minidl.tracefile.format import EVENTS_SUFFIX, TraceError
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.words import plain
 
@@ -37,6 +42,9 @@ APART: Final = 3.5
 """Seconds between the two looks."""
 
 INTERVAL: Final = 0.5
+
+QUICK: Final = 16 << 20
+"""Bytes of events that are read whole of a running job: again after each look."""
 
 
 def examine(target: str, *, py_spy: bool = True, seconds: float = APART) -> Finding:
@@ -49,10 +57,11 @@ def examine(target: str, *, py_spy: bool = True, seconds: float = APART) -> Find
     path = live.find_trace(target)
     job = read_job([path])
     if job is None:
-        return of_trace(read_trace(path), py_spy=py_spy, seconds=seconds)
-    report = JobReport(job)
+        return of_trace(*_opened(path), py_spy=py_spy, seconds=seconds)
+    report, places = JobReport(job), {table.facts.rank: table.path for table in job.ranks}
     ranks = [report.facts[row].rank for row in sorted(report.outliers())]
-    found = [of_trace(trace_of([path], rank), py_spy=py_spy, seconds=seconds) for rank in ranks]
+    opened = (_newest(places[rank] or path) or (trace_of([path], rank), None) for rank in ranks)
+    found = [of_trace(trace, before, py_spy=py_spy, seconds=seconds) for trace, before in opened]
     if not any(one.outcome.stopped or one.outcome is RunOutcome.MOVES for one in (report.finding, *found)):
         return report.finding  # each rank for itself says less
     return _of_job([f"rank {rank}" for rank in ranks], found)
@@ -121,9 +130,61 @@ def _until(told: RecordedWait | None, moment: int) -> RecordedWait | None:
     return replace(told, seconds=seconds, hung=is_long(seconds, told.past))
 
 
-def of_trace(trace: Trace, *, py_spy: bool, seconds: float) -> Finding:
-    """The finding of a trace, with its evidence; for a running job, with the present state of its processes."""
-    found = headline(trace)
+def _newest(path: Path) -> tuple[Trace, Job] | None:
+    """The newest events of a trace that is large and still written, and what the run did before; None = another one."""
+    if not path.is_dir() or live.is_small(path, QUICK):
+        return None
+    trace, _ = live.LiveTrace(path).read()
+    if not trace.seen:
+        return None
+    before = Job()
+    before.take(trace)
+    for index, process in enumerate(trace.processes):
+        if process.role != "worker":
+            calls = live.search(path / (process.file + EVENTS_SUFFIX), [*ev.NEXT, ev.EPOCH[0]])
+            before.longest = max(before.longest, _longest(calls))
+            trace.events = _with_epoch(trace.events, calls, index)
+    return trace, before
+
+
+def _longest(calls: Rows) -> int:
+    """The longest `next` that has ended, ns; 0 = none. calls: of one process, in its order."""
+    nexts = calls[np.isin(calls["code"], ev.NEXT)]
+    nexts = nexts[np.argsort(nexts["tid"], kind="stable")]
+    begins, ends = nexts[:-1], nexts[1:]
+    whole = (begins["code"] == ev.NEXT[0]) & (ends["code"] == ev.NEXT[1]) & (begins["tid"] == ends["tid"])
+    return int((ends["time"] - begins["time"])[whole].max(initial=0))
+
+
+def _with_epoch(events: Rows, calls: Rows, process: int) -> Rows:
+    """A process's events with the begin of its present epoch, if that came before them."""
+    begun, own = calls[calls["code"] == ev.EPOCH[0]][-1:], events[events["process"] == process]
+    if not len(begun) or not len(own) or begun["seq"][0] >= own["seq"].min():
+        return events
+    row = np.zeros(1, events.dtype)
+    for name in calls.dtype.names or ():
+        row[name] = begun[name]
+    row["pid"], row["process"] = own["pid"][0], process
+    return np.concatenate([row, events])
+
+
+def _opened(path: Path) -> tuple[Trace, Job | None]:
+    """A trace: all of it, or of a large one that is still written the newest events, with what the run did before."""
+    return _newest(path) or (read_trace(path), None)
+
+
+def _wait_in(path: Path) -> RecordedWait | None:
+    """The wait that a trace shows now."""
+    trace, before = _opened(path)
+    return headline(trace, job=before).wait
+
+
+def of_trace(trace: Trace, before: Job | None = None, *, py_spy: bool, seconds: float) -> Finding:
+    """The finding of a trace, with its evidence; for a running job, with the present state of its processes.
+
+    before: has followed the run up to the trace, if the trace has only the newest events.
+    """
+    found = headline(trace, job=before)
     running = _running(trace) if found.outcome not in (RunOutcome.DIED, RunOutcome.ERROR) else []
     if running:
         ended = [line.get("monotonic_ns", 0) for line in trace.described("trace_end")]
@@ -132,7 +193,7 @@ def of_trace(trace: Trace, *, py_spy: bool, seconds: float) -> Finding:
         others = [one for one in dict.fromkeys((*running, *ranks_beside(pid))) if one != pid]
         now = look_at(
             pid,
-            lambda: headline(read_trace(trace.path)).wait or unknown,
+            lambda: _wait_in(trace.path) or unknown,
             py_spy=py_spy,
             seconds=seconds,
             others=others,

@@ -1,7 +1,7 @@
 """A running job: the new events of its trace, whether its processes exist, and which trace a process records.
 
 Interface: `LiveTrace(directory).read()` gives the events since the last call; `find_trace` finds the trace of a
-process; `is_small` tells whether a trace can be read quickly.
+process; `is_small` tells whether a trace can be read quickly; `search` finds events of some kinds in a whole file.
 
 Rules of use: the first call reads the last `TAIL` events of each process, and each further call at most `MOST_NEW` new
 ones, so the cost of a call does not depend on the length of the trace. It sends nothing to the processes.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +28,7 @@ from minidl.tracefile.format import (
     HEADER_BYTES,
     MANIFEST,
     PACKED_SUFFIX,
+    RECORD,
     SIDE_SUFFIX,
     SLOT_BYTES,
     Header,
@@ -54,6 +55,9 @@ MOST_WRITERS = 64
 
 SMALL = 64 << 20
 """Bytes of events that can be read in about three seconds."""
+
+PIECE = 65_536
+"""The events that are in memory together where a whole file is searched: 4 MiB."""
 
 EXITED_TAIL = 64
 """The events that are read of an exited worker: a job with new workers in each epoch leaves many of them behind."""
@@ -180,10 +184,20 @@ class LiveTrace:
         return count
 
 
-def is_small(directory: Path) -> bool:
-    """Whether a trace can be read in a few seconds."""
+def is_small(directory: Path, most: int = SMALL) -> bool:
+    """Whether a trace can be read in a few seconds: it has at most so many bytes of events."""
     plain = sum(_blocks(path) * 512 for path in directory.glob(f"*{EVENTS_SUFFIX}"))
-    return plain + sum(unpacked_bytes(path) for path in directory.glob(f"*{PACKED_SUFFIX}")) <= SMALL
+    return plain + sum(unpacked_bytes(path) for path in directory.glob(f"*{PACKED_SUFFIX}")) <= most
+
+
+def search(path: Path, codes: Sequence[int]) -> Rows:
+    """The events of some kinds in an events file (array of RECORD): all of the file is read, in pieces."""
+    found: list[Rows] = [np.empty(0, RECORD)]
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        file.seek(HEADER_BYTES)
+        while len(rows := np.fromfile(file, RECORD, PIECE)):
+            found.append(rows[np.isin(rows["code"], codes)])
+    return np.concatenate(found)
 
 
 def _blocks(path: Path) -> int:

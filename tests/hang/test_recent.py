@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from made_trace import HEALTHY, HUNG, LOADER_PID, made
 
-from minidl.hang import live
+from minidl.hang import examine, live
 from minidl.hang.finding import RunOutcome
 from minidl.hang.headline import headline
 from minidl.hang.live import LiveTrace
@@ -158,3 +158,19 @@ def test_a_run_that_has_ended_is_not_going_on(followed: LiveTrace) -> None:
     with path.open("a") as file:
         file.write(json.dumps({"kind": "trace_end"}) + "\n")
     assert followed.read()[0].seen == 0
+
+
+def test_of_a_large_trace_that_grows_the_doctor_reads_the_end_and_knows_the_longest_wait_of_all(
+    followed: LiveTrace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = followed.directory
+    monkeypatch.setattr(examine.live, "LiveTrace", lambda directory: followed)
+    assert examine._newest(path) is None  # it is small
+    monkeypatch.setattr(examine, "QUICK", 0)
+    trace, before = examine._newest(path) or pytest.fail("the run goes on")
+    assert len(trace) <= 1 + 50 * len(trace.processes) < len(read_trace(path))
+    told, known = headline(trace, job=before).wait, headline(read_trace(path)).wait
+    assert told is not None
+    assert known is not None
+    for name in ("task", "worker", "sample", "past", "epoch"):
+        assert getattr(told, name) == getattr(known, name)

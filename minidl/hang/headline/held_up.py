@@ -19,6 +19,7 @@ from minidl.playback.missing import BatchPlace, MissingBatch, missing_batch
 from minidl.playback.state import MessageStage, ProtocolState
 from minidl.speed.hot_spots import spot_of
 from minidl.tracefile import events as ev
+from minidl.tracefile.loaders import first_epochs
 from minidl.tracefile.open_spans import since
 from minidl.tracefile.process import ProcessLife
 from minidl.tracefile.reader import Trace
@@ -62,7 +63,7 @@ class HeldUp:
             pid=home.pid,
             tid=int(wait.row["tid"]),
             task=self.missing.task,
-            epoch=-1 if state.epoch is None else state.epoch,
+            epoch=self._epoch(),
             worker=number if of_worker else -1,
             worker_pid=run.processes[made_by].pid if of_worker else 0,
             sample=run.sample(self.focus),
@@ -75,6 +76,13 @@ class HeldUp:
             ranks={one.pid: one.rank for one in run.processes if one.rank >= 0 and one.worker < 0},
             facts=from_trace(*evidence),
         )
+
+    def _epoch(self) -> int:
+        """The loader's epoch in the wait, from 0 among all of its DataLoader's; -1 = unknown."""
+        if self.state.epoch is not None:
+            return self.state.epoch
+        begun = self.run.epoch(self.wait.loader, self.wait.begin)
+        return -1 if begun < 0 else begun + first_epochs(self.run.trace).get(self.wait.loader, 0)
 
     def _workers_step(self) -> tuple[str, int]:
         """The step in focus, if it is not the loop's own, in words, and since when."""
