@@ -198,7 +198,10 @@ def of_trace(trace: Trace, before: Job | None = None, *, py_spy: bool, seconds: 
             seconds=seconds,
             others=others,
         )
-        if not ended or _is_blocked(now):  # else the program goes on after the trace: the finding is about the trace
+        if now.outcome in (RunOutcome.DIED, RunOutcome.ENDED):  # between the looks: its trace says more
+            trace = read_trace(trace.path)
+            found = headline(trace)
+        elif not ended or _is_blocked(now):  # else the program goes on after the trace: the finding is about the trace
             return now
     return replace(found, evidence=(*found.evidence, *_broken_rules(trace, found)))
 

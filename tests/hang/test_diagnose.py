@@ -306,7 +306,11 @@ IN_A_SAMPLE = [
           call=Syscall("read", "", (10,), (10,))),
     stuck(HangCause.SIGNAL, "waiting for a signal", user("signal.pause()"), call=Syscall("pause")),
     stuck(HangCause.FILE, "in read of /data/a.bin", user("f.read()"), call=Syscall("read", "", (11,), (11,))),
-    stuck(HangCause.MISSING_THREAD, "waits in C code for threads", user("return torch.rand(9).add(1)"), call=LOCKED),
+    *(
+        stuck(HangCause.MISSING_THREAD, f"waits in C code for threads that the fork did not copy ({whose}",
+              user("return torch.rand(9).add(1)"), call=replace(LOCKED, args=(4096, flags, 64)))
+        for flags, whose in ((0x189, "OpenMP's, or of a library's"), (0x80, "OpenMP's)"), (0x89, "of a library's pool"))
+    ),
     stuck(HangCause.NO_CPU, "ready to run, but gets only 2% of a CPU", user("x"), call=None, state="R", cpu=0.01),
     stuck(HangCause.NONE, "running from time to time", user("x"), call=None, cpu=0.01, switches=9),
     *(
@@ -323,6 +327,10 @@ IN_A_SAMPLE = [
          worker(1, Frame("Queue.get", QUEUES, 103, source="res = self._recv_bytes()"), user("cache.get()"), call=READS,
                 descriptors=(QUEUE,)),
          cause=HangCause.QUEUE_EMPTY, step="sample", sample=37),
+    case("a program that asks a question reads its standard input", loop(1), IDLE,
+         worker(1, user("input()"), call=Syscall("read", "", (0,), (0,), timeout=-1.0),
+                descriptors=(replace(QUEUE, fd=0),)),
+         cause=HangCause.PIPE_EMPTY, says="(its standard input)"),
     case("a debugger that reads its commands from a pipe waits for a person", loop(1), IDLE,
          worker(1, library("Pdb.interaction", "/lib/python3.11/pdb.py"), user("breakpoint()"), call=READS_FOR_EVER,
                 descriptors=(QUEUE,)),

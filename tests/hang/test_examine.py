@@ -20,7 +20,8 @@ from minidl import cli
 from minidl.hang import examine
 from minidl.hang.consult import opinion
 from minidl.hang.examine import of_trace
-from minidl.hang.finding import HangCause, RecordedWait, RunOutcome, Sure
+from minidl.hang.finding import Finding, HangCause, RecordedWait, RunOutcome, Sure
+from minidl.hang.headline import headline
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.reader import read_trace
 
@@ -57,6 +58,17 @@ def test_a_directory_of_ranks_is_one_job_and_names_the_rank_that_is_wrong(tmp_pa
         (tmp_path / f"{name}.minidl").rename(tmp_path / f"{name.replace('rank', 'run')}.minidl")
     with pytest.raises(TraceError, match="holds 2"):
         examine.examine(str(tmp_path), py_spy=False, seconds=0)
+
+
+def test_of_a_program_that_ends_while_it_is_looked_at_the_trace_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    (path,) = committed("killed")[:1]
+    ended = Finding(RunOutcome.DIED, "process 9 has ended: exit code 1")
+    monkeypatch.setattr(examine, "_running", lambda trace: [os.getpid()])
+    monkeypatch.setattr(examine, "look_at", lambda *args, **options: ended)
+    trace = read_trace(path)
+    trace.once("headline", lambda: Finding(RunOutcome.RUNNING, "it ran when it was read first"))
+    said = of_trace(trace, py_spy=False, seconds=0)
+    assert said.title == headline(read_trace(path)).title != ended.title
 
 
 def test_looks_that_say_no_more_than_the_events_leave_the_headline_alone() -> None:

@@ -32,6 +32,8 @@ MOST_FRAMES: Final = 200
 _SHORT: Final = 120
 _NUMBER: Final = re.compile(r"-?\d{1,20}|\[[-\d, ]{0,100}\]|\([-\d, ]{0,100}\)|None|True|False|<frame at 0x[0-9a-f]+>")
 _LOCK_FILE: Final = re.compile(r"""["']([^"'\n]{1,200}\.(?:lock|lck|pid))["']""")
+_HANDLERS: Final = re.compile(r"\(\d+, (<frame at 0x[0-9a-f]+)\b.*")
+"""The arguments of a signal handler that takes them as one tuple."""
 _OBJECT: Final = re.compile(r"<(?!frame )[^<>]* at (0x[0-9a-f]+)>")
 _LOADERS: Final = re.compile(r"[/\\](torch[/\\]utils[/\\]data|minidl|multiprocessing)[/\\]|[/\\](threading|queue)\.py$")
 
@@ -138,6 +140,7 @@ def kept(file: str, variables: Mapping[str, str]) -> dict[str, str]:
     if _LOADERS.search(file):
         return {name: text[:_SHORT] for name, text in variables.items()}
     plain = {name: text for name, text in variables.items() if _NUMBER.fullmatch(text) or _LOCK_FILE.fullmatch(text)}
+    plain |= {name: f"{found[1]}>" for name, text in variables.items() if (found := _HANDLERS.fullmatch(text))}
     return plain | {name: found[1] for name, text in variables.items() if (found := _OBJECT.fullmatch(text))}
 
 

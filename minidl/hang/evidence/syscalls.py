@@ -137,6 +137,18 @@ def is_private(call: Syscall) -> bool:
     return call.name == "futex" and bool(call.args[1] & 0x80)
 
 
+_FLAGS: Final = {9: "bitset", 0x100: "clock"}
+"""FUTEX_WAIT_BITSET, and FUTEX_CLOCK_REALTIME."""
+
+
+def wait_flags(call: Syscall) -> frozenset[str]:
+    """How a futex is waited for, beyond a plain wait: each library has its own way. {"unknown"} if it is no futex."""
+    if call.name != "futex" or len(call.args) < 2:
+        return frozenset({"unknown"})
+    operation, clock = call.args[1] & 0x7F, call.args[1] & 0x100
+    return frozenset(_FLAGS.get(flag, f"operation {flag}") for flag in (operation, clock) if flag)
+
+
 def _sleep(name: str, args: tuple[int, ...], read: Memory) -> Syscall:
     seconds = _timespec(read, args[0] if name == "nanosleep" else args[2])
     if name == "clock_nanosleep" and args[1] & 1 and seconds >= 0:  # TIMER_ABSTIME: the seconds are a moment's

@@ -389,6 +389,8 @@ def _at_pipe(at: _Waiting, one: Descriptor) -> KernelWait:
     have_it = at.ends.pipes[one.inode, mode]
     holders = tuple(Holder(pid, why=f"has the pipe's {end} end") for pid in have_it if pid != at.process.pid)
     doing = f"waiting for {what} in {one.target if one.kind == 'fifo' else f'pipe {one.inode}'}"
+    if (one.fd, writes) == (0, False):
+        doing += " (its standard input)"
     if not holders:
         others = "only its own process has" if have_it else "none of these processes has"
         doing += f", whose {end} end {others}"

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from minidl.hang.case import ThreadFacts, spot
 from minidl.hang.chain import Chain, pool_of, taken_in, waiting_in
-from minidl.hang.evidence.syscalls import is_private
+from minidl.hang.evidence.syscalls import is_private, wait_flags
 from minidl.hang.evidence.waits import Blocked
 from minidl.hang.finding import EvidenceLine, HangCause, Sure
 from minidl.hang.places import LoaderStep, library
@@ -139,11 +139,37 @@ def native_pool_is_missing(chain: Chain) -> Judgement | None:
     had = sum(thread.seen.stack is None and not thread.is_main for thread in parent)
     facts = [EvidenceLine(f"its line calls C code: {line}", f"stack of {end.pid}")]
     facts += [EvidenceLine(f"its parent has {had} threads of C libraries", "threads")] if had else []
+    row = NATIVE_POOLS.get(wait_flags(end.call), _ANY_POOL)
+    facts += [EvidenceLine(f"it waits as {row.like} does", f"futex of thread {end.tid}")] if row.like else []
     return Judgement(
-        HangCause.MISSING_THREAD, "waits in C code for threads that the fork did not copy (OpenMP, a library's pool)",
+        HangCause.MISSING_THREAD, f"waits in C code for threads that the fork did not copy ({row.whose})",
         Sure.LIKELY if had else Sure.POSSIBLE, tuple(facts), ("a lock inside of that library was held at the fork",),
-        "torch.set_num_threads(1) or OMP_NUM_THREADS=1 before the workers start; multiprocessing_context='forkserver'",
+        f"multiprocessing_context='forkserver' or 'spawn', or first use the library in the worker{row.fix}",
     )  # fmt: skip
+
+
+class PoolRow(NamedTuple):
+    """Whose threads C code waits for. like: by how it waits, "" = unknown. fix: what helps, too."""
+
+    whose: str
+    like: str = ""
+    fix: str = ""
+
+
+_ANY_POOL: Final = PoolRow(
+    "OpenMP's, or of a library's pool", "",
+    "; for OpenMP (torch, NumPy) also torch.set_num_threads(1) or OMP_NUM_THREADS=1 before the workers start",
+)  # fmt: skip
+NATIVE_POOLS: Final = {
+    frozenset(): PoolRow(
+        "OpenMP's", "GNU's OpenMP", "; or torch.set_num_threads(1) or OMP_NUM_THREADS=1 before the workers start"
+    ),
+    frozenset({"bitset"}): PoolRow(
+        "of a library's pool, such as rayon's in tokenizers and Polars", "Rust's standard library",
+        "; for tokenizers also TOKENIZERS_PARALLELISM=false (OMP_NUM_THREADS does not matter here)",
+    ),
+}  # fmt: skip
+"""By the flags of the wait. Conditions of glibc, which any library may have, usually name a clock as well."""
 
 
 def mutex(chain: Chain) -> Judgement | None:
@@ -334,5 +360,8 @@ def lock_stays_held(chain: Chain) -> Judgement | None:
         return None  # C code waits for its own threads
     also = "a thread that has ended acquired it and never released it"
     facts = (*found.shown, _no_other(end, _SO_NONE_RELEASES))
-    what = f"{found.what} that no other thread can release"
-    return Judgement(HangCause.SELF_LOCK, what, Sure.LIKELY, facts, (also,))
+    what, fix = f"{found.what} that no other thread can release", ""
+    if end.place.interrupted:
+        what = f"{found.what} that the code which it interrupted holds"
+        fix = "take no lock in a signal handler or finalizer: set a flag there, and act on it in the loop"
+    return Judgement(HangCause.SELF_LOCK, what, Sure.LIKELY, facts, (also,), fix)

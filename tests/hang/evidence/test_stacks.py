@@ -87,6 +87,7 @@ def test_a_frame_has_the_locks_that_its_function_took_around_its_line_and_before
 
 def test_names_of_lock_files_are_kept_and_no_other_text() -> None:
     seen = {"path": '"/data/a.lock"', "key": "'secret'", "file": "'/data/secret.txt'", "i": "7"}
+    seen["_"] = "(14, <frame at 0x7f1>)"  # the arguments of a signal handler
     kept = stacks.kept("/home/a/data.py", seen)
-    assert kept == {"path": '"/data/a.lock"', "i": "7"}
+    assert kept == {"path": '"/data/a.lock"', "i": "7", "_": "<frame at 0x7f1>"}
     assert stacks.named_lock_files([Frame("f", "a.py", 1, kept)]) == ["/data/a.lock"]
