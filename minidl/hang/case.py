@@ -308,12 +308,12 @@ class RunFacts:
         if pid in self.ranks:
             return f"{self._rank(pid)}{number}"
         if self.is_loop(pid):
-            named = f"process {process.name}{number}, in no loader now"
+            named = f"process {process.name} (pid {pid}), in no loader now"
             return named if self._in_no_loader(pid) else f"{self._rank(pid) or 'the loop'}{number}"
         if self.is_server(pid):
             return f"the fork server{number}"
         of = f", a child of worker {self.workers[process.ppid]}" if process.ppid in self.workers else ""
-        return f"process {process.name}{number}{of}"
+        return f"process {process.name} (pid {pid}){of}"  # several may have this name
 
     def _in_no_loader(self, pid: int) -> bool:
         """Whether there is no sign (stack, worker, trace) that a process iterates, or did so before."""

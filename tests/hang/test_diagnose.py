@@ -744,7 +744,7 @@ ENDS_OF_CHAINS = [
     case("one look at it does not tell", loop(1, TQDM), IDLE, IN_VAIN, cause=HangCause.UNKNOWN),
     case("a thread that is no daemon holds up the exit", loop(0, SERVES, stack=(SHUTS,), call=LOCKED),
          cause=HangCause.NOBODY, sure=Sure.LIKELY, role="loop", step="exit", fix="daemon",
-         says="waits for the end of its threads [its thread log (log at data.py:7) is waiting for a lock"),
+         says="waits for the end of its thread log [its thread log (log at data.py:7) is waiting for a lock"),
     case("one that waits for the next item waits for ever",
          looks=later(loop(0, SERVES, stack=(SHUTS,), call=LOCKED)), told=own(20.0), outcome=HUNG),
     case("so does one that the main thread joins", told=own(20.0), cause=HangCause.QUEUE_EMPTY, outcome=HUNG,

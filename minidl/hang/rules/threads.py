@@ -35,8 +35,9 @@ def exit_waits(chain: Chain) -> Judgement | None:
     own = end.case.helpers(end.pid, but=end.tid)
     if end.step is not LoaderStep.EXIT or end.kind is not Blocked.FUTEX or not own:
         return None
+    names = f"its thread{'s' * (len(own) > 1)} {and_joined([one.label for one in own], 2)}"
     return Judgement(
-        HangCause.NOBODY, f"waits for the end of its threads{doing_of(own)}",
+        HangCause.NOBODY, f"waits for the end of {names}{doing_of(own)}",
         Sure.LIKELY if len(own) == 1 else Sure.POSSIBLE, (waits_of(own),), (),
         "end the thread before the program ends (an Event, or None in its queue), or make it a daemon",
         helped=any(map(at_work, own)), alone=len(own) == 1 and waiting_in(own[0]) is not None,
