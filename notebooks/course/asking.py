@@ -28,7 +28,10 @@ from minidl.playback.words import lines
 NUMBERS = dict(zip(
     ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen"],
     range(17), strict=True,
-)) | {"none": 0, "nothing": 0, "never": 0, "zero": 0, "once": 1, "twice": 2}  # fmt: skip
+)) | {"none": 0, "nothing": 0, "never": 0, "zero": 0, "once": 1, "twice": 2, "an": 1, "single": 1, "both": 2}  # fmt: skip
+
+NO_NUMBER = ("no", "none", "nothing", "never", "once", "twice", "an", "single", "both")
+"""Those of them that name no worker."""
 
 COUNTED = re.compile(
     "(batch|process)(es)?|(byte|call|descriptor|draw|epoch|file|sample|segment|sentinel|slab|step|task|tensor|time|worker)s?"
@@ -95,7 +98,7 @@ class Worker(Count):
 
     def _in_words(self, said: str) -> object:
         named = re.fullmatch(r"(?:the )?(?:worker|w)?[\s#]*(\w+)", said)
-        no_worker = named is None or named[1] in ("no", "none", "nothing", "never", "once", "twice")
+        no_worker = named is None or named[1] in NO_NUMBER
         return None if no_worker else super()._in_words(named[1])  # type: ignore[index]
 
     def __str__(self) -> str:
