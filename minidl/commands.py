@@ -1176,7 +1176,8 @@ command(
     _arg("--follow", type=Path, metavar="TRACE", help="check that the model can repeat a recorded run"),
     _flag("--list", "list configurations and guards and exit"),
     _arg("-o", "--output", type=Path, metavar="DIR", help="write each failing run as a trace: DIR/NAME"),
-    note="A run has at most one crash, and two Ctrl-C in the main thread. Not explored: a Ctrl-C that reaches the\n"
+    note="A run has at most one crash, and two Ctrl-C in the main thread. Configurations named 'threads, ...' have\n"
+    "worker threads, which die of an exception or stay in a sample. Not explored: a Ctrl-C that reaches the\n"
     "workers or comes while Python exits, next() after a Ctrl-C, and errors in the user's code. --slabs has\n"
     "two slabs with one batch each, and one Ctrl-C, one lack of descriptors or one lent slab per run.",
 )(elsewhere("explore", "explore", ValueError))  # fmt: skip
@@ -1190,9 +1191,9 @@ command(
     _flag("--list", "list the cells with their expected results, and exit"),
     _arg("--jobs", type=_positive, default=2, metavar="N",
          help="run N cells at a time (default: %(default)s)"),
-    _arg("--transport", choices=("upstream", "arena", "file_system", "mini"), default="upstream",
-         help="how batches travel; file_system is torch's other strategy, mini is the loader on one page "
-              "(default: %(default)s)"),
+    _arg("--transport", choices=("upstream", "arena", "file_system", "mini", "thread"), default="upstream",
+         help="how batches travel; file_system is torch's other strategy, mini is the loader on one page; "
+              "thread: workers are threads, which have steps and faults of their own (default: %(default)s)"),
     _arg("--json", type=Path, metavar="FILE", help="also write every result to FILE"),
     _arg("--keep", type=Path, metavar="FILE",
          help="keep each result in FILE; an interrupted run continues from it"),

@@ -85,8 +85,8 @@ ORDER = (
     ("startup", "sitecustomize"),
     (
         "explore",
-        "configurations guards world ablated decisions steps loader pin_thread workers model search trace follow "
-        "diagrams ablations slab_life __init__",
+        "configurations guards world ablated decisions steps loader pin_thread workers model threads search trace "
+        "follow diagrams ablations slab_life __init__",
     ),
     ("prove", "kept sessions"),
     ("prove.lab", "faulty"),
@@ -97,7 +97,7 @@ ORDER = (
         "__init__",
     ),
     ("prove.recordings", "images training scenes table suite one __main__"),
-    ("prove.faults", "cells program runner __init__"),
+    ("prove.faults", "cells program threads serve runner __init__"),
     ("prove.lab", "case"),
     (
         "prove.lab.cases",

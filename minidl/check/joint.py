@@ -74,6 +74,9 @@ class _Trace:
         self.state = JointState(Fact.BOUNDED, Fact.FIRST_EPOCH, Fact.CUT_SHORT)
         if not loader.pinned:
             self.state.add(Fact.NO_PIN_THREAD)
+        self.threads = loader.params.get("transport") == "thread"
+        if self.threads:  # between them no message is torn: the pin thread may run on
+            self.state.add(Fact.PIN_JOINED)
         self.workers = range(loader.capacity[0] if loader.capacity else 0)
         self.started: dict[int, int] = {}
         for row in loader.pick(ev.WORKER_START[1]):
@@ -116,6 +119,8 @@ class _Trace:
         for key in ((code, x), (code, None)):
             if key in _TELLS:
                 state.add(_TELLS[key], worker)
+        if self.threads and (code, x) == (ev.JOIN[1], Actor.WORKER) and state.holds(Fact.TOLD, worker):
+            state.add(Fact.KILLED, worker)  # a thread can't be: this is all that can be done
         if code == ev.EPOCH[0]:
             for fact in (Fact.FIRST_EPOCH, Fact.RESUMED):
                 state.remove(fact)

@@ -1,8 +1,8 @@
 """All runs of the loader's protocol on a model: `minidl explore`.
 
 Interface: `add_arguments(parser)` and `run(arguments)` are the command. `model` has the steps that are possible; the
-live loader's own classes decide them (`driver`, `protocol`). `search` goes through all runs; `configurations` and
-`guards` are what is gone through; `trace` writes a run as a trace.
+live loader's own classes decide them (`driver`, `protocol`). `threads` has what differs if workers are threads.
+`search` goes through all runs; `configurations` and `guards` are what is gone through; `trace` writes a run as a trace.
 Rules of use: what is found here is found of a model. `tests/explore` ties it to the live loader: the model's runs obey
 the checker, the model follows recorded runs, and `ablations` takes each guard out of the running code. A run has one
 crash at most, and two Ctrl-C, before or after any effect of the main thread. Not here: a Ctrl-C that reaches the
@@ -36,8 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
     Raises TraceError if a trace can't be written; ValueError for an unknown name, or for guards added to minidl's own.
     """
     from minidl.explore import slab_life
-    from minidl.explore.configurations import CONFIGURATIONS, QUICK
-    from minidl.explore.guards import GUARDS, OURS, UPSTREAM
+    from minidl.explore.configurations import CONFIGURATIONS, OF_PROCESSES, QUICK
+    from minidl.explore.guards import GUARDS, OF_THREADS, OURS, UPSTREAM
 
     if arguments.list:
         _list()
@@ -46,9 +46,11 @@ def run(arguments: argparse.Namespace) -> int:
         return _follow(arguments.follow)
     if arguments.slabs:
         return slab_life.run()
-    protocol, known = UPSTREAM if arguments.upstream else OURS, {c.name: c for c in CONFIGURATIONS}
-    chosen = [_named(name, known) for name in arguments.only or (QUICK if arguments.quick else known)]
-    guards = [_named(name, GUARDS) for name in arguments.guard or ()]
+    protocol = UPSTREAM if arguments.upstream else OURS
+    known = {c.name: c for c in (OF_PROCESSES if arguments.upstream else CONFIGURATIONS)}  # torch has no threads
+    all_guards = GUARDS if arguments.upstream else GUARDS | OF_THREADS
+    chosen = [_named(name, known) for name in arguments.only or [c for c in known if not arguments.quick or c in QUICK]]
+    guards = [_named(name, all_guards) for name in arguments.guard or ()]
     if added := _added(arguments.with_guard or [], upstream=arguments.upstream):
         protocol = protocol.having(*(guard.field for guard in added))
         if ALL not in arguments.with_guard and not arguments.only:
@@ -56,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     full = {c.name for c in chosen if arguments.full or (c.name in QUICK and not arguments.quick)}
     bad = 0 if guards else _explore(chosen, full, protocol, arguments.output)
     if not guards and not arguments.only and not added:
-        guards = [guard for guard in GUARDS.values() if not arguments.upstream or not guard.upstream]
+        guards = [guard for guard in all_guards.values() if not arguments.upstream or not guard.upstream]
     title = "torch has no such guard" if arguments.upstream else "without the guard"
     lost = _without(guards, arguments.quick, arguments.output, title)
     return FOUND if bad or lost else OK
@@ -82,11 +84,11 @@ def _named(name: str, table: dict[str, Configuration] | dict[str, Guard]) -> Any
 
 def _list() -> None:
     from minidl.explore.configurations import CONFIGURATIONS
-    from minidl.explore.guards import GUARDS
+    from minidl.explore.guards import GUARDS, OF_THREADS
 
     for configuration in CONFIGURATIONS:
         print(f"{configuration.name:<26} {configuration.describe()}")
-    for guard in GUARDS.values():
+    for guard in (GUARDS | OF_THREADS).values():
         print(f"{guard.name:<34} {guard.purpose}; ours {guard.ours}; torch {guard.upstream or 'has none'}")
 
 
@@ -101,7 +103,8 @@ def _follow(path: Path) -> int:
         if not facts.get("num_workers"):
             print(f"loader {loader}: has no workers, and so nothing to explore")
             continue
-        crashes = (Crash.WORKER_KILLED,) if len(trace.select("found_dead")) else ()
+        crash = Crash.WORKER_DIES if facts.get("transport") == "thread" else Crash.WORKER_KILLED
+        crashes = (crash,) if len(trace.select("found_dead")) else ()
         followed = follow(trace, loader, crashes)
         lost += not followed
         how = f"not followed; {followed.lost}" if followed.lost else "followed"
@@ -112,13 +115,15 @@ def _follow(path: Path) -> int:
 
 def _explore(chosen: list[Configuration], full: set[str], protocol: Protocol, output: Path | None) -> int:
     """Go through all runs of each configuration, those in `full` step by step; how many have a violation."""
-    from minidl.explore.model import Model
+    from minidl.explore.guards import OUR_THREADS
     from minidl.explore.search import explore, shortest
+    from minidl.explore.threads import model_of
 
     print(f"{'configuration':<26} {'steps are':<9} {'states':>9} {'steps':>10} {'ends':>7} {'time':>7}  violations")
     bad, states, seconds = 0, 0, 0.0
     for configuration in chosen:
-        model = Model(configuration, protocol, reduced=configuration.name not in full)
+        held = OUR_THREADS if configuration.threads else protocol
+        model = model_of(configuration, held, reduced=configuration.name not in full)
         found = explore(model, _progress(configuration.name))
         states, seconds = states + found.states, seconds + found.seconds
         print(_row(model, found), flush=True)

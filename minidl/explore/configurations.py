@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 
@@ -17,6 +17,8 @@ class Crash(enum.Enum):
     WORKER_STUCK = "worker stuck"  # in its dataset, forever
     WORKER_STOPPED = "worker stopped"  # SIGSTOP: alive, and SIGTERM does not reach it
     LOADER_KILLED = "loader killed"
+    WORKER_DIES = "worker dies"  # of an exception such as SystemExit: a thread
+    WORKER_SLEEPS = "worker sleeps"  # in its dataset, until the loader is closed: a thread
     PIN_DIES = "pin thread dies"  # of an exception
     PIN_STUCK = "pin thread stuck"  # in a copy, forever
 
@@ -34,6 +36,7 @@ class Configuration:
     ctrl_c: how often Ctrl-C may interrupt the main thread, before or after any effect from the first task to the end of
     the shutdown, and between a message's arrival and the decision about it. goes_on: after so many errors or Ctrl-C the
     program goes on: with the next batch or epoch after an error, with the next epoch after a Ctrl-C.
+    threads: the workers are threads of the loader's process, see `explore.threads`.
     """
 
     name: str
@@ -55,6 +58,7 @@ class Configuration:
     slow: bool = False
     ctrl_c: int = 0
     goes_on: int = 0
+    threads: bool = False
 
     def describe(self) -> str:
         """In words, for the table."""
@@ -73,14 +77,15 @@ class Configuration:
             f"crash: {', '.join(crash.value for crash in self.crashes)}": self.crashes,
         }
         said = (word for word, holds in words.items() if holds)
-        return "; ".join((f"{self.workers} workers, prefetch {self.prefetch}, {data}", *said))
+        kind = "worker threads" if self.threads else "workers"
+        return "; ".join((f"{self.workers} {kind}, prefetch {self.prefetch}, {data}", *said))
 
 
 # --- What `minidl explore` goes through -------------------------------------------------------------------------------
 _ANY: Final = (Crash.WORKER_KILLED, Crash.LOADER_KILLED)
 _ANY_PINNED: Final = (*_ANY, Crash.PIN_DIES)
 _C = Configuration
-CONFIGURATIONS: Final = (
+OF_PROCESSES: Final = (
     _C("plain", may_break=True, crashes=_ANY),
     _C("six tasks", tasks=6, may_break=True, crashes=_ANY),
     _C("narrow pipes", tasks=6, may_break=True, index_room=1, result_room=1, crashes=_ANY),
@@ -115,4 +120,32 @@ CONFIGURATIONS: Final = (
 )  # fmt: skip
 """From the smallest of its kind on; each with a crash of any one actor at any step, unless it says otherwise."""
 
-QUICK: Final = ("plain", "pinned", "persistent", "streams", "exit", "stuck", "Ctrl-C")
+_TO_A_THREAD: Final[dict[Crash, tuple[Crash, ...]]] = {
+    Crash.WORKER_KILLED: (Crash.WORKER_DIES,),
+    Crash.WORKER_STOPPED: (Crash.WORKER_SLEEPS,),
+    Crash.LOADER_KILLED: (),
+}
+"""A crash of processes -> what may happen to threads. They end with their process."""
+
+
+def with_threads(c: Configuration) -> Configuration:
+    """The same with worker threads."""
+    crashes = (each for crash in c.crashes for each in _TO_A_THREAD.get(crash, (crash,)))
+    return replace(c, name=f"threads, {c.name}", threads=True, crashes=tuple(crashes))
+
+
+_STUCK_THREADS: Final = (Crash.WORKER_STUCK, Crash.WORKER_SLEEPS)
+OF_THREADS: Final = (
+    *(with_threads(c) for c in OF_PROCESSES if not c.heard and c.name != "narrow pipes"),
+    _C("threads, stuck, exit", threads=True, exits=True, timeout=True, may_break=True, crashes=_STUCK_THREADS),
+    _C("threads, stuck, slow", threads=True, slow=True, timeout=True, may_break=True, crashes=_STUCK_THREADS),
+    _C("threads, stuck, Ctrl-C", threads=True, ctrl_c=2, timeout=True, may_break=True, crashes=_STUCK_THREADS),
+)  # fmt: skip
+"""The same sizes with worker threads, as far as they differ: no signal tells of a thread's end, and no pipe is full."""
+
+CONFIGURATIONS: Final = (*OF_PROCESSES, *OF_THREADS)
+
+QUICK: Final = (
+    *("plain", "pinned", "persistent", "streams", "exit", "stuck", "Ctrl-C"),
+    *("threads, plain", "threads, stuck", "threads, exit"),
+)

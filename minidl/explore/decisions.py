@@ -108,8 +108,8 @@ class Driving:
     def ask(self, state: Decided, call: str, argument: Any = None) -> tuple[Decided, Effect | None, Told]:
         """Give the driver an input; the state after it, the effect, and what was told. Raises as the driver does.
 
-        argument: of `received` a message as `world` has it, of `nothing_came` the fields of an Evidence, of `failed`
-        whether the effect could be performed again.
+        argument: of `received` a message as `world` has it, of `nothing_came` and `deaths` the fields of an Evidence,
+        of `failed` whether the effect could be performed again.
         """
         question = (state, call, argument)
         known = self._known.get(question)
@@ -124,7 +124,7 @@ class Driving:
         effect: Effect | None
         if call == "received":
             effect = ask(_message(argument))
-        elif call == "nothing_came":
+        elif call in ("nothing_came", "deaths"):
             dead, *others = argument
             effect = ask(Evidence(dict(dead), *others))
         elif call == "failed":

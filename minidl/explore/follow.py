@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from minidl.explore.configurations import Configuration, Crash
-from minidl.explore.guards import OURS
-from minidl.explore.model import Model
+from minidl.explore.guards import own
 from minidl.explore.steps import MAIN, PIN_THREAD, TAKES_LOCK, Label, result_feeder
-from minidl.explore.trace import Telling, Told, told
+from minidl.explore.threads import model_of
+from minidl.explore.trace import Told, telling_of, told
 from minidl.explore.world import State
 from minidl.record.made_up import Thread
 from minidl.tracefile import events as ev
@@ -127,12 +127,14 @@ def configuration_of(trace: Trace, loader: int = 1, crashes: tuple[Crash, ...] =
         result_room=ROOM,
         may_break=bool(np.any((rows["code"] == ev.EPOCH[1]) & (rows["z"] != Ending.EXHAUSTED))),
         crashes=crashes,
+        threads=facts.get("transport") == "thread",
     )
 
 
 def follow(trace: Trace, loader: int = 1, crashes: tuple[Crash, ...] = ()) -> Followed:
     """Look for a run of the model in which every actor has the events that were recorded."""
-    telling = Telling(Model(configuration_of(trace, loader, crashes), OURS))
+    configuration = configuration_of(trace, loader, crashes)
+    telling = telling_of(model_of(configuration, own(configuration)))
     wanted = recorded(trace, loader)
     actors = list(wanted)
     events = sum(map(len, wanted.values()))

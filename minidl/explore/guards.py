@@ -1,8 +1,9 @@
 """The guards of the protocol: purpose, place, and the configurations in which each is taken away.
 
 `Protocol` is the loader in the explored world: one field a guard, all of them there by default. `OURS` is this
-package's loader, `UPSTREAM` torch's. `GUARDS` maps a name, as `--guard` takes it, to a `Guard`. The model says in one
-`if` what is missing if a field is False.
+package's loader, `UPSTREAM` torch's; `own(configuration)` is ours with processes or with threads. `GUARDS` maps a name,
+as `--guard` takes it, to a `Guard`; `OF_THREADS` has more. The model says in one `if` what is missing if a field is
+False.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ STOPPED_WORKER = C("stopped worker", timeout=True, crashes=(Crash.WORKER_STOPPED
 INTERRUPTED = C("Ctrl-C", ctrl_c=1)
 BEGINS_AGAIN = C("Ctrl-C, begins again", ctrl_c=1, goes_on=1, persistent=True, epochs=3, prefetch=1, tasks=2)
 UNCLOSED = C("exit unclosed, narrow pipe", exits=True, may_break=True, index_room=1)
+INTERRUPTED_THREADS = C("threads, Ctrl-C", threads=True, ctrl_c=1)
+UNCLOSED_THREADS = C("threads, exit unclosed", threads=True, exits=True, may_break=True)
 
 
 @dataclass(frozen=True)
@@ -138,5 +141,27 @@ def _of(field: dataclasses.Field[bool]) -> Guard:
 
 GUARDS: Final = {guard.name: guard for guard in map(_of, dataclasses.fields(Protocol))}
 
+
+@dataclass(frozen=True)
+class ThreadProtocol(Protocol):
+    """The guards of a loader with worker threads, which torch has not."""
+
+    told_at_last: bool = _guard("told-at-last", "tells threads to leave though an exception cut the shutdown short",
+        "loader.threads:_terminate", "", INTERRUPTED_THREADS)  # fmt: skip
+    closed_at_exit: bool = _guard("closed-at-exit", "ends the threads before Python ends its daemon threads",
+        "loader.threads:__init__", "", UNCLOSED_THREADS)  # fmt: skip
+
+
+OF_THREADS: Final = {
+    guard.name: guard for guard in map(_of, dataclasses.fields(ThreadProtocol)) if guard.name not in GUARDS
+}
+"""The guards that only worker threads need."""
+
 OURS: Final = Protocol()
+OUR_THREADS: Final = ThreadProtocol()
 UPSTREAM: Final = OURS.without(*(guard.field for guard in GUARDS.values() if not guard.upstream))
+
+
+def own(configuration: Configuration) -> Protocol:
+    """This package's loader in a configuration."""
+    return OUR_THREADS if configuration.threads else OURS

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from minidl.check.joint_rules import Act, Fact
 from minidl.explore import world as at
@@ -42,6 +42,7 @@ BLOCKED: Final[dict[str, Callable[[World], bool]]] = {
     at.TELL_WORKERS: lambda w: w.event_dead,  # in Event.set, whose lock a dead worker holds
     at.SEND_SENTINELS: lambda w: w.frozen is not None and w.frozen >= 0,  # in Queue.put: the lock of a stopped thread
     at.JOIN_WORKERS: lambda w: not w.all_gone,
+    at.JOIN_LEFT: lambda w: not w.all_gone,
 }
 """Where the loader is in its shutdown -> what keeps it there."""
 
@@ -65,6 +66,8 @@ class _StruckError(Exception):
 
 class Loader(Acting):
     """The loader's main thread, and its threads that feed the index queues. driving: the classes that decide."""
+
+    phases: ClassVar[dict[Any, str]] = PHASES
 
     def __init__(
         self, configuration: Configuration, protocol: Protocol, *, reduced: bool = False, driving: Driving | None = None
@@ -112,7 +115,7 @@ class Loader(Acting):
             if effect is not do.END:
                 self._place()
             kind = effect if isinstance(effect, Simple) else type(effect)
-            phase = PHASES.get(kind) if w.decisions.closed else None
+            phase = self.phases.get(kind) if w.decisions.closed else None
             if phase is not None and phase != w.phase:
                 w.phase, w.decisions = phase, decided(w.decisions.frozen, effect)
                 self._begin_join(w, effect)
@@ -319,7 +322,7 @@ class Loader(Acting):
     def _epoch_over(self, w: World, _: Any = None) -> Effect | None:
         c = self.configuration
         wanted = c.tasks if c.streams is None else sum(c.streams)
-        lost = any(worker.place == at.GONE and worker.code for worker in w.crew)  # its tasks were given up
+        lost = any(code for _, code in w.dead)  # its tasks were given up
         if len(w.handed) != wanted and not lost:
             w.fault = f"the epoch ends after {len(w.handed)} batches of {wanted}"
         w.phase = at.IDLE
@@ -354,12 +357,14 @@ class Loader(Acting):
         if not self.configuration.pin:
             self._say_read(MAIN, kind, task, worker)
         self._say_got(MAIN, self._get[1], kind, task, worker)
-        self._perform(w, self._ask(w, "received", message))
+        self._perform(w, self._decide_about(w, message))
+
+    def _decide_about(self, w: World, message: int) -> Effect | None:
+        return self._ask(w, "received", message)
 
     def _nothing_came(self, w: World, out: list[Step], *, timed_out: bool = False) -> None:
         """A `get` has brought nothing in time; it is a step only if the driver finds a reason not to go on waiting."""
-        dead = tuple((number, worker.code) for number, worker in enumerate(w.crew) if worker.place == at.GONE)
-        pin_alive = w.pin is None or w.pin.life is not PinState.ENDED
+        dead, pin_alive = w.dead, w.pin is None or w.pin.life is not PinState.ENDED
         jammed = w.lock == at.DEAD_LOCK and (not w.results or w.results[0] == at.TORN)
         if not dead and pin_alive and not timed_out:
             return
@@ -447,15 +452,19 @@ class Loader(Acting):
 
     def _closed(self, w: World) -> None:
         """The shutdown has ended: what has it left?"""
+        if self._pin_left(w):
+            w.fault = "the shutdown leaves the pin thread behind"
+        self._judge_left(w)
+        w.let_go |= w.second and self.protocol.pin_sentinel_left
+        w.second, w.phase = False, at.CLOSED
+
+    def _judge_left(self, w: World) -> None:
+        """A worker that is left is a fault."""
         for number in range(self.configuration.workers):
             self._do(w, Act.CLOSE, number)
         left = sum(worker.place != at.GONE for worker in w.crew)
-        if self._pin_left(w):
-            w.fault = "the shutdown leaves the pin thread behind"
         if left:
             w.fault = f"the shutdown leaves {left} worker(s) behind"
-        w.let_go |= w.second and self.protocol.pin_sentinel_left
-        w.second, w.phase = False, at.CLOSED
 
     def _pin_left(self, w: World) -> bool:
         """Whether the pin thread runs on, though it could have ended by itself."""

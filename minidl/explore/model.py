@@ -13,12 +13,13 @@ on otherwise: first polls, then joins, which began later.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 from minidl.explore import world as at
 from minidl.explore.configurations import Configuration, Crash
 from minidl.explore.decisions import Driving
 from minidl.explore.guards import Protocol
-from minidl.explore.loader import PHASES, Loader
+from minidl.explore.loader import Loader
 from minidl.explore.pin_thread import PinThread
 from minidl.explore.steps import HOW_FAR, JOIN_OVER, PIN_THREAD, POLL, Step
 from minidl.explore.workers import Workers
@@ -31,6 +32,9 @@ from minidl.tracefile.events import Message
 class Model(Loader, Workers, PinThread):
     """One configuration under one protocol."""
 
+    of_workers: ClassVar = (Crash.WORKER_KILLED, Crash.WORKER_STUCK, Crash.WORKER_STOPPED)
+    """The crashes that a worker may have."""
+
     def __init__(
         self, configuration: Configuration, protocol: Protocol, *, reduced: bool = False, driving: Driving | None = None
     ) -> None:
@@ -38,7 +42,7 @@ class Model(Loader, Workers, PinThread):
         self._phases: dict[str, Callable[[State, list[Step]], None]] = {
             at.NEW: self._act, at.IDLE: self._act, at.LEAVES: self._act, at.GIVEN_UP: self._given_up,
             at.GETTING: self._getting, at.RESUMING: self._getting,
-            **dict.fromkeys(PHASES.values(), self._act), at.CLOSED: self._exit, at.EXITING: self._exit,
+            **dict.fromkeys(self.phases.values(), self._act), at.CLOSED: self._exit, at.EXITING: self._exit,
             at.JOIN_CHILDREN: self._join_children, at.JOIN_FEEDERS: self._join_feeders,
             at.FINALISING: self._finalise,
         }  # fmt: skip
@@ -91,7 +95,7 @@ class Model(Loader, Workers, PinThread):
                 self._loader_killed(state, out)
             elif kind in (Crash.PIN_DIES, Crash.PIN_STUCK) and state[PHASE] not in at.OVER:
                 self._pin_crashes(state, kind, out)
-            elif kind in (Crash.WORKER_KILLED, Crash.WORKER_STUCK, Crash.WORKER_STOPPED):
+            elif kind in self.of_workers:
                 for number, worker in enumerate(state[CREW]):
                     if worker.place != at.GONE:
                         self._worker_crashes(state, number, kind, out)
@@ -114,7 +118,7 @@ class Model(Loader, Workers, PinThread):
     def _joins_over(self, state: State, out: list[Step]) -> None:
         """The loader waits no longer for an actor that goes on."""
         w = World(state)
-        joins = w.phase == at.JOIN_PIN or (w.phase == at.JOIN_WORKERS and not w.all_gone)
+        joins = w.phase == at.JOIN_PIN or (w.phase in (at.JOIN_WORKERS, at.JOIN_LEFT) and not w.all_gone)
         if joins and w.decisions.effect.timeout is not None:
             self._perform(w, w.decisions.effect)
             self._took(out, w, "loader", JOIN_OVER)

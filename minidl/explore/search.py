@@ -16,9 +16,10 @@ from typing import Generic, TypeVar
 
 from minidl.explore import world as at
 from minidl.explore.configurations import Configuration
-from minidl.explore.guards import OURS, Guard
+from minidl.explore.guards import Guard, own
 from minidl.explore.model import Model
 from minidl.explore.steps import RAN_OUT, Label, Step
+from minidl.explore.threads import model_of
 from minidl.explore.world import CRASHED, CREW, FAULT, PHASE, State
 
 _State = TypeVar("_State")
@@ -79,7 +80,10 @@ def _who(state: State) -> str:
 
 _PLACES = {
     place: f"is {place}"
-    for place in (at.GONE, at.BLOCKED, at.STUCK, at.STOPPED, at.READING, at.ENDED, at.KILLED, at.CLOSED, at.IDLE)
+    for place in (
+        *(at.GONE, at.BLOCKED, at.STUCK, at.SLEEPS, at.DYING, at.STOPPED),
+        *(at.READING, at.ENDED, at.KILLED, at.CLOSED, at.IDLE),
+    )
 } | {at.RUNNING: "waits for a task"}
 
 
@@ -150,7 +154,7 @@ def counterexample(
     guard: Guard, configuration: Configuration, *, reduced: bool = True, progress: Progress | None = None
 ) -> tuple[Model, Run | None]:
     """The loader without a guard, and a shortest run of it that goes wrong; None if there is none."""
-    model = Model(configuration, OURS.without(guard.field), reduced=reduced)
+    model = model_of(configuration, own(configuration).without(guard.field), reduced=reduced)
     return model, shortest(model, progress)
 
 

@@ -50,7 +50,7 @@ HOW_FAR: Final = {
 
 
 INTERRUPTIBLE: Final = (at.NEW, at.IDLE, at.GETTING, at.RESUMING, at.READING)
-SHUTTING_DOWN: Final = (at.STOP_PIN, at.JOIN_PIN, at.TELL_WORKERS, at.SEND_SENTINELS, at.JOIN_WORKERS)
+SHUTTING_DOWN: Final = (at.STOP_PIN, at.JOIN_PIN, at.TELL_WORKERS, at.SEND_SENTINELS, at.JOIN_WORKERS, at.JOIN_LEFT)
 
 
 def silent(*event: Any) -> None:
@@ -65,7 +65,7 @@ _HOLDS: Final[dict[Fact, Callable[[World, int], bool]]] = {
     Fact.UNTOLD: lambda w, worker: not w.decisions.told[worker],
     Fact.TOLD: lambda w, worker: w.decisions.told[worker],
     Fact.EXHAUSTED: lambda w, worker: not w.decisions.workers_status[worker],
-    Fact.DEAD: lambda w, worker: w.crew[worker].place == at.GONE,
+    Fact.DEAD: lambda w, worker: w.crew[worker].place in (at.GONE, at.DYING),
     Fact.JOINED: lambda w, _: w.decisions.life is LoaderState.TERMINATING,
     Fact.CUT_SHORT: lambda w, _: w.decisions.closed and w.decisions.life is not LoaderState.TERMINATING,
 }

@@ -11,10 +11,11 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from minidl.explore.guards import OURS
+from minidl.explore.guards import own
 from minidl.explore.model import Model
 from minidl.explore.search import Run
 from minidl.explore.steps import MAIN, PIN_THREAD, Label, Step
+from minidl.explore.threads import ThreadModel
 from minidl.explore.world import State, World
 from minidl.record.made_up import LOADER, LOADER_PID, MadeUpRun, Thread, pid_of
 from minidl.tracefile import events as ev
@@ -44,9 +45,18 @@ class Telling(Model):
         self.told[out[-1]], self._heard = self._heard, []
 
 
+class ThreadTelling(Telling, ThreadModel):
+    """The same of worker threads."""
+
+
+def telling_of(model: Model) -> Telling:
+    """A copy of a model that keeps the events of its steps."""
+    return (ThreadTelling if model.configuration.threads else Telling)(model)
+
+
 def told_by_step(model: Model, run: Run) -> list[list[Told]]:
     """The events of each step of a run."""
-    telling = Telling(model)
+    telling = telling_of(model)
     out = []
     gone: set[int] = set()
     for before, label, after in zip(run.states[:-1], run.labels, run.states[1:], strict=True):
@@ -83,10 +93,10 @@ def write(directory: str | os.PathLike[str], model: Model, run: Run, **facts: An
 
     Raises TraceError if the directory holds a trace or cannot be written.
     """
-    steps = [opening(model), *told_by_step(model, run)]
+    steps, ours = [opening(model), *told_by_step(model, run)], own(model.configuration)
     explored = {
         "configuration": model.configuration.describe(),
-        "without": [name for name, there in vars(model.protocol).items() if there != getattr(OURS, name)],
+        "without": [name for name, there in vars(model.protocol).items() if there != getattr(ours, name)],
         "wrong": "" if run.bad is None else run.bad.what,
         "times": "made up: 1 ms a step",
     }
@@ -104,4 +114,5 @@ def _parameters(model: Model) -> dict[str, Any]:
     c = model.configuration
     return {"dataset": "a model's", "dataset_kind": "map" if c.streams is None else "iterable",
             "num_workers": c.workers, "in_order": c.in_order, "persistent_workers": c.persistent, "pin_memory": c.pin,
-            "pin_memory_device": "simulated" if c.pin else None, "timeout_s": 0, "batch_size": 1}  # fmt: skip
+            "pin_memory_device": "simulated" if c.pin else None, "timeout_s": 0, "batch_size": 1,
+            **({"transport": "thread"} if c.threads else {})}  # fmt: skip

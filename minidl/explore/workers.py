@@ -24,8 +24,9 @@ from minidl.explore.steps import (
 )
 from minidl.explore.world import State, World
 from minidl.loader.protocol import Action, ProtocolError, WorkerEvent
+from minidl.record.decisions import TracedWorkerLifecycle
 from minidl.tracefile import events as ev
-from minidl.tracefile.events import Actor, DoneEvent, Ending, Message, Outcome, QueueId
+from minidl.tracefile.events import Actor, DoneEvent, Message, Outcome, QueueId
 
 
 class Workers(Acting):
@@ -103,8 +104,7 @@ class Workers(Acting):
             return
         w.worker(number, life=life)
         if action is Action.LEAVE:
-            orphaned = event is WorkerEvent.PARENT_DIED
-            self.say(me, ev.WORKER_EXIT, -1, number, Ending.ORPHANED if orphaned else Ending.SENTINEL)
+            self.say(me, ev.WORKER_EXIT, -1, number, TracedWorkerLifecycle.ENDINGS[event])
             w.worker(number, place=at.LEFT)
             return
         if action is Action.FETCH:

@@ -42,17 +42,20 @@ def named(message: int) -> str:
 
 
 # --- What is in the result queue: what, of which worker, for which task (or epoch) ------------------------------------
-DATA, EXHAUSTED, ACK, WAKE = range(4)
+DATA, EXHAUSTED, ACK, WAKE, FAILED = range(5)
 
 
 def result(kind: int, task: int, worker: int) -> int:
-    """A message to the loader; `task` is the epoch in an ACK. WAKE is the pin thread's sentinel."""
-    return kind | worker << 2 | task << 5
+    """A message to the loader; `task` is the epoch in an ACK. WAKE is the pin thread's sentinel.
+
+    FAILED: the exception that has ended a worker thread in the task.
+    """
+    return kind | worker << 3 | task << 9
 
 
 def parts(message: int) -> tuple[int, int, int]:
     """Kind, task and worker of such a message."""
-    return message & 3, message >> 5, message >> 2 & 7
+    return message & 7, message >> 9, message >> 3 & 63
 
 
 # --- The lock that writers of the result queue share ------------------------------------------------------------------
@@ -66,6 +69,8 @@ WRITTEN, TAKEN, HALF_WRITTEN = 0, 10, 20
 RUNNING, FETCHING, LEFT, JOINING, STUCK, BLOCKED, STOPPED, GONE = (
     "running", "fetches", "has left its loop", "joins its feeder", "stuck in its dataset", "blocked", "stopped", "gone",
 )  # fmt: skip
+SLEEPS, DYING = "in a long sample", "dying of an exception"
+"""Where only a worker thread is: a sample that comes once the loader is closed; no longer alive, and not ended yet."""
 
 
 class Worker(NamedTuple):
@@ -90,9 +95,9 @@ NEW, IDLE, GETTING, RESUMING, CLOSED, EXITING, FINALISING, ENDED, KILLED, READIN
     "new", "with the user", "waits for a result", "waits for the workers to resume", "closed", "exits", "finalises",
     "ended", "killed", "blocked in a torn message",
 )  # fmt: skip
-STOP_PIN, JOIN_PIN, TELL_WORKERS, SEND_SENTINELS, JOIN_WORKERS, TERMINATE = (
+STOP_PIN, JOIN_PIN, TELL_WORKERS, SEND_SENTINELS, JOIN_WORKERS, TERMINATE, JOIN_LEFT = (
     "stops the pin thread", "joins the pin thread", "sets the workers' done event", "sends the sentinels",
-    "joins the workers", "terminates the workers that are left",
+    "joins the workers", "terminates the workers that are left", "joins the threads that are left",
 )  # fmt: skip
 JOIN_CHILDREN, JOIN_FEEDERS = "joins its children", "joins its feeders"
 LEAVES, GIVEN_UP = "with the user, who leaves the epoch", "out of its shutdown, which was interrupted twice"
@@ -172,12 +177,18 @@ class World:
         self.buffer(number, ())
 
     @property
+    def dead(self) -> tuple[tuple[int, int], ...]:
+        """The workers that are not alive, each with its exit code."""
+        return tuple((number, one.code) for number, one in enumerate(self.crew) if one.place in (GONE, DYING))
+
+    @property
     def all_gone(self) -> bool:
         """Whether every worker is gone."""
         return all(worker.place == GONE for worker in self.crew)
 
 
-PHASE, DECISIONS, INDEX, CREW, RESULTS, LOCK, READY, SIGNALLED, CRASHED, CTRL_C, FAULT = map(_FIELDS.index, (
-    "phase", "decisions", "index", "crew", "results", "lock", "ready", "signalled", "crashed", "ctrl_c", "fault",
+PHASE, DECISIONS, INDEX, CREW, RESULTS, LOCK, READY, DONE, SIGNALLED, CRASHED, CTRL_C, FAULT = map(_FIELDS.index, (
+    "phase", "decisions", "index", "crew", "results", "lock", "ready", "done",
+    "signalled", "crashed", "ctrl_c", "fault",
 ))  # fmt: skip
 """Places in a State."""
