@@ -4,7 +4,8 @@ The iterator, the driver, the dispatcher and the worker's lifecycle are those of
 queues that hand over the objects themselves, handles with the interface of a `Process`, generators of random numbers
 for each worker, and the end. A thread can't be killed, so a worker that is told to leave looks at the done event before
 each sample too. One that stays in a sample is waited for as long as a process would be, and then left behind as a
-daemon thread, with a warning that names it; if its sample ends, it reads its sentinel and leaves.
+daemon thread, with a warning that names it; if its sample ends, it reads its sentinel and leaves. When Python exits, it
+is interrupted, which ends a sample that computes.
 
 Each worker has its own shallow copy of the dataset: what it, or worker_init_fn, assigns to attributes is its own, as in
 a process; what the attributes refer to is shared by all workers and the program. Name and default of `worker_method`
@@ -13,12 +14,14 @@ are those that torch's WorkerInfo documents since torch 2.13.
 
 from __future__ import annotations
 
+import atexit
 import copy
+import ctypes
 import random
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -40,7 +43,8 @@ from minidl.wire.messages import RebuildFailure, Result, Sentinel
 from minidl.wire.queues import ReadyQueue
 
 LAST_JOIN = 1.0
-"""Seconds for which a worker is joined at the end of the shutdown, when it is told to leave for the last time."""
+"""Seconds for which workers are joined at the end of the shutdown, when they are told to leave for the last time; and
+again, when Python exits, once they are interrupted."""
 
 
 # --- Queues -----------------------------------------------------------------------------------------------------------
@@ -169,6 +173,23 @@ class _ThreadWorker(_Worker):
         spec, dataset = self.spec, self.users.dataset
         about = {"id": spec.worker_id, "num_workers": spec.num_workers, "seed": spec.seed, "dataset": dataset}
         worker_info.enter_thread(WorkerInfo(**about, rng=RNG.of(spec), worker_method="thread"))
+
+
+@atexit.register  # at import, so that Python calls it after what closes the loaders
+def _interrupt_left() -> None:
+    """Interrupt the workers that still compute: if Python ended while one is in C++, that would abort the process."""
+    left = [thread for thread in threading.enumerate() if isinstance(thread, WorkerThread)]
+    for thread in left:
+        interrupt = ctypes.py_object(KeyboardInterrupt)  # which comes with the thread's next step in Python
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), interrupt)
+    _join(left, LAST_JOIN)
+
+
+def _join(threads: Iterable[threading.Thread], seconds: float) -> None:
+    """Join them, one deadline for all."""
+    deadline = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _own(dataset: Any) -> Any:
@@ -334,9 +355,7 @@ class ThreadCrew(Crew):
         for number in alive:
             if not self.driver.told[number]:
                 self.index_queues[number].put(Sentinel())
-        deadline = time.monotonic() + min(LAST_JOIN, timeout)
-        for number in alive:
-            self.workers[number].join(max(0.0, deadline - time.monotonic()))
+        _join([self.workers[number] for number in alive], min(LAST_JOIN, timeout))
 
     def _warn_of(self, stuck: list[int]) -> None:
         if stuck:

@@ -47,8 +47,9 @@ CODE = {
         "arena.arena", "arena.arena_queue", "arena.farewell", "arena.packets", "arena.pickling", "data.fetch",
         "data.sampler", "device.loader", "device.streams", "loader.dataloader", "loader.dispatcher", "loader.driver",
         "loader.iterators", "loader.liveness", "loader.pin_memory", "loader.ports", "loader.progress",
-        "loader.protocol", "loader.crew", "loader.worker", "resume.frameworks", "resume.position", "resume.stateful",
-        "wire.atomic", "wire.message", "wire.messages", "wire.queues", "wire.signal_handling", "wire.tensors",
+        "loader.protocol", "loader.crew", "loader.threads", "loader.worker", "resume.frameworks", "resume.position",
+        "resume.stateful", "wire.atomic", "wire.message", "wire.messages", "wire.queues", "wire.signal_handling",
+        "wire.tensors",
     )
 }  # fmt: skip
 
@@ -236,6 +237,9 @@ LOADERS: dict[str, dict[str, Any]] = {
     "upstream, as they come": {"transport": "upstream", "in_order": False},
     "upstream, pinned": {"transport": "upstream", "pin_memory": True},
     "upstream, stream": {"transport": "upstream", "dataset": Stream(), "state_every": 2},
+    "threads": {"worker_method": "thread"},
+    "threads, pinned": {"worker_method": "thread", "pin_memory": True},
+    "threads, stream": {"worker_method": "thread", "dataset": Stream(), "state_every": 2},
     "alone": {"num_workers": 0},
     "alone, states": {"num_workers": 0, "dataset": Knowing(), "state_every": 1},
     "alone, stream": {"num_workers": 0, "dataset": Stream(), "state_every": 2},
@@ -549,7 +553,9 @@ def device_close(options: dict[str, Any], tries: Tries) -> Iterator[str]:
 
 
 BOTH = ("arena", "upstream")
+THREADS = ("threads", "threads, pinned")
 PINNED = ("arena, pinned", "upstream, pinned")
+ENDED = (*BOTH, *PINNED, *THREADS)
 STATES = ("arena, states", "arena, stream", "upstream, stream")
 ALONE = ("alone", "alone, states", "alone, stream")
 
@@ -558,13 +564,13 @@ SCENES: dict[str, tuple[Callable[..., Iterator[str]], tuple[str, ...]]] = {
     "next, state_dict": (next_state, (*BOTH, "arena, as they come", *STATES, *ALONE)),
     "state_dict": (state_dict, (*BOTH, "arena, as they come", *STATES, *ALONE)),
     "load_state_dict": (load_state, ("alone", "arena")),
-    "iter": (create, (*BOTH, *PINNED, "alone")),
+    "iter": (create, (*BOTH, *PINNED, *THREADS, "alone")),
     "iter, resumed": (create_resumed, (*BOTH, "arena, stream", *ALONE)),
-    "iter, persistent": (reset, (*BOTH, *PINNED, "arena, stream")),
-    "close": (functools.partial(shut, lambda loader, iterator: loader.close()), (*BOTH, *PINNED)),
-    "shutdown": (functools.partial(shut, lambda loader, iterator: iterator._shutdown_workers()), (*BOTH, *PINNED)),
-    "with": (functools.partial(shut, _leave), (*BOTH, *PINNED)),
-    "exit": (at_exit, (*BOTH, *PINNED)),
+    "iter, persistent": (reset, (*BOTH, *PINNED, *THREADS, "arena, stream", "threads, stream")),
+    "close": (functools.partial(shut, lambda loader, iterator: loader.close()), ENDED),
+    "shutdown": (functools.partial(shut, lambda loader, iterator: iterator._shutdown_workers()), ENDED),
+    "with": (functools.partial(shut, _leave), ENDED),
+    "exit": (at_exit, ENDED),
     "worker, Ctrl-C": (functools.partial(in_worker, KeyboardInterrupt), (*BOTH, "arena, stream")),
     "worker, error": (functools.partial(in_worker, FaultError), (*BOTH, "arena, stream")),
     "feeder, error": (functools.partial(in_worker, FaultError, feeder=True), ("upstream",)),

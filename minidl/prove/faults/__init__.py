@@ -1,7 +1,8 @@
 """Faults that are injected into a running loader at each step of the protocol, and what must follow: `minidl faults`.
 
-`cells` is the table: steps, faults and outcomes. `program` is what runs in a process of its own, `runner` runs cells
-and judges them. `run(arguments)` is the command. Linux only.
+`cells` is the table: steps, faults and outcomes. `program` is what runs in a process of its own (`threads`, if the
+workers are threads), which `serve` forks; `runner` runs cells and judges them. `run(arguments)` is the command. Linux
+only.
 """
 
 from __future__ import annotations

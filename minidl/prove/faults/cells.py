@@ -20,9 +20,9 @@ from typing import Any, Final, Literal
 WORDS: Final = "the injected fault"
 """What an injected error says."""
 
-TRANSPORTS: Final = ("upstream", "arena", "file_system", "mini")
+TRANSPORTS: Final = ("upstream", "arena", "file_system", "mini", "thread")
 """How batches cross to the loader: `DataLoader(transport=...)`, or upstream's with torch's other sharing strategy, or
-upstream's in the loader on one page, `minidl.mini`."""
+upstream's in the loader on one page, `minidl.mini`; or not at all, because the workers are threads."""
 
 OF_MINI: Final = ("start", "init", "sample", "collate", "pin", "loop", "between epochs", "use")
 """The steps that `mini` answers. As torch's loader, it has no answer to a fault within a queue, or before a worker runs
@@ -154,6 +154,53 @@ STEPS: Final[dict[str, Step]] = {
 }  # fmt: skip
 """Step -> its faults, in the order of the protocol."""
 
+IN_A_THREAD: Final = _faults("exception, sys.exit, KeyboardInterrupt, os._exit, SIGKILL, SIGINT, hangs")
+"""What user's code may do in a worker that is a thread. A signal reaches the program: SIGINT is a Ctrl-C meanwhile."""
+
+OF_THREADS: Final[dict[str, Step]] = {
+    "start": Step("the loader starts a thread", "loader", _faults("exception, SIGINT")),
+    "started": Step("a thread runs that the loader has not listed", "loader", _faults("SIGINT")),
+    "copy": Step("the worker copies its dataset", "worker", IN_A_THREAD),
+    "init": Step("worker_init_fn", "worker", IN_A_THREAD),
+    "open": Step("the dataset's __iter__", "worker", IN_A_THREAD, {"kind": "iterable"}),
+    "sampler": Step("the sampler draws an index", "loader", _faults("exception, sys.exit, SIGINT"), {"kind": "map"}),
+    "sample": Step(
+        "the dataset makes a sample", "worker",
+        IN_A_THREAD + _faults(
+            "SIGTERM, SIGSEGV, SIGABRT, SIGINT while it hangs, exception of both, sys.exit of both, hangs of both",
+            "descriptors, maps",
+        ),
+    ),
+    "collate": Step("collate_fn", "worker", IN_A_THREAD),
+    "pin": Step(
+        "the pin thread pins a batch", "loader",
+        _faults("exception, sys.exit, os._exit, SIGKILL, SIGINT, SIGSEGV, hangs"), PINNED,
+    ),
+    "loop": Step(
+        "the training loop has a batch", "loader",
+        _faults("exception, sys.exit, os._exit, SIGKILL, SIGTERM, SIGINT, SIGSEGV, SIGSTOP, descriptors, maps"),
+    ),
+    "between epochs": Step(
+        "persistent workers wait", "loader", _faults("exception, sys.exit, SIGINT, SIGKILL"), {"persistent": True}
+    ),
+    **{
+        f"shutdown: {name}": Step(
+            "before this step of the shutdown", "loader", _faults("SIGINT, SIGKILL"), PINNED if number < 4 else {},
+        )
+        for number, name in enumerate(SHUTDOWN)
+    },
+    "use": Step(
+        "the program leaves the loader, or uses it from elsewhere", "loader",
+        _faults(
+            "del, break, collected in a cycle, collected by a worker, nested loaders, loader in a thread",
+            "exit with a live iterator, exit while a thread iterates, exit while a sample computes",
+            "forked child with the iterator, forked child with a loader, forked by a worker",
+            "sample hangs, exit while a sample hangs, loader killed while a sample hangs",
+        ),
+    ),
+}  # fmt: skip
+"""Step -> its faults if the workers are threads. A worker does not die by itself."""
+
 
 # --- What follows -----------------------------------------------------------------------------------------------------
 class Follows(enum.Enum):
@@ -214,10 +261,12 @@ class Cell:
     persistent: bool = False
     kind: str = "map"
     transport: str = TRANSPORTS[0]
+    in_order: bool = True
 
     def __str__(self) -> str:
-        options = (self.method, "pin" * self.pin, "persistent" * self.persistent, self.kind)
-        others = self.transport if self.transport != TRANSPORTS[0] else ""
+        order = "" if self.in_order else "in no order"
+        options = (self.method, "pin" * self.pin, "persistent" * self.persistent, order, self.kind)
+        others = self.transport if self.transport not in (TRANSPORTS[0], self.method) else ""
         return ", ".join(filter(None, (self.step, self.fault, *options, others)))
 
     @property
@@ -233,12 +282,22 @@ class Cell:
     @property
     def hangs(self) -> bool:
         """Whether the workers hang in a sample, and ignore SIGTERM, once the training loop has some batches."""
-        return self.fault in HANGING or self.step.removeprefix("shutdown: ") in STUCK
+        return "sample hangs" in self.fault or self.step.removeprefix("shutdown: ") in STUCK
+
+    @property
+    def in_threads(self) -> bool:
+        """Whether the workers are threads."""
+        return self.transport == "thread"
+
+    @property
+    def about(self) -> Step:
+        """The step's row."""
+        return (OF_THREADS if self.in_threads else STEPS)[self.step]
 
     @property
     def in_loader(self) -> bool:
         """Whether the loader's process has the fault."""
-        return self.who == "the group" or (not self.who and STEPS[self.step].place == "loader")
+        return self.who == "the group" or (not self.who and self.about.place == "loader")
 
     @property
     def outcome(self) -> Expected:
@@ -254,8 +313,9 @@ class Cell:
             killed = self.fault.startswith("loader killed")
             return Expected(Follows.ENDED, code=-signal.SIGKILL) if killed else Expected(Follows.NOTHING)
         if self.name in RESOURCES:
-            in_step = STEPS[self.step].place == "worker"
-            needed = self.transport != "arena" or self.step == "make iterator"  # its memory is used again, and no file
+            in_step = self.about.place == "worker"
+            reused = self.transport in ("arena", "thread")  # the arena's memory is used again, and no file
+            needed = not reused or self.step == "make iterator"
             return Expected(Follows.ERROR if in_step else Follows.RAISED, RESOURCES[self.name], must=needed)
         if self.in_loader:
             return self._in_loader()
@@ -266,12 +326,10 @@ class Cell:
     def _in_loader(self) -> Expected:
         if self.name == "SIGSTOP":  # a stopped program is killed
             return Expected(Follows.ENDED, code=-signal.SIGKILL)
-        if self.step == "pin" and self.name in ("exception", "sys.exit"):
-            return (
-                Expected(Follows.ERROR, WORDS)
-                if self.name == "exception"
-                else Expected(Follows.RAISED, "SystemExit: 3")
-            )
+        if self.name == "hangs":
+            return Expected(Follows.TIMEOUT, "timed out")
+        if (self.step, self.name) == ("pin", "exception"):
+            return Expected(Follows.ERROR, WORDS)
         if self.fault == "SIGINT of the group":  # persistent workers leave, too, and the next epoch finds that
             return Expected(Follows.RAISED, f"KeyboardInterrupt|{DIED}")
         if self.name in ("exception", "sys.exit", "SIGINT"):
@@ -279,7 +337,19 @@ class Cell:
             return Expected(Follows.RAISED, raised[self.name])
         return Expected(Follows.ENDED, code=CODES[self.name])
 
+    def _in_thread(self) -> Expected:
+        """Of a fault in a worker that is a thread: what would end its process ends the program."""
+        if "SIGINT" in self.name:
+            return Expected(Follows.RAISED, "KeyboardInterrupt")
+        if self.name in ("sys.exit", "KeyboardInterrupt"):
+            return Expected(Follows.DEATH, DIED, {"sys.exit": 3}.get(self.name, 1))
+        if self.name in CODES:
+            return Expected(Follows.ENDED, code=CODES[self.name])
+        return Expected(Follows.ERROR, WORDS) if self.name == "exception" else Expected(Follows.TIMEOUT, "timed out")
+
     def _in_worker(self) -> Expected:
+        if self.in_threads:
+            return self._in_thread()
         if self.name == "SIGSTOP":
             return Expected(Follows.TIMEOUT, "timed out")
         if (self.step, self.name) == ("import", "unpicklable"):  # the loader pickles the worker's arguments
@@ -299,7 +369,13 @@ class Cell:
 
 # --- The selection ----------------------------------------------------------------------------------------------------
 def cells(transport: str = TRANSPORTS[0]) -> Iterator[Cell]:
-    """The selection: for each fault at a step, two opposite kinds of loader by fork, and one by spawn or forkserver."""
+    """The selection: for each fault at a step, two opposite kinds of loader by fork, and one by spawn or forkserver.
+
+    Of loaders with threads there are two, too.
+    """
+    if transport == "thread":
+        yield from _of_threads()
+        return
     pairs = [(name, fault) for name, step in STEPS.items() for fault in step.faults]
     found: dict[Cell, None] = {}
     for number, (name, fault) in enumerate(pairs):
@@ -317,3 +393,14 @@ def cells(transport: str = TRANSPORTS[0]) -> Iterator[Cell]:
                 chosen = {"method": method, "transport": transport, **options, **needs}
                 found[Cell(name, fault, **chosen)] = None
     yield from found
+
+
+def _of_threads() -> Iterator[Cell]:
+    pairs = [(name, fault) for name, step in OF_THREADS.items() for fault in step.faults]
+    for number, (name, fault) in enumerate(pairs):
+        for bits in (number, ~number):
+            options: dict[str, Any] = {
+                "pin": bool(bits & 1), "persistent": bool(bits & 2), "kind": ("map", "iterable")[bits >> 2 & 1],
+                "in_order": not bits & 8 or "both" in fault,  # else one worker may get the samples of both
+            }  # fmt: skip
+            yield Cell(name, fault, **{"method": "thread", "transport": "thread", **options, **OF_THREADS[name].needs})

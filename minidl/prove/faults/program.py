@@ -1,10 +1,7 @@
 """The program of a cell: a loader with a fault at one step, used as a training loop uses it.
 
-`python -m minidl.prove.faults.program` imports all that a cell needs, reads cells from stdin, and forks a process for
-each, in a session of its own: so a cell takes a tenth of a second and not two. The process records the run,
-writes what happened to `told` in the cell's folder, and exits as any program does. The loader's polls are shortened, so
-that a cell ends soon. A dataset of eight batches: the fault comes with sample `AT`, or
-at the step that the cell names.
+The loader's polls are shortened, so that a cell ends soon. A dataset of eight batches: the fault comes with sample
+`AT`, or at the step that the cell names.
 """
 
 from __future__ import annotations
@@ -13,7 +10,6 @@ import contextlib
 import ctypes
 import gc
 import itertools
-import json
 import mmap
 import os
 import resource
@@ -22,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from multiprocessing import connection, process, reduction, resource_sharer
+from multiprocessing import connection, reduction, resource_sharer
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, NoReturn
@@ -36,7 +32,6 @@ import minidl.loader.pin_memory
 import minidl.loader.worker
 import minidl.mini
 from minidl.arena.arena_queue import ArenaWriter
-from minidl.device import sim
 from minidl.loader.driver import Get, JoinPin, JoinWorkers, PutSentinel, Simple, Terminate
 from minidl.prove.faults.cells import WORDS, Cell, Follows
 
@@ -362,12 +357,20 @@ class FaultyStream(torch.utils.data.IterableDataset[Any]):
 class FaultyTraining:
     """One run: every error is caught and told."""
 
+    dataset = FaultyNumbers
+
+    @property
+    def epochs(self) -> int:
+        """How many there are."""
+        return 1 + self.cell.persistent
+
     def __init__(self, cell: Cell, folder: Path) -> None:
         self.cell = cell
         self.errors: list[str] = []
         self.batches: list[Any] = []  # kept, so that their memory is
         self.struck = False
-        self.numbers = FaultyNumbers(cell, folder)
+        self.uses = USES
+        self.numbers = self.dataset(cell, folder)
         self.loader: Any = self.new_loader()
 
     def new_loader(self) -> Any:
@@ -463,7 +466,7 @@ class FaultyTraining:
         if self.cell.step == "use":
             use(self)
             return
-        for number in range(1 + self.cell.persistent):
+        for number in range(self.epochs):
             with self.telling():
                 self.epoch(number)
         with self.telling():
@@ -549,82 +552,10 @@ USES: dict[str, tuple[Callable[[FaultyTraining], Any], int]] = {
 
 def use(run: FaultyTraining) -> None:
     """Use the loader in the way that the cell names, and end it, unless the program has let go of it."""
-    how, batches = USES[run.cell.fault]
+    how, batches = run.uses[run.cell.fault]
     with run.telling():
         held = how(run)
         if run.loader is not None:
             end(run.loader)
         assert len(run.batches) == batches, f"{len(run.batches)} batches, not {batches}"
         del held
-
-
-def run_cell(cell: Cell, folder: Path) -> None:
-    """Record the cell's run, and tell what happened."""
-    prefix = f"/mp-{os.getpid()}"
-    process.current_process()._config["semprefix"] = prefix  # type: ignore[attr-defined]
-    use_transport(cell.transport)
-    if cell.pin:
-        sim.use()
-    if cell.name == "shm full" and small_shm():
-        (folder / "small").touch()
-    told = (folder / "told").open("w")  # now: at the end, no descriptor may be left
-    with minidl.trace(folder / "trace"):
-        run = FaultyTraining(cell, folder)
-        if cell.step == "start":
-            fault_at_fork(cell.name)
-        if cell.step == "make iterator":
-            if cell.name == "shm full" and (folder / "small").exists():
-                (Path("/dev/shm") / "filler").write_bytes(bytes(1 << 20))
-            else:
-                inject(cell.name)
-        run()
-    json.dump(run.errors, told)
-    told.close()
-
-
-def serve() -> tuple[Cell, Path] | None:
-    """Fork a process for each request on stdin: there, return the cell and its folder; at the end of stdin, None."""
-    for line in sys.stdin:
-        request = json.loads(line)
-        child = os.fork()
-        if not child:
-            return Cell(**request["cell"]), Path(request["folder"])
-        print(child, flush=True)
-        deadline = time.monotonic() + request["bound"]
-        code: int | None = None
-        while code is None and time.monotonic() < deadline:
-            pid, status = os.waitpid(child, os.WNOHANG | os.WUNTRACED)
-            if pid and os.WIFSTOPPED(status):
-                os.kill(child, signal.SIGKILL)
-            elif pid:
-                code = os.waitstatus_to_exitcode(status)
-            else:
-                time.sleep(0.002)
-        try:
-            print(json.dumps(code), flush=True)
-        finally:  # the reader may be gone
-            if code is None:
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-    return None
-
-
-def main() -> None:
-    """Serve, or be the process of one cell."""
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores SIGINT for what it starts with &
-    gc.freeze()
-    request = serve()
-    if request is None:
-        return
-    cell, folder = request
-    os.setsid()
-    for number, name in enumerate(("/dev/null", f"{folder}/stdout", f"{folder}/stderr")):
-        fd = os.open(name, os.O_RDWR | os.O_CREAT, 0o600)
-        os.dup2(fd, number)
-        os.close(fd)
-    run_cell(cell, folder)
-
-
-if __name__ == "__main__":
-    main()

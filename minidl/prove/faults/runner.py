@@ -42,7 +42,7 @@ class Runner:
     def __enter__(self) -> Self:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self._server = subprocess.Popen(
-            [sys.executable, "-m", "minidl.prove.faults.program"],
+            [sys.executable, "-m", "minidl.prove.faults.serve"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True, env=environment,
         )  # fmt: skip
         return self

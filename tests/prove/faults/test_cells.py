@@ -6,7 +6,18 @@ import itertools
 
 import pytest
 
-from minidl.prove.faults.cells import NOT_OF_MINI, OF_MINI, SHUTDOWN, STEPS, TRANSPORTS, Cell, Expected, Follows, cells
+from minidl.prove.faults.cells import (
+    NOT_OF_MINI,
+    OF_MINI,
+    OF_THREADS,
+    SHUTDOWN,
+    STEPS,
+    TRANSPORTS,
+    Cell,
+    Expected,
+    Follows,
+    cells,
+)
 
 OPTIONS = {
     "method": ("fork", "spawn", "forkserver"),
@@ -52,6 +63,36 @@ def test_the_loader_on_one_page_has_no_faults_within_queues() -> None:
     assert pinned == "SystemExit: 3|Pin memory thread exited unexpectedly"
 
 
+def test_threads_have_steps_and_faults_of_their_own_each_in_two_opposite_loaders() -> None:
+    other = list(cells("thread"))
+    assert len(other) == len(set(other)) == 2 * sum(len(step.faults) for step in OF_THREADS.values())
+    for one, opposite in zip(other[::2], other[1::2], strict=True):
+        for option in {"pin", "persistent", "kind", "in_order"} - OF_THREADS[one.step].needs.keys():
+            same = getattr(one, option) == getattr(opposite, option)
+            assert same == (option == "in_order" and "both" in one.fault)
+
+
+@pytest.mark.parametrize(
+    ("step", "fault", "outcome"),
+    [
+        ("copy", "exception", Expected(Follows.ERROR, "the injected fault")),
+        ("sample", "sys.exit of both", Expected(Follows.DEATH, "exited unexpectedly|killed by signal", 3)),
+        ("sample", "KeyboardInterrupt", Expected(Follows.DEATH, "exited unexpectedly|killed by signal", 1)),
+        ("sample", "hangs", Expected(Follows.TIMEOUT, "timed out")),
+        ("sample", "SIGINT while it hangs", Expected(Follows.RAISED, "KeyboardInterrupt")),
+        ("sample", "SIGKILL", Expected(Follows.ENDED, code=-9)),
+        ("sample", "descriptors", Expected(Follows.ERROR, "Too many open files", must=False)),
+        ("sampler", "sys.exit", Expected(Follows.RAISED, "SystemExit: 3")),
+        ("pin", "exception", Expected(Follows.ERROR, "the injected fault")),
+        ("pin", "hangs", Expected(Follows.TIMEOUT, "timed out")),
+        ("shutdown: kill", "SIGINT", Expected(Follows.RAISED, "KeyboardInterrupt")),
+        ("use", "exit while a sample hangs", Expected(Follows.NOTHING)),
+    ],
+)
+def test_the_outcome_in_a_thread(step: str, fault: str, outcome: Expected) -> None:
+    assert Cell(step, fault, "thread", transport="thread").outcome == outcome
+
+
 @pytest.mark.parametrize(
     ("step", "fault", "outcome"),
     [
@@ -76,4 +117,7 @@ def test_a_cell_is_named_by_what_makes_it_special() -> None:
     assert str(Cell("sample", "SIGKILL of both")) == "sample, SIGKILL of both, fork, map"
     assert str(Cell("pin", "exception", "spawn", True, True, "iterable", TRANSPORTS[1])) == (
         "pin, exception, spawn, pin, persistent, iterable, arena"
+    )
+    assert str(Cell("pin", "exception", "thread", transport="thread", in_order=False)) == (
+        "pin, exception, thread, in no order, map"
     )

@@ -5,13 +5,19 @@ from __future__ import annotations
 import io
 import signal
 import subprocess
+import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from minidl.loader import threads as loader_threads
+from minidl.loader.threads import WorkerThread
 from minidl.prove.faults import runner as judging
+from minidl.prove.faults import threads
 from minidl.prove.faults.cells import Cell, Expected, Follows, cells
 from minidl.prove.faults.runner import Runner
 
@@ -31,12 +37,13 @@ def parameters() -> Iterator[object]:
     """
     seen = set()
     alike = {"sys.exit", "SIGSEGV", "SIGBUS", "SIGABRT", "SIGTERM", "SIGSEGV of both", "os._exit of both"}
-    for cell in cells():
-        first, waits = (cell.step, cell.fault) not in seen, cell.name == "SIGSTOP" or cell.fault == "maps"
+    for cell in (*cells(), *cells("thread")):
+        first = (cell.step, cell.fault, cell.in_threads) not in seen
+        waits = cell.name == "SIGSTOP" or cell.fault == "maps" or "hang" in cell.fault
         imports = cell.step == "import" and cell.fault in ("exception", "SIGKILL")
         elsewhere = cell.fault in alike and cell.step != "sample"
-        quick = first and ((cell.method == "fork" and not waits and not elsewhere) or imports)
-        seen.add((cell.step, cell.fault))
+        quick = first and ((cell.method in ("fork", "thread") and not waits and not elsewhere) or imports)
+        seen.add((cell.step, cell.fault, cell.in_threads))
         yield pytest.param(cell, id=str(cell), marks=() if quick else pytest.mark.slow)
 
 
@@ -84,3 +91,26 @@ def test_what_a_cell_leaves_is_told_and_ended(tmp_path: Path, monkeypatch: pytes
         assert left.wait() == -signal.SIGKILL
     finally:
         segment.unlink()
+
+
+def test_what_a_cell_with_threads_leaves_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    monkeypatch.setattr(threads, "SOON", 0.1)
+    with warnings.catch_warnings():
+        judge = threads.Judge(Cell("loop", "SIGINT", transport="thread"), tmp_path)
+        go, stay = threading.Event(), threading.Event()
+        spec: Any = SimpleNamespace(worker_id=1)
+        worker = WorkerThread(lambda spec: stay.wait(60), (spec,), daemon=True)
+        monkeypatch.setattr(loader_threads, "_in_this_thread", lambda spec: spec)
+        worker.start()
+        with (tmp_path.parent / "left").open("w"):
+            found = list(judge.found(go))
+    assert found == [
+        "threads are left behind without a warning: ['worker 1']",
+        f"threads do not leave though they can: [{worker!r}]",
+        f"files are left open: ['{tmp_path.parent}/left']",
+    ]
+    assert go.is_set()
+    stay.set()
+    worker.join()
+    assert list(judge.found(go)) == []
