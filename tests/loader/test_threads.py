@@ -466,8 +466,15 @@ def test_a_trace_has_each_worker_as_a_process_of_its_own(
 
 @pytest.mark.live
 @pytest.mark.skipif(py_spy() is None, reason="py-spy is not installed")
-def test_a_hang_is_the_workers_with_its_line(tmp_path: Path) -> None:
-    (tmp_path / "stuck.py").write_text(STUCK)
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("sleeps", r"hung .*: worker [01], in sample 3 \(.*stuck\.py:4\), is asleep"),
+        ("the loop has the lock", r"may hang: worker [01], in sample \d+, waits for a lock \[worker [01] is waiting"),
+    ],
+)
+def test_a_hang_is_the_workers_with_its_line(program: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "stuck.py").write_text(STUCK[program])
     command = [
         "run",
         "--trace",
@@ -479,16 +486,28 @@ def test_a_hang_is_the_workers_with_its_line(tmp_path: Path) -> None:
         str(tmp_path / "stuck.py"),
     ]
     done = subprocess.run([sys.executable, "-m", "minidl", *command], capture_output=True, text=True, timeout=wl.BOUND)
-    assert re.search(r"hung .*: worker [01], in sample 3 \(.*stuck\.py:4\), is asleep", done.stderr), done.stderr
+    assert re.search(words, done.stderr), done.stderr
 
 
-STUCK = """import minidl, time
+STUCK = {
+    "sleeps": """import minidl, time
 class Sleeps(list):
     def __getitem__(self, index):
         time.sleep(1000 * (index == 3))
         return index
 list(minidl.DataLoader(Sleeps(range(9)), 2, num_workers=2, worker_method="thread"))
-"""
+""",
+    "the loop has the lock": """import minidl, threading
+lock = threading.Lock()
+class Locks(list):
+    def __getitem__(self, index):
+        with lock:
+            return index
+for number, batch in enumerate(minidl.DataLoader(Locks(range(90)), 2, num_workers=2, worker_method="thread")):
+    if number == 3:
+        lock.acquire()
+""",
+}
 
 
 # --- Saved and resumed ------------------------------------------------------------------------------------------------

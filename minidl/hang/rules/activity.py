@@ -84,10 +84,12 @@ def in_users_code(case: RunFacts, pid: int) -> bool:
 def doing_of(threads: Iterable[ThreadFacts]) -> str:
     """Describe the threads of a process that could end a wait, as words after the process's name.
 
-    Threads outside of the user's code are left out: they are a library's own.
+    Threads outside of the user's code are left out: they are a library's own. Threads that are workers, beside one that
+    waits, are named as such.
     """
-    said = [_further(thread) for thread in threads if thread.place.users is not None]
-    return f" [its thread{'s' * (len(said) > 1)} {and_joined(said, 2)}]" if said else ""
+    users = [thread for thread in threads if thread.place.users is not None]
+    whose = "" if all(thread.is_worker_thread for thread in users) else f"its thread{'s' * (len(users) > 1)} "
+    return f" [{whose}{and_joined(list(map(_further, users)), 2)}]" if users else ""
 
 
 def _further(thread: ThreadFacts) -> str:
