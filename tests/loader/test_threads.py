@@ -29,11 +29,13 @@ import workloads as wl
 import minidl
 from minidl.check import examine
 from minidl.data import worker_info
+from minidl.data.fetch import Progress
 from minidl.hang.evidence.stacks import py_spy
 from minidl.loader import crew, threads
 from minidl.loader.progress import Stage
 from minidl.loader.protocol import LoaderState
 from minidl.loader.threads import Flag, ThreadQueue, WorkerThread
+from minidl.loader.worker import numpy_seed
 from minidl.tracefile.reader import read_trace
 from minidl.wire.messages import Task
 
@@ -143,6 +145,26 @@ def test_the_global_generators_are_left_alone_and_each_worker_has_its_own() -> N
     assert len({*map(str, draws)}) == 4
 
 
+def test_a_workers_generators_draw_what_a_processs_global_ones_would() -> None:
+    rng: Any = threads.RNG.of(SimpleNamespace(base_seed=5, worker_id=1, seed=6))  # type: ignore[arg-type]
+    assert rng.random_generator.random() == random.Random(6).random()
+    assert rng.numpy_generator.random() == np.random.RandomState(numpy_seed(5, 1)).rand()
+    assert torch.equal(torch.rand(1, generator=rng.torch_generator), torch.rand(1, generator=seeded_with(6)))
+
+
+def seeded_with(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def kernels_name() -> str:
+    return Path(f"/proc/self/task/{threading.get_native_id()}/comm").read_text()
+
+
+def test_a_worker_has_the_name_in_the_kernel_that_a_process_has() -> None:
+    """By which the doctor, `top -H` and py-spy know it."""
+    assert next(iter(in_threads(wl.At(2, 0, kernels_name)))) == "pt_data_worker\n"
+
+
 class Moves(wl.Numbers):
     """Serves what its attributes say, which worker_init_fn sets."""
 
@@ -216,8 +238,13 @@ class CannotBeCopied(wl.Numbers):
         raise wl.SimpleError("not this one")
 
 
-def test_a_dataset_that_can_not_be_copied_is_an_error_of_each_task() -> None:
-    iterator = iter(in_threads(CannotBeCopied(2)))
+class Inherits(CannotBeCopied):
+    """Says how it is copied by a method of its base class."""
+
+
+@pytest.mark.parametrize("kind", [CannotBeCopied, Inherits])
+def test_a_dataset_that_can_not_be_copied_is_an_error_of_each_task(kind: Any) -> None:
+    iterator = iter(in_threads(kind(2)))
     for number in (0, 1):
         with pytest.raises(wl.SimpleError, match=f"in DataLoader worker thread {number} while it copied its dataset"):
             next(iterator)
@@ -406,6 +433,17 @@ def test_a_queue_hands_over_the_object_itself() -> None:
     queue.cancel_join_thread()
     assert queue.writer(1) is queue
     assert (queue.get(timeout=1) is task, queue.failure, queue.jammed()) == (True, "", False)
+
+
+def test_a_fetch_is_followed_until_the_done_event_is_set() -> None:
+    progress, flag, seen = Progress(), Flag(), list[tuple[int, Any]]()
+    progress.sample = lambda position, index: seen.append((position, index))  # type: ignore[method-assign]
+    until_done = threads._UntilDone(progress, flag)
+    until_done.sample(2, 7)
+    flag.set()
+    with pytest.raises(KeyboardInterrupt):
+        until_done.sample(3, 8)
+    assert seen == [(2, 7)]
 
 
 def test_a_flag_is_set_once() -> None:
