@@ -915,6 +915,9 @@ def test_workers_that_are_not_persistent_are_told_to_leave_at_the_end(answered: 
     ("iter, persistent", "arena", 40),
     ("device next", "arena", 8),
     ("close", "arena", 60),
+    ("next", "threads, pinned", 8),
+    ("iter", "threads", 40),
+    ("close", "threads, pinned", 30),
 ])  # fmt: skip
 def test_after_an_exception_at_some_lines_nothing_is_lost(scene: str, loader: str, stride: int) -> None:
     assert "again" in swept(scene, loader, stride)

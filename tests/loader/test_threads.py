@@ -97,6 +97,7 @@ def test_what_the_loader_says_of_itself(monkeypatch: pytest.MonkeyPatch) -> None
         loader = in_threads(wl.Numbers(70), num_workers=64)
         assert sorted(loader) == list(range(70))
     assert (loader.transport, loader.worker_method) == ("thread", "thread")
+    assert all(worker.daemon for worker in iter(loader)._workers)  # a stuck one must not keep Python from its exit
     assert "64 worker threads" in repr(loader)
     assert list(in_threads(wl.Numbers(2), num_workers=0)) == [0, 1]
     with pytest.raises(ValueError, match="worker_method attribute should not be set"):
