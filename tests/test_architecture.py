@@ -249,7 +249,7 @@ OTHER_TESTS = {
     "notebooks": "course exercises grading labs notebooks pages texts",
     "playback": "replay",
     "hang": "headline",
-    "loader": "layers shutdown",
+    "loader": "layers shutdown thread_peers",
     "speed": "slow_programs",
     "record": "interruptions observe_arena observe_differential pairs references ring tracing",
     "views": "damaged instrument replay_page_of_five same_facts",
