@@ -194,7 +194,8 @@ FILE_LOCKS = [
     case("two that wait for each other are a cycle",
          looks=[look(loop(1), locked(0, 71, 70), locked(1, 70, 71),
                      locks=tuple(FileLock(i, "FLOCK", "WRITE", 101 + i, 3, 70 + i) for i in (0, 1)))],
-         cause=HangCause.CYCLE, says="worker 1 (pid 102) -> worker 0 (pid 101) -> worker 1 (pid 102)"),
+         cause=HangCause.CYCLE, says="; worker 0 (pid 101) holds it, which closes a cycle (worker 1 (pid 102) -> "
+         "worker 0 (pid 101) -> worker 1 (pid 102)"),
     case("a mutex in shared memory names its owner, in another process",
          loop(1), worker(0, user("time.sleep(990)"), call=SLEEPS), worker(1, user("txn"), call=SHARED_MUTEX, owner=101),
          cause=HangCause.LOCK, worker=0, sample=37, ends="holds that lock, and is asleep (990 s more)"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from minidl.hang.case import ThreadFacts, spot
-from minidl.hang.chain import Chain, gil_starved
+from minidl.hang.chain import OWNED, Chain, gil_starved
 from minidl.hang.evidence.waits import Blocked
 from minidl.hang.finding import EvidenceLine, HangCause, Sure, detail, whole
 from minidl.hang.places import USERS, LoaderStep
@@ -118,9 +118,10 @@ def cycle(chain: Chain) -> Judgement | None:
     further = (link for link in links[:-1] if link is not second)  # the sentence has the second one's wait already
     ring = " -> ".join(link.name for link in links)
     ring += "".join(f"; {link.name} is {link.wait.words}" for link in further)
+    holds = f"; {chain.links[2].name} holds it" if second.kind in OWNED else ""
     given_up = any(link.wait.bounded and link.step in USERS for link in links)  # the loader's own are polls
     return Judgement(
-        HangCause.CYCLE, f"is {second.wait.words}, which closes a cycle" + detail(f" ({whole(ring)})"),
+        HangCause.CYCLE, f"is {second.wait.words}{holds}, which closes a cycle" + detail(f" ({whole(ring)})"),
         Sure.POSSIBLE if given_up else Sure.CERTAIN,
         tuple(wait_seen(link, f"{link.name} is ") for link in chain.links[:-1]),
         ("one of them has a timeout, which ends the cycle",) if given_up else (),
