@@ -12,6 +12,7 @@ import itertools
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -276,6 +277,23 @@ def test_a_locked_slab_is_in_the_trace_and_called_simulated(tmp_path: Path) -> N
     assert found.batches["avoidable"].sum() == 0, "no copy to the device is from pageable memory"
     assert f"{len(locked)} slabs page-locked" in found.text()
     assert "so no pin copy (simulated)" in found.text()
+
+
+def test_what_a_hanging_device_may_still_read_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_module, "MP_STATUS_CHECK_INTERVAL", 0.0)
+    batches = list(pinned(3))
+    alive = [weakref.ref(batch) for batch in batches]
+    loader = DeviceLoader((batches.pop(0) for _ in range(3)), SIMULATED, 2)
+    hold(side_of(loader))
+    iterator = iter(loader)
+    next(iterator)
+    iterator.close()
+    del iterator
+    assert [batch() is not None for batch in alive[:2]] == [True, True]
+    sim.wake()
+    side_of(loader).synchronize()
+    list(DeviceLoader([], SIMULATED))
+    assert [batch() for batch in alive[:2]] == [None, None]
 
 
 def test_torchs_loader_and_plain_iterables_are_taken() -> None:
