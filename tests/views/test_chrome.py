@@ -78,6 +78,13 @@ def test_times_are_written_from_whole_nanoseconds(tmp_path: Path) -> None:
     assert f'"ts":{(far - 7) // 1000}.{(far - 7) % 1000:03d},"dur":1.001' in text
 
 
+def test_every_slice_nests_in_the_one_around_it(tmp_path: Path) -> None:
+    for number, run in enumerate((made_trace.HEALTHY, made_trace.HUNG, {"batches": 6, "pin": True, "epochs": 2})):
+        document = to_chrome(made(tmp_path / str(number), Run(**run)))
+        for track, slices in tracks(document).items():
+            assert partly_overlapping(slices) == [], track
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30), st.integers(-1, 30)), max_size=12))
 def test_whatever_the_spans_are_they_are_drawn_nested(raw: list[tuple[int, int, int]]) -> None:
     spans = np.zeros(len(raw), SPAN)
