@@ -9,16 +9,17 @@ import itertools
 import json
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import made_trace
 import numpy as np
 import pytest
-from browser import WRITTEN, driven, needs_driver
+from browser import WRITTEN, Browser, driven, needs_driver
 from made_trace import made, made_killed
 from oracle_trace import write_process
-from pages import EVIL, Parsed, Read, needs_chromium, opened
+from pages import EVIL, Parsed, Read
 
 from minidl.references import source_line
 from minidl.tracefile import events as ev
@@ -243,17 +244,31 @@ def test_an_unknown_function_has_no_line() -> None:
 
 
 # --- In a browser -----------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with driven(tmp_path_factory.mktemp("browser") / "profile") as one:
+        yield one
+
+
+def opened(browser: Browser, page: Path) -> tuple[str, dict[str, str]]:
+    """The document when its first picture is drawn, and what the page's script says of itself at its root."""
+    browser.post("/url", url="about:blank")
+    browser.post("/url", url=page.as_uri())
+    browser.until("return Boolean(document.documentElement.dataset.frame)")
+    dom = "return [document.documentElement.outerHTML, {...document.documentElement.dataset}]"
+    return tuple(browser.run(dom))
+
+
 @pytest.mark.live
-@needs_chromium
+@needs_driver
 @pytest.mark.parametrize("run", [made_trace.HUNG, {"batches": 0}], ids=["hung", "nothing sent"])
-def test_a_browser_opens_it(tmp_path: Path, run: dict[str, object]) -> None:
+def test_a_browser_opens_it(tmp_path: Path, run: dict[str, object], browser: Browser) -> None:
     trace = made(tmp_path / "trace", **run)
-    dom, root = opened(html(trace, tmp_path / "page.html"), tmp_path / "profile")
+    dom, root = opened(browser, html(trace, tmp_path / "page.html"))
     drawn = scene_of(trace)
-    assert root.get("data-bars") == str(len(drawn.bars)), "the page's script has failed"
-    assert root["data-marks"] == str(len(drawn.marks))
-    assert root["data-lanes"] == str(len(drawn.lanes))
-    assert "data-frame" in root
+    assert root["bars"] == str(len(drawn.bars)), "the page's script has failed"
+    assert root["marks"] == str(len(drawn.marks))
+    assert root["lanes"] == str(len(drawn.lanes))
     fading = int(np.isin(drawn.bars["fate"], FADING).sum())
     step = drawn.headline.next_step
     assert f"<b>next step: </b>{markup.escape(step, quote=False)}</p>" in dom
@@ -261,63 +276,63 @@ def test_a_browser_opens_it(tmp_path: Path, run: dict[str, object]) -> None:
     assert (f">{fading - idle} not ended<" in dom) == bool(fading)
 
 
+CHOOSE = """
+const box = document.getElementById("query");
+box.value = "fetch task 2";
+box.dispatchEvent(new Event("input"));
+document.getElementById("on").click();
+return document.documentElement.outerHTML;
+"""
+
+
 @pytest.mark.live
-@needs_chromium
+@needs_driver
 @pytest.mark.parametrize("measured", [True, False])
-def test_the_details_of_a_step_tell_what_it_computed(tmp_path: Path, measured: bool) -> None:
+def test_the_details_of_a_step_tell_what_it_computed(tmp_path: Path, measured: bool, browser: Browser) -> None:
     cpu = {"cpu": lambda took: (took // 5, took // 10)} if measured else {}
     page = html(made(tmp_path / "trace", batches=4, **cpu), tmp_path / "page.html")
     columns = Read(page.read_text(encoding="utf-8"))
     assert columns["bar.cpu"].any() == measured
     assert not columns["bar.ey"][columns["bar.code"] == ev.FETCH[0]].any()  # once is enough
-    choose = (
-        "function find() { if (!('frame' in document.documentElement.dataset)) return setTimeout(find, 20); "
-        "const box = document.getElementById('query'); box.value = 'fetch task 2'; "
-        "box.dispatchEvent(new Event('input')); document.getElementById('on').click(); } setTimeout(find, 20)"
-    )
-    text = page.read_text(encoding="utf-8").replace("<head>", f"<head><script>{choose}</script>")
-    page.write_text(text, encoding="utf-8")
-    dom, _ = opened(page, tmp_path / "profile")
+    opened(browser, page)
+    dom = browser.run(CHOOSE)
     assert ">fetch 2<" in dom, "the search has chosen nothing"
     assert bool(re.search(r">computing</td><td[^>]*>[^<]+ \(20%\)<", dom)) == measured
     assert bool(re.search(r">ready, without a CPU</td><td[^>]*>[^<]+ \(10%\)<", dom)) == measured
 
 
 @pytest.mark.live
-@needs_chromium
-def test_a_tab_that_is_given_no_frames_has_its_first_picture(tmp_path: Path) -> None:
+@needs_driver
+def test_a_tab_that_is_given_no_frames_has_its_first_picture(tmp_path: Path, browser: Browser) -> None:
     page = html(made(tmp_path / "trace", **made_trace.HUNG), tmp_path / "page.html")
     text = page.read_text(encoding="utf-8")
     page.write_text(text.replace("<head>", "<head><script>requestAnimationFrame = () => 0</script>"), encoding="utf-8")
-    _, root = opened(page, tmp_path / "profile")
-    assert "data-bars" in root
-    assert "data-frame" in root
+    assert "bars" in opened(browser, page)[1]
 
 
 @pytest.mark.live
 @needs_driver
-def test_no_words_in_the_lanes_cover_others(tmp_path: Path) -> None:
+def test_no_words_in_the_lanes_cover_others(tmp_path: Path, browser: Browser) -> None:
     """On the first screen, of a hang, of several deaths that are found together, and of a slow run."""
     traces = {
         "hung": made(tmp_path / "hung", **made_trace.HUNG),
         "killed": made_killed(tmp_path / "killed", workers=4, dead=3),
         "slow": made(tmp_path / "slow", batches=40, step=10_000, workers=4),
     }
-    with driven(tmp_path / "profile") as browser:
-        for name, trace in traces.items():
-            page = html(trace, tmp_path / f"{name}.html")
-            for size in ((1366, 768), (900, 600)):
-                browser.resize(*size)
-                browser.post("/url", url=page.as_uri())
-                browser.until("return Boolean(document.documentElement.dataset.frame)")
-                boxes = browser.post("/execute/async", script=WRITTEN, args=[])
-                assert len(boxes) > 8
-                for one, other in itertools.combinations(boxes, 2):
-                    across, down = (
-                        min(one[2], other[2]) - max(one[1], other[1]),
-                        min(one[4], other[4]) - max(one[3], other[3]),
-                    )
-                    assert across <= 1 or down <= 2, (name, size, one, other)
+    for name, trace in traces.items():
+        page = html(trace, tmp_path / f"{name}.html")
+        for size in ((1366, 768), (900, 600)):
+            browser.resize(*size)
+            browser.post("/url", url=page.as_uri())
+            browser.until("return Boolean(document.documentElement.dataset.frame)")
+            boxes = browser.post("/execute/async", script=WRITTEN, args=[])
+            assert len(boxes) > 8
+            for one, other in itertools.combinations(boxes, 2):
+                across, down = (
+                    min(one[2], other[2]) - max(one[1], other[1]),
+                    min(one[4], other[4]) - max(one[3], other[3]),
+                )
+                assert across <= 1 or down <= 2, (name, size, one, other)
 
 
 # --- Two traces -------------------------------------------------------------------------------------------------------
