@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from minidl.hang.case import ThreadFacts
 from minidl.hang.chain import LOADERS_LOCK, Chain
@@ -126,6 +127,9 @@ def shared_lock(chain: Chain) -> Judgement | None:
     )  # fmt: skip
 
 
+_WITH_ITS_HOLDER: Final = "a process that has died held it (such a lock has no owner)"
+
+
 def permit_lost(chain: Chain) -> Judgement | None:
     """All processes that share the semaphore are seen, and none could release it: see `shared_lock`."""
     shared, case = _shared(chain.end), chain.end.case
@@ -134,12 +138,14 @@ def permit_lost(chain: Chain) -> Judgement | None:
     idle = named(case, [pid for pid in shared.pids if pid not in shared.same])
     seen = (EvidenceLine(f"{idle} share it, and are not in code that could release it", "stacks"),) if idle else ()
     keeps = chain.first.pid in shared.pids and chain.first is not chain.end
-    held = f": it was lost, or {chain.first.name} holds it while waiting for the batch" if keeps else ""
-    died = ended_children(case, "held it") or ("a process that has died held it (such a lock has no owner)",)
+    held = f"{chain.first.name} holds it while waiting for the batch" if keeps else ""
+    gone = ended_children(case, "held it")
+    also = [held] * bool(held) if gone else [_WITH_ITS_HOLDER]
+    lost = f": perhaps {gone[0]}" if gone else f": it was lost, or {held}" if held else ""
     helpers = (one for pid in shared.pids for one in case.helpers(pid) if one.place.users is not None)
     return Judgement(
         HangCause.PERMIT_LOST,
-        f"waits for a lock or permit shared between processes that none of them is about to release{held}",
-        Sure.LIKELY, (*shared.facts, *seen), (*died, "the program never releases it"),
+        f"waits for a lock or permit shared between processes that none of them is about to release{lost}",
+        Sure.LIKELY, (*shared.facts, *seen), (*also, "the program never releases it"),
         helped=any(map(at_work, helpers)),
     )  # fmt: skip
