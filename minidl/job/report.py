@@ -65,6 +65,7 @@ _ALIKE: Final[dict[str, Callable[[RankTable], object]]] = {
 _ALIKE_AT_THE_END: Final = {"numbers of batches": lambda one: f"{one.facts.taken}"}
 """What all ranks of a job have alike; "" and 0 = unknown. The last one if each of them ended well."""
 
+_CUT: Final = RunOutcome.CUT.value
 _STOPPED: Final = tuple(one.value for one in RunOutcome if one.stopped)
 
 
@@ -97,10 +98,9 @@ class JobReport:
         waits = self.stopped and all(one.waits_for_others for one in self.stopped)
         if not missing or not (early or waits):
             return None
-        batches = counted(taken, "batch", "batches")
         what = (
             f"{named_ranks(missing)} of {self.record.world} left no trace: never started, or recorded elsewhere; the "
-            f"other ranks took {batches}"
+            f"other ranks took {counted(taken, 'batch', 'batches')}"
         )
         return self._found(RunOutcome.HUNG, what, "look at the launcher's log of these ranks, and at their nodes")
 
@@ -110,10 +110,10 @@ class JobReport:
         A launcher ends ranks that still wait when one gives up: they have recorded nothing either, not even an end.
         """
         waiting = [one for one in self.stopped if one.waits_for_others]
-        cut = [one for one in self.stopped if one.outcome == RunOutcome.CUT.value and not one.events]
-        silent = [one for one in self.facts if one not in self.stopped or (one in cut and one not in waiting)]
+        silent = [one for one in self.facts if one.outcome not in _STOPPED]
+        silent += [one for one in self.stopped if one.outcome == _CUT and not (one.events or one.waits_for_others)]
         ended = [one for one in silent if one.over]
-        idle = [one.rank for one in ended or silent]
+        idle = sorted(one.rank for one in ended or silent)
         if not idle or not waiting or any(one.taken for one in self.facts):
             return None
         others = "another rank" if len(self.facts) - len(idle) == 1 else f"{len(self.facts) - len(idle)} other ranks"
@@ -128,7 +128,7 @@ class JobReport:
         """The finding of ranks that wait for one that had fewer batches in the epoch."""
         known = {one.rank: one for one in self.facts}
         pairs = ((known[rank], known[other]) for rank, other in had_fewer({one.rank: one.last for one in self.facts}))
-        for one, least in ((one, other) for one, other in pairs if one in self.stopped and one.waits_for_others):
+        for one, least in ((one, other) for one, other in pairs if one.outcome in _STOPPED and one.waits_for_others):
             what = (
                 f"{one.name} waited in its step after batch {one.last.batches} of epoch {one.last.number}; "
                 f"{least.name} had only {least.last.batches}: the ranks have different numbers of batches"
@@ -258,11 +258,10 @@ class JobReport:
         finding, meetings = self.finding, self.meetings
         nodes = len({one.node for one in self.facts} - {""})
         on = f" on {nodes} nodes" if nodes > 1 else ""
-        events = counted(sum(one.events for one in self.facts), "event")
         lines = [
             *finding.lines(),
             f"{self.record.name}: {counted(len(self.tables), 'rank')}{on}, {counted(len(meetings.keys), 'step')} of "
-            f"{micros(meetings.usual)}, {events}",
+            f"{micros(meetings.usual)}, {counted(sum(one.events for one in self.facts), 'event')}",
             *[f"  {one.command}" for one in self.facts[:1] if one.command],
             f"  {percent(meetings.share)} of the steps wait for a rank, {percent(meetings.lost)} of the job's time",
             *self._rows(),
