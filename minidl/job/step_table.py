@@ -220,8 +220,6 @@ def _facts(
     if running:
         trace.seen = now(manifest)
     said = headline(trace)
-    if not trace.loaders and (raised := [*trace.described("uncaught")]):  # before its first iterator
-        said = Finding(RunOutcome.ERROR, plain(str(raised[-1].get("error"))), next_step="read the program's traceback")
     bounded = said.outcome in (RunOutcome.SLOW, RunOutcome.FINE)
     mine = events[np.isin(events["loader"], numbers)]
     batches = np.count_nonzero((mine["code"] == ev.YIELD) & (mine["x"] == Outcome.DATA))

@@ -665,6 +665,16 @@ def test_the_batch_that_blocked_the_line_is_the_focus_even_if_it_is_the_first(tm
     assert (found.focus.task, found.focus.worker) == (0, 0)
 
 
+def test_a_program_that_raises_before_its_first_iterator_is_not_fine(tmp_path: Path) -> None:
+    write_process(tmp_path / "t", [], pid=1, role="loader")
+    for error, outcome in (("SystemExit: 0", RunOutcome.CUT), ("ValueError: no RANK", RunOutcome.ERROR)):
+        trace = read_trace(tmp_path / "t")
+        trace.lines.append({"kind": "uncaught", "process": 0, "error": error})
+        said = headline(trace)
+        assert said.outcome is outcome
+    assert said.sentence == "error: ValueError: no RANK"
+
+
 def test_nothing_recorded(tmp_path: Path) -> None:
     write_process(tmp_path / "t", [], pid=1, role="loader")
     assert headline(read_trace(tmp_path / "t")).title == "cut: nothing was recorded"

@@ -32,6 +32,8 @@ def headline(trace: Trace, spans: Rows | None = None, job: Job | None = None) ->
 
 
 def _computed(trace: Trace, spans: Rows | None, job: Job | None) -> Finding:
+    if (failed := ends.failed_before(trace)) is not None:
+        return failed
     if not len(trace):
         return Finding(*_NOTHING[trace.seen > 0])
     run = RunContext(trace, trace.spans() if spans is None else spans, job)

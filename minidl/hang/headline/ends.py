@@ -22,7 +22,8 @@ from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.events import Actor, Outcome
 from minidl.tracefile.process import ProcessLife
-from minidl.tracefile.words import counted, doing, duration, ending, listed, size
+from minidl.tracefile.reader import Trace
+from minidl.tracefile.words import counted, doing, duration, ending, listed, plain, size
 
 _FETCHES: Final = (ev.FETCH[0], ev.SAMPLE[0], ev.COLLATE[0])
 
@@ -296,6 +297,15 @@ def uncaught(run: RunContext) -> Finding | None:
     """The recorded exception that ended an iterating program."""
     line = _uncaught_line(run, run.homes)
     return _raised(run, line) if line else None
+
+
+def failed_before(trace: Trace) -> Finding | None:
+    """The recorded exception that ended a program before it made an iterator."""
+    errors = [str(line.get("error")) for line in trace.described("uncaught")]
+    errors = [error for error in errors if not error.startswith(_BY_REQUEST)]
+    if trace.events["loader"].any() or not errors:
+        return None
+    return Finding(RunOutcome.ERROR, plain(errors[-1]), next_step="read the program's traceback")
 
 
 def _uncaught_line(run: RunContext, homes: list[int]) -> dict[str, Any]:
