@@ -21,7 +21,7 @@ from minidl.hang.headline import headline
 from minidl.tracefile import events as ev
 from minidl.tracefile import watched
 from minidl.tracefile.attachments import SLICE, Name, SliceTrack, arrows, chunk, closing, description
-from minidl.tracefile.events import EVENTS, Event, Phase
+from minidl.tracefile.events import EVENTS, Event, Message, Phase
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.spans import SPAN, nest
 from minidl.tracefile.watched import Sample, Vitals
@@ -371,6 +371,14 @@ def test_the_loaders_counters_follow_its_own_numbers(tmp_path: Path) -> None:
             assert at(steps, row["time"] - START) == row[field], name
         for begin in epochs.tolist():
             assert at(steps, begin) == 0, name
+
+
+def test_outstanding_counts_a_stored_batch_as_received(hung: Trace) -> None:
+    steps = counter(to_chrome(hung), "tasks outstanding")
+    assigned, received = hung.select("task_assigned")["time"], hung.select("result_get", Phase.END)
+    received = received["time"][received["x"] == Message.RESULT]
+    end = int(hung.events["time"][-1])
+    assert at(steps, end - START) == len(assigned) - len(received) == 2
 
 
 def test_bytes_that_the_feeder_copies_are_counted_once(tmp_path: Path) -> None:
