@@ -99,5 +99,5 @@ def test_torchrun_starts_ranks_anew_and_each_attempt_is_kept_apart(tmp_path: Pat
     assert sorted(path.name for path in (tmp_path / "job").iterdir()) == ["rank-0", "rank-0.2", "rank-1", "rank-1.2"]
     job = read_job([tmp_path / "job"])
     assert [table.path for table in job.ranks] == [tmp_path / "job" / f"rank-{rank}.2" for rank in (0, 1)]
-    assert [table.facts.taken for table in job.ranks] == [(10, 10)] * 2
+    assert [table.facts.taken for table in job.ranks] == [10] * 2
     assert "traces of several runs" in JobReport(job).lacks[0]
