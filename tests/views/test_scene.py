@@ -22,6 +22,7 @@ from minidl.views.chrome import to_chrome
 from minidl.views.layout import LaneKind
 from minidl.views.scene import BAR, EDGE, Fate, Scene, alarm, caption, per_pixel, scene_of
 
+RECORDINGS = Path(__file__).parents[2] / "traces"
 PINNED = {"batches": 12, "pin": True}
 
 
@@ -588,6 +589,20 @@ def test_steps_alike_are_framed_in_every_worker(tmp_path: Path) -> None:
     assert bar["begin"] <= cause.begin < cause.end <= bar["end"]
 
 
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        *((name, "sample") for name in ("starved-gpu", "workers-0", "workers-4", "respawn", "iterable-uneven-shards")),
+        ("transport-upstream", "collate"), ("head-of-line-in-order", "sample"),
+    ],
+)  # fmt: skip
+def test_the_frame_is_about_the_steps_that_the_title_names(name: str, step: str) -> None:
+    drawn = scene_of(read_trace(RECORDINGS / f"{name}.minidl"))
+    assert step in drawn.headline.title
+    assert drawn.framed is not None
+    assert drawn.framed.words.startswith(step)
+
+
 def test_what_did_not_end_comes_with_what_is_to_blame_first_and_without_idle_workers(tmp_path: Path) -> None:
     drawn = scene_of(made(tmp_path / "a", **LONG_HANG))
     names = [EVENTS[int(code)].name for code in drawn.bars["code"][drawn.unended()]]
@@ -600,7 +615,7 @@ def test_what_did_not_end_comes_with_what_is_to_blame_first_and_without_idle_wor
 
 @pytest.mark.parametrize(("idle", "words", "row"), [(False, "sample 620: did not end", 1), (True, "idle", 0)])
 def test_who_waits_for_a_worker_that_died_points_at_its_lane(tmp_path: Path, idle: bool, words: str, row: int) -> None:
-    recorded = Path(__file__).parents[2] / "traces" / "worker-sigkilled.minidl"
+    recorded = RECORDINGS / "worker-sigkilled.minidl"
     drawn = scene_of(made_killed(tmp_path / "t", stuck=ev.INDEX_GET[0]) if idle else read_trace(recorded))
     framed, cause, (death,) = drawn.framed, drawn.cause, drawn.deaths
     its = [bar for bar in drawn.unended() if drawn.bars[bar]["lane"] == death.lane]

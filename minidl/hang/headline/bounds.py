@@ -13,7 +13,7 @@ from minidl.hang.finding import Finding, Focus, FocusScope, RunOutcome
 from minidl.hang.headline.run_context import RunContext
 from minidl.speed.plan.more_workers import more_workers
 from minidl.speed.verdict import ROOM, Verdict, summed, verdict
-from minidl.speed.wall_clock import Bound
+from minidl.speed.wall_clock import Bound, Cause
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.events import Outcome
@@ -30,6 +30,17 @@ MANY: Final = 4
 NOTABLE: Final = 0.2
 """The share of all waiting from which one wait deserves the focus."""
 
+
+_STEPS: Final[dict[Cause | None, list[int]]] = {
+    Cause.SAMPLES: [ev.SAMPLE[0]],
+    Cause.COLLATE: [ev.COLLATE[0]],
+    Cause.IPC: [ev.RESULT_PICKLE[0], ev.RESULT_WRITE[0]],
+    Cause.REBUILD: [ev.RESULT_REBUILD[0]],
+    Cause.PIN: [ev.PIN[0]],
+}
+"""The steps that a cause is about: the focus lies on one of them, so that it shows what the title says."""
+
+_FETCHING: Final = (ev.SAMPLE[0], ev.COLLATE[0], ev.FETCH[0])
 
 _ENDED_WELL: Final = (Bound.NOT_INPUT, Bound.TOO_FEW, Bound.UNSEEN)
 _UNNAMED: Final = (Bound.TOO_FEW, Bound.UNSEEN)
@@ -121,7 +132,7 @@ def _focus(run: RunContext, group: _Judged, found: Verdict, waits: Rows) -> Focu
     if found.kind is Bound.START_UP:
         focus = _start(run, number)
     else:
-        focus = _waited_for(run, mine[np.argmax(durations(mine))]) if len(mine) else None
+        focus = _waited_for(run, mine[np.argmax(durations(mine))], found.cause) if len(mine) else None
     alone = found.kind is Bound.HEAD_OF_LINE
     if focus is not None and not alone and _is_one_of_many(run, focus, group.iterators, total(mine)):
         return dataclasses.replace(focus, frame=FocusScope.ALIKE)
@@ -150,17 +161,17 @@ def _start(run: RunContext, number: int) -> Focus | None:
     return run.focus_of(row, int(row["end"]))
 
 
-def _waited_for(run: RunContext, row: np.void) -> Focus:
-    """The step that the longest wait was for: the innermost one of its task during the wait."""
+def _waited_for(run: RunContext, row: np.void, cause: Cause | None) -> Focus:
+    """The step of the cause that the longest wait was for; without one, the innermost of its task during the wait."""
     focus = run.focus_of(row, int(row["end"]))
-    spans = run.spans
-    there = (spans["loader"] == row["loader"]) & (spans["task"] == row["task"]) & (spans["process"] != row["process"])
-    there &= (spans["begin"] <= row["end"]) & (spans["end"] >= row["begin"])
-    steps = spans[there & np.isin(spans["code"], [ev.SAMPLE[0], ev.COLLATE[0], ev.FETCH[0]])]
-    if not len(steps):
+    spans = run.spans_of([*_STEPS.get(cause, []), *_FETCHING], loader=int(row["loader"]))
+    spans = spans[(spans["begin"] <= row["end"]) & (spans["end"] >= row["begin"])]
+    its = spans["task"] == row["task"]  # none, if the worker that had it ran out of data
+    of_cause = np.isin(spans["code"], _STEPS.get(cause, []))
+    inner = its & (spans["process"] != row["process"]) & (spans["code"] != ev.FETCH[0])
+    steps = next((spans[some] for some in (its & of_cause, of_cause, inner, its) if some.any()), None)
+    if steps is None:
         return focus
-    inner = steps[steps["code"] != ev.FETCH[0]]
-    steps = inner if len(inner) else steps
     overlap = np.minimum(steps["end"], row["end"]) - np.maximum(steps["begin"], row["begin"])
     step = steps[np.argmax(overlap)]
     return run.focus(step, focus.begin, focus.end, int(step["worker"]))
