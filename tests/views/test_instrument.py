@@ -127,6 +127,36 @@ def test_the_slowest_samples_are_a_list_and_a_key(browser: Browser, stalling: Tr
     assert f"of {calls} took more than 5 times the median: " in panel(browser)
 
 
+def test_the_panel_lists_the_stalls_and_the_workers(browser: Browser, page: Path) -> None:
+    browser.press("Escape")
+    text = panel(browser)
+    assert "6 long calls of next()" in text
+    workers = text[text.index("WORKERS, THE BUSIEST FIRST") :]
+    batches = re.findall(r"^(worker \d)\s+\d+%\s+(\d+)\s", workers, re.M)
+    assert sorted(batches) == [("worker 0", "40"), ("worker 1", "40")]
+    browser.run("document.querySelectorAll('.stalls button')[1].click()")
+    assert status(browser).startswith("stall 2 of 6: next() waited 3")
+    assert f"for task {STALLS[1]} " in status(browser)
+
+
+def test_a_narrow_page_shows_its_summary_on_demand(browser: Browser, page: Path) -> None:
+    shown = "return getComputedStyle(document.getElementById('panel')).display !== 'none'"
+    browser.press("Escape")
+    browser.resize(400, 800)
+    try:
+        assert not browser.run(shown)
+        browser.run("document.getElementById('summary').click()")
+        assert browser.run(shown)
+        assert "THE SLOWEST STEPS" in panel(browser)
+        browser.run("document.getElementById('close').click()")
+        browser.press("r")
+        assert browser.run(shown)
+        browser.run("document.getElementById('close').click()")
+        assert not browser.run(shown)
+    finally:
+        browser.resize(1366, 768)
+
+
 FOUND = """
 const box = document.getElementById("query"), read = id => document.getElementById(id).innerText;
 box.value = arguments[0]; box.dispatchEvent(new Event("input"));

@@ -30,14 +30,15 @@ function drawFramed() {  // what the title blames
 
 function isCaptionInside() {  // in the bar, if it is one and has room; on the axis otherwise, where it covers no lane
   const {alone, rows, begin: from, end: until, words: text} = words.framed, size = placeOfRow(rows[0])[1];
-  return alone && size >= 10 && Math.min(xOf(until), wide) - Math.max(xOf(from), gutter) - 2 > widthOf(text, "600 12") + 12;
+  return alone && size >= 13 && Math.min(xOf(until), wide) - Math.max(xOf(from), gutter) - 2 > widthOf(text, "600 12") + 12;
 }
 
-function captionOnAxis(limit) {  // its left and right end, up to `limit`; null = it is not drawn there
+function captionOnAxis(limit) {  // its left and right end, up to `limit`, and its words; null = it is not drawn there, or a range's length is
   const framed = words.framed;
-  if (!framed || lanes[framed.rows[0][0]].hidden || isCaptionInside() || xOf(framed.begin) > wide || xOf(framed.end) < gutter) return null;
-  const w = widthOf(framed.words, "600 12") + 10, left = Math.max(gutter, Math.min(xOf(framed.begin), limit - w));
-  return [left, left + w];
+  if (!framed || range || lanes[framed.rows[0][0]].hidden || isCaptionInside() || xOf(framed.begin) > wide || xOf(framed.end) < gutter) return null;
+  const sizeOf = text => widthOf(text, "600 12") + 10, text = sizeOf(framed.words) > limit - gutter ? framed.words.split(", ")[0] : framed.words;
+  const left = Math.max(gutter, Math.min(xOf(framed.begin), limit - sizeOf(text)));
+  return [left, left + sizeOf(text), text];
 }
 
 function drawCause() {  // from the wait to what it waits for; where it is drawn: as `scene.Pointer.at`

@@ -107,10 +107,12 @@ function rest() {
   return [
     ...said(),
     ...(words.live ? words.live.now.flatMap(one => [make("h3", one.title), make("p", one.rates), listing(one.rows)]) : []),
+    ...aboutStalls(),
     ...aboutSlowest(),
+    ...aboutWorkers(words.begin, words.last),
     make("h3", "How to read this page"),
     make("p", "Each actor has a lane, each step a bar; the parts of a step are one row deeper. Hatched bars are waits. ▾ marks an event, ✕ a failure."),
-    make("p", "The wheel or + and − zoom; dragging or the arrow keys move. Click a bar for its details and the path of its batch. Drag on the time axis to select a range: this panel then says where its time went."),
+    make("p", "The wheel or + and − zoom; dragging or the arrow keys move. Click a bar for its details and the path of its batch. Drag on the time axis to select a range: this panel then says where its time went. ? lists the keys."),
     ...(open.length ? [make("h3", goesOn() ? "under way" : "no end recorded"), table(open.slice(0, 30).map(what => [laneOf(what).title, what.at === words.framed?.bar ? words.framed.words : caption(what.at)[0]]))] : []),
     make("h3", "the trace"), table([...words.facts, ["shown", `${duration(words.last - words.begin)}`]]),
   ];

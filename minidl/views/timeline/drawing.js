@@ -95,10 +95,10 @@ function drawAxis() {
   pen.fillStyle = look.paper; pen.fillRect(0, 0, wide, AXIS);
   const all = ticks(), end = words.end > words.last && words.last <= v1 ? Math.max(xOf(words.last) - 5, gutter + 120) : Infinity;
   const free = end - widthOf(words.end_of_trace, 11) - 22;  // the trace's end is said in place of a number
-  const flag = captionOnAxis(end < wide ? free : wide), covered = x => flag && x > flag[0] - 24 && x < flag[1] + 24;
+  const flag = captionOnAxis(end < wide ? free : wide), onAxis = flag || range && rangeLabel(), covered = x => onAxis && x > onAxis[0] - 24 && x < onAxis[1] + 24;
   if (flag) {
     pen.fillStyle = blame(); pen.fillRect(flag[0], 3, flag[1] - flag[0], AXIS - 6);
-    write(words.framed.words, flag[0] + 5, AXIS / 2 + .5, look.paper, "left", "600 12px");
+    write(flag[2], flag[0] + 5, AXIS / 2 + .5, look.paper, "left", "600 12px");
   }
   for (const [t, text] of all) if (xOf(t) > gutter + 12 && xOf(t) < Math.min(wide - 24, free) && !covered(xOf(t))) write(text, xOf(t), AXIS / 2, look.faint, "center");
   if (end < wide) {

@@ -49,7 +49,7 @@ function keepUp(before) {  // after an answer; before: the title's kind until no
   const {bar: at, begin: from, end: until, kind} = words.headline, pad = (words.end - words.begin) * .004;
   if (pursued && at >= 0 && (pursued === "headline" || kind !== before)) {
     [v0, v1] = [from - (until - from) * .01, until + (until - from) * .01];
-    if (kind !== before) bringIntoView(bar(at));
+    if (kind !== before) bringCulprit();
     pursue("headline");
   } else if (pursued) {
     v1 = words.end + pad;

@@ -6,9 +6,16 @@ function atHeadline() {  // the place that the title is about
   const pad = (until - from) * .01;
   show(from - pad, until + pad);
   choose(null);
-  bringIntoView(bar(at));
+  bringCulprit();
   pursue("headline");
   redraw();
+}
+
+function bringCulprit() {  // one of many alike needs no zoom: all are framed
+  const culprit = bar(words.headline.bar);
+  if (!words.framed || words.framed.alone) return bringIntoView(culprit);
+  reveal(culprit);
+  scrollTo(culprit);
 }
 
 function said() {  // what the headline is said from

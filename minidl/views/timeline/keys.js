@@ -73,5 +73,6 @@ document.addEventListener("keydown", event => {
 
 $("all").addEventListener("click", showAll);
 $("help").addEventListener("click", keys);
-$("close").addEventListener("click", () => choose(null));
+$("close").addEventListener("click", () => { range = null; choose(null); });
+$("summary").addEventListener("click", () => { range = null; choose(null); $("panel").classList.remove("resting"); });
 themed(retheme);

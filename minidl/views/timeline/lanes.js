@@ -1,6 +1,6 @@
 // Which lanes stand on the page, and how high: of one DataLoader, those of the filter, without the parts of collapsed processes.
 
-const CLOSED = .62, MANY = 40;  // height of a collapsed lane; with more workers than that, a page opens with them collapsed
+const CLOSED = .62, LEAST = 16, MANY = 40;  // height of a collapsed lane, rows; least height of a row, pixels; more workers than that are collapsed at first
 let only = "", filter = "", collapsed = new Set();
 
 const processKey = lane => `${lane.slot} ${lane.worker}`;  // a worker, or the process of a loader
@@ -85,9 +85,9 @@ function reveal(what) {  // so that it is drawn
   arrange(); resize();
 }
 
-function collapseMany() {  // on a page with many workers, all but the one that the title is about
+function collapseMany() {  // on a page with many workers, all but the one that the title is about; of two traces, so that both are seen
   const workers = lanes.filter(lane => lane.kind === "worker"), at = words.headline.bar;
-  if (workers.length <= MANY) return;
+  if (workers.length <= MANY && !(words.headline.kind === "compared" && units() * LEAST > scroller.clientHeight)) return;
   collapsed = new Set(workers.map(processKey));
   if (at >= 0) collapsed.delete(processKey(laneOf(bar(at))));
   arrange();

@@ -34,6 +34,12 @@ function zoomToRange() {
   show(from - pad, until + pad);
 }
 
+function rangeLabel() {  // its left and right end on the axis, and its text
+  const [from, until] = rangeOf(), text = duration(until - from), w = widthOf(text, "600 11") + 10;
+  const x = Math.max(gutter, Math.min((Math.max(gutter, xOf(from)) + Math.min(wide, xOf(until)) - w) / 2, wide - w));
+  return [x, x + w, text];
+}
+
 function drawRange() {
   if (!range) return;
   const [from, until] = rangeOf(), x0 = Math.max(gutter, xOf(from)), x1 = Math.min(wide, xOf(until));
@@ -41,7 +47,7 @@ function drawRange() {
   pen.fillStyle = look.accent; pen.globalAlpha = .13; pen.fillRect(x0, AXIS, x1 - x0, high - AXIS);
   pen.globalAlpha = .3; pen.fillRect(x0, 0, x1 - x0, AXIS); pen.globalAlpha = 1;
   for (const t of [from, until]) if (xOf(t) >= gutter && xOf(t) <= wide) pen.fillRect(Math.round(xOf(t)) - .5, 0, 1, high);
-  const text = duration(until - from), w = widthOf(text, "600 11") + 10, x = Math.max(gutter, Math.min((x0 + x1 - w) / 2, wide - w));
-  pen.fillStyle = look.accent; pen.fillRect(x, 4, w, AXIS - 8);
-  write(text, x + 5, AXIS / 2 + .5, look.paper, "left", "600 11px");
+  const [left, right, text] = rangeLabel();
+  pen.fillStyle = look.accent; pen.fillRect(left, 4, right - left, AXIS - 8);
+  write(text, left + 5, AXIS / 2 + .5, look.paper, "left", "600 11px");
 }

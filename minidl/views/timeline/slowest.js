@@ -57,19 +57,25 @@ function aboutSlowest() {
   choice.addEventListener("change", () => { slowKind = choice.value; details(); });
   const title = [make("h3", range ? "the slowest steps in the range" : "the slowest steps"), styled("div", "row", null, choice)];
   if (!sorted.length) return [...title, make("p", "None ended here.")];
-  const list = styled("ol", "slowest", null, ...slow.slice(0, LISTED).map((i, n) => make("li", null, slowButton(i, n))));
+  const list = picks("slowest", slow.slice(0, LISTED).map((i, n) => [duration(end[i] - begin[i]), caption(i)[0], whereIs(i), () => goSlow(n)]));
+  return [...title, histogram(sorted), make("p", outliers(sorted)), list];
+}
+
+const whereIs = i => [  // words.slots: "A · iterator 1" of two traces, "rank 0 · iterator 1"
+  words.slots.length > 1 ? words.slots[laneOf(bar(i)).slot].split(" · ")[0] : "",
+  num("bar.task", i) >= 0 && kindOf(i).letter !== "t" ? `task ${num("bar.task", i)}` : "", laneOf(bar(i)).title].filter(Boolean).join(", ");
+
+function picks(name, rows) {  // a list to choose from by pointer or keys; of each row: how long, what, where, what a choice does
+  const list = styled("ol", `picks ${name}`, null, ...rows.map(([took, what, where, act]) => {
+    const made = button("", act);
+    made.append(make("b", took), make("span", what), styled("span", "faint", where));
+    return make("li", null, made);
+  }));
   list.addEventListener("keydown", event => {
     const by = {ArrowDown: 1, ArrowUp: -1}[event.key], all = [...list.querySelectorAll("button")];
     if (by) { event.preventDefault(); all[all.indexOf(document.activeElement) + by]?.focus(); }
   });
-  return [...title, histogram(sorted), make("p", outliers(sorted)), list];
-}
-
-function slowButton(i, n) {
-  const where = num("bar.task", i) >= 0 && kindOf(i).letter !== "t" ? `task ${num("bar.task", i)}, ${laneOf(bar(i)).title}` : laneOf(bar(i)).title;
-  const made = button("", () => goSlow(n));
-  made.append(make("b", duration(end[i] - begin[i])), make("span", caption(i)[0]), styled("span", "faint", where));
-  return made;
+  return list;
 }
 
 function goSlow(n) {

@@ -56,13 +56,39 @@ function slowestWithin(i) {  // the slowest sample that the loop itself fetched 
   return found;
 }
 
-function waitInWords(i) {
+function neededIn(i) {  // of a call of next: the task that it waited for, -1 = unknown; the step that worked on it, its slowest sample
   const came = num("bar.task", i), task = came >= 0 ? came : wantedIn(i), {fetches, samples} = stalls();
-  const batch = batchOf(i, task), work = fetches.get(batch), sample = samples.get(batch) ?? slowestWithin(i), parts = [];
-  if (work !== undefined && num("bar.worker", work) >= 0) parts.push(`worker ${num("bar.worker", work)}`);
-  if (sample !== undefined) parts.push(`slowest sample ${num("bar.number", sample)}: ${faded(sample) ? words.fates[col["bar.fate"][sample]] : duration(end[sample] - begin[sample])}`);
-  const loop = words.slots.length > 1 ? `${words.slots[laneOf(bar(i)).slot]}: ` : "";
-  return `${loop}next() ${col["bar.fate"][i] ? "has waited" : "waited"} ${duration(Math.min(end[i], words.last) - begin[i])}${task >= 0 ? ` for task ${task}` : ""}${parts.length ? ` (${parts.join(", ")})` : ""}`;
+  const batch = batchOf(i, task), work = fetches.get(batch);
+  return {task, worker: work === undefined ? -1 : num("bar.worker", work), sample: samples.get(batch) ?? slowestWithin(i)};
+}
+
+const tookInWords = i => faded(i) ? words.fates[col["bar.fate"][i]] : duration(end[i] - begin[i]);
+const loopOf = i => words.slots.length > 1 ? `${words.slots[laneOf(bar(i)).slot]}: ` : "";
+const waitedOf = i => duration(Math.min(end[i], words.last) - begin[i]);
+
+function waitInWords(i) {
+  const {task, worker, sample} = neededIn(i), parts = [];
+  if (worker >= 0) parts.push(`worker ${worker}`);
+  if (sample !== undefined) parts.push(`slowest sample ${num("bar.number", sample)}: ${tookInWords(sample)}`);
+  return `${loopOf(i)}next() ${col["bar.fate"][i] ? "has waited" : "waited"} ${waitedOf(i)}${task >= 0 ? ` for task ${task}` : ""}${parts.length ? ` (${parts.join(", ")})` : ""}`;
+}
+
+const FIRST = 6;  // stalls that the panel lists
+function aboutStalls() {
+  const {long} = stalls();
+  if (!long.length) return [];
+  const list = picks("stalls", long.slice(0, FIRST).map((i, n) => {
+    const {task, worker} = neededIn(i);
+    return [waitedOf(i), `${loopOf(i)}stall ${n + 1} at ${duration(begin[i])}`, [task >= 0 ? `task ${task}` : "", worker >= 0 ? `worker ${worker}` : ""].filter(Boolean).join(", "), () => toStall(i)];
+  }));
+  return [make("h3", "stalls of the loop"),
+    make("p", long.length === 1 ? "1 long call of next(). N goes to it." : `${long.length.toLocaleString("en")} long calls of next(), in order of time. N goes to the next.`), list];
+}
+
+function toStall(i) {
+  const {long} = stalls();
+  frame(bar(i));
+  say(`stall ${long.indexOf(i) + 1} of ${long.length}: ${waitInWords(i)}`);
 }
 
 function goStall(by) {
@@ -71,7 +97,5 @@ function goStall(by) {
   if (!long.length) { frame(bar(waits[0])); return say(`no stall: none of ${waits.length} calls of next() took more than 20 ms and 3 times the median; the longest: ${waitInWords(waits[0])}`); }
   const t = chosen ? timesOf(chosen)[0] : by > 0 ? -Infinity : Infinity;
   const later = long.filter(i => begin[i] > t), earlier = long.filter(i => begin[i] < t);
-  const i = by > 0 ? later[0] ?? long[0] : earlier[earlier.length - 1] ?? long[long.length - 1];
-  frame(bar(i));
-  say(`stall ${long.indexOf(i) + 1} of ${long.length}: ${waitInWords(i)}`);
+  toStall(by > 0 ? later[0] ?? long[0] : earlier[earlier.length - 1] ?? long[long.length - 1]);
 }

@@ -77,6 +77,31 @@ function grid(head, rows) {  // cells are texts, or elements
   return styled("table", "grid", null, ...(head ? [line("th", head)] : []), ...rows.map(row => line("td", row)));
 }
 
+function tookBy(lane, name, from, until) {  // sorted durations of a worker's whole steps of that name
+  const took = [];
+  for (const run of runs) if (lanes[run.lane] === lane)
+    eachIn(run, from, until, i => { if (kindOf(i).name === name && !col["bar.fate"][i]) took.push(end[i] - begin[i]); });
+  return Float64Array.from(took).sort();
+}
+
+const BUSIEST = 8, IDLEST = 4, UNEVEN = 2;  // listed of many workers; so many times the median of the workers stands out
+function aboutWorkers(from, until) {
+  const all = lanes.filter(lane => lane.kind === "worker" && !lane.out).map(lane => {
+    const samples = tookBy(lane, "sample", from, until);
+    return {lane, busy: busyIn(lane, from, until), batches: tookBy(lane, "fetch", from, until).length, sample: samples.length ? quantile(samples, .5) : 0};
+  });
+  if (!all.length) return [];
+  all.sort((a, b) => b.busy - a.busy);
+  const usual = name => quantile(Float64Array.from(all, one => one[name]).sort(), .5), usually = {batches: usual("batches"), sample: usual("sample")};
+  const cell = (one, name, text) => make(all.length > 2 && one[name] > UNEVEN * usually[name] ? "b" : "span", text);
+  const line = one => [words.slots.length > 1 ? `${words.slots[one.lane.slot]}, ${one.lane.title}` : one.lane.title, meter(one.busy, actorColour(one.lane.actor)),
+    percent(one.busy), cell(one, "batches", one.batches.toLocaleString("en")), cell(one, "sample", one.sample ? duration(one.sample) : "")];
+  const between = all.length - BUSIEST - IDLEST, rows = between > 0
+    ? [...all.slice(0, BUSIEST).map(line), [`${between} others`, "", "", "", ""], ...all.slice(-IDLEST).map(line)] : all.map(line);
+  return [make("h3", all.length > 1 ? "workers, the busiest first" : "the worker"), grid(["", "", "busy", "batches", "median sample"], rows),
+    ...(all.length > 2 ? [styled("p", "faint", "bold: more than twice the median of the workers.")] : [])];
+}
+
 function aboutRange() {
   const [from, until] = rangeOf(), size = until - from;
   if (size <= 0) return [make("h2", "Nothing is selected"), make("p", "Move the range's end with shift and the arrow keys.")];
@@ -94,10 +119,5 @@ function aboutRange() {
     make("span", null, swatch(kinds[code]), ` ${stepName(code)}`), count.toLocaleString("en"), duration(inside),
     ...(took.length ? [quantile(took, .5), quantile(took, .95), took[took.length - 1]].map(duration) : ["", "", ""])])),
     styled("p", "faint", "total: the time within the range. p50, p95 and max: of whole steps that touch it."));
-  const workers = lanes.filter(lane => lane.kind === "worker" && !lane.out);
-  if (workers.length) about.push(make("h3", "busy share of the workers"), grid(null, workers.map(lane => {
-    const busy = busyIn(lane, from, until);
-    return [words.slots.length > 1 ? `${words.slots[lane.slot]}, ${lane.title}` : lane.title, meter(busy, actorColour(lane.actor)), percent(busy)];
-  })));
-  return [...about, ...aboutSlowest(), make("h3", "this part as a page"), make("code", commandOfPart())];
+  return [...about, ...aboutWorkers(from, until), ...aboutSlowest(), make("h3", "this part as a page"), make("code", commandOfPart())];
 }

@@ -51,9 +51,9 @@ function resize() {
   wide = scroller.clientWidth; high = scroller.clientHeight;
   const titles = [...lanes.map(lane => lane.title), ...counterNames(), "workers are busy"];
   gutter = Math.min(Math.max(wide < 560 ? 84 : 118, ...titles.map(t => widthOf(t, 12) + 18)), wide * .4);
-  overview.style.height = `${overviewHigh()}px`;
+  overview.style.height = `${overviewHigh() + 1}px`;  // with its border
   counterHigh = Math.max(18, Math.min(40, high * .06));
-  row = Math.max(16, Math.min(32, (lanesBottom() - AXIS - 22) / units()));
+  row = Math.max(LEAST, Math.min(32, (lanesBottom() - AXIS - 22) / units()));
   for (const [element, h] of [[canvas, high], [over, high], [overview, overviewHigh()]]) {
     element.width = Math.round(wide * dots); element.height = Math.round(h * dots);
   }
