@@ -18,9 +18,11 @@ function bringCulprit() {  // one of many alike needs no zoom: all are framed
   scrollTo(culprit);
 }
 
+const SAID = 3;  // lines of evidence that are open: below them stands what a reader goes to
 function said() {  // what the headline is said from
-  const {evidence, bar: at} = words.headline;
-  return [...(evidence.length ? [make("ul", null, ...evidence.map(text => make("li", text)))] : []),
+  const {evidence, bar: at} = words.headline, open = evidence.length > SAID + 1 ? SAID : evidence.length, more = evidence.slice(open);
+  const list = texts => make("ul", null, ...texts.map(text => make("li", text)));
+  return [...(open ? [list(evidence.slice(0, open))] : []), ...(more.length ? [make("details", null, make("summary", `${more.length} more`), list(more))] : []),
     ...(at >= 0 ? [styled("div", "row", null, button("show it", atHeadline), button("select it", () => choose(bar(at))))] : [])];
 }
 
