@@ -413,7 +413,10 @@ class Scene:
             np.isin(self.bars["code"], WAITS) & (self.bars["begin"] < end) & (self.bars["end"] > begin)
         )
         bars = self.bars[there]
-        mine = self.spans["loader"][bars["span"]] == spot.loader
+        spans = self.spans[bars["span"]]
+        mine = spans["loader"] == spot.loader
+        if self.headline.outcome is RunOutcome.SLOW and spot.task >= 0:
+            mine &= np.isin(spans["begin_task"], (-1, spot.task))  # a wait for another batch is not for this step
         mine &= np.array([lane.kind is LaneKind.LOADER for lane in self.lanes], bool)[bars["lane"]]
         bars, there = bars[mine], there[mine]
         if not len(bars):

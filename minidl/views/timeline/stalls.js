@@ -73,7 +73,7 @@ function waitInWords(i) {
   return `${loopOf(i)}next() ${col["bar.fate"][i] ? "has waited" : "waited"} ${waitedOf(i)}${task >= 0 ? ` for task ${task}` : ""}${parts.length ? ` (${parts.join(", ")})` : ""}`;
 }
 
-const FIRST = 6;  // stalls that the panel lists
+const FIRST = 4;  // stalls that the panel lists
 function aboutStalls() {
   const {long} = stalls();
   if (!long.length) return [];
@@ -82,7 +82,7 @@ function aboutStalls() {
     return [waitedOf(i), `${loopOf(i)}stall ${n + 1} at ${duration(begin[i])}`, [task >= 0 ? `task ${task}` : "", worker >= 0 ? `worker ${worker}` : ""].filter(Boolean).join(", "), () => toStall(i)];
   }));
   return [make("h3", "stalls of the loop"),
-    make("p", long.length === 1 ? "1 long call of next(). N goes to it." : `${long.length.toLocaleString("en")} long calls of next(), in order of time. N goes to the next.`), list];
+    make("p", long.length === 1 ? "1 long call of next(). N goes to it." : `${long.length.toLocaleString("en")} long calls of next(), the first ones; N goes on.`), list];
 }
 
 function toStall(i) {
