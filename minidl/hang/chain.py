@@ -451,6 +451,7 @@ def _at_the_other_end(link: ThreadFacts) -> ThreadFacts | None:
     """
     end, why = _descriptor(link), {one.pid: one.why for one in link.wait.holders if one.pid in link.case.processes}
     others = [pid for pid in why if pid != link.pid] or list(why)
+    others = [pid for pid in others if not _waits_for_one_of(link.case.at(pid), others)]
     if len(others) != 1 or (link.case.is_server(others[0]) and joins(link)):  # the server's child is gone
         return None
     kept, (pid,) = end.about == BACKLOG or link.pid in why or _keeps_other_end(link, end), others
@@ -458,6 +459,11 @@ def _at_the_other_end(link: ThreadFacts) -> ThreadFacts | None:
         return None
     chosen = _uses_it(link, pid, end) or _in_a_call(link.case, pid) or _only_thread(link, pid)
     return replace(chosen, by=why[pid]) if chosen is not None else None
+
+
+def _waits_for_one_of(main: ThreadFacts, pids: Sequence[int]) -> bool:
+    """Whether a process waits for the end of another one of these: a shell has all that its child has."""
+    return main.kind is Blocked.CHILD and any(one.pid in pids for one in main.wait.holders)
 
 
 def _descriptor(link: ThreadFacts) -> Descriptor:
@@ -507,7 +513,7 @@ def _only_thread(link: ThreadFacts, pid: int) -> ThreadFacts | None:
 # --- Ranks ------------------------------------------------------------------------------------------------------------
 _COLLECTIVE: Final = re.compile(
     r"^(\w+\.)?(all_reduce|all_gather\w*|barrier|monitored_barrier|broadcast\w*|reduce\w*|gather\w*|scatter\w*|recv|send|"
-    r"all_to_all\w*|_all_gather\w*|wait|_sync\w*|init_process_group|synchronize)$"
+    r"all_to_all\w*|_all_gather\w*|wait|_sync\w*|init_process_group|new_group|new_subgroups\w*|synchronize)$"
 )
 
 

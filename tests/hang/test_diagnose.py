@@ -557,6 +557,7 @@ POLLS_LOCK = (sharing(loop(1)), sharing(worker(0, user("compute()"), call=SLEEPS
                              idle=0.1, switches=1)))  # fmt: skip
 QUEUE_AT = {"self": "<Queue at 0x20>"}  # the loop's is at 0x10
 ASKS_QUEUE = Frame("Queue.get", QUEUES, 102, QUEUE_AT, "with self._rlock:")
+ASKS_SAMPLER = Frame("It._next_index", DATALOADER, 700, source="return next(self._sampler_iter)")
 GETS_ITEM = Frame("Queue.get", QUEUES, 103, QUEUE_AT, "res = self._recv_bytes()")
 
 
@@ -615,7 +616,11 @@ SEMAPHORES = [
     case("the loop may hold the permit while it waits", sharing(loop(1)), sharing(IDLE), SLOTS,
          cause=HangCause.PERMIT_LOST,
          ends="it was lost, or the loop (pid 100) holds it while waiting for the batch"),
-    case("a process that was killed may have held the permit", sharing(loop(1)), sharing(IDLE), SLOTS,
+    case("a process waits for a lock shared between processes that it has taken", sharing(loop(1)), sharing(IDLE),
+         sharing(worker(1, user("with total.get_lock():", "Data.count", 20),
+                        user("self.count()", line=30, within=("with total.get_lock():",)), call=LOCKED)),
+         cause=HangCause.SELF_LOCK, says="that it holds itself", fix="multiprocessing.RLock"),
+    case("a process was killed that may have held the permit", sharing(loop(1)), sharing(IDLE), SLOTS,
          process(300, LOOP, thread(300, None, None), ended=True, exit_code=9), cause=HangCause.PERMIT_LOST,
          ends="is about to release: perhaps process python (pid 300), which has ended (SIGKILL), held it"),
     case("the lock of the result queue that no process gives back was a dead worker's", sharing(loop(1)), sharing(IDLE),
@@ -890,6 +895,16 @@ CONNECTIONS = [
              outcome=outcome)
         for mode, outcome in (("rw", HUNG), ("r", MAYBE_HUNG))
     ),
+    case("a sampler that asks a queue", IDLE,
+         process(LOOP, 1, thread(LOOP, (Frame("Queue.get", QUEUES, 103, source="res = self._recv_bytes()"),
+                                        user("self.source.get()"), ASKS_SAMPLER, MAIN), READS_FOR_EVER),
+                 descriptors=(QUEUE,)), cause=HangCause.QUEUE_EMPTY, says="waits in Queue.get"),
+    case("a shell has all that its child has: the child is what a pipe's reader waits for", loop(1), IDLE,
+         replace(worker(1, user("stream.read()"), call=READS_FOR_EVER, descriptors=(QUEUE,)), children=(300,)),
+         process(300, 102, thread(300, None, Syscall("wait4", "for process 301", (301,), target=301)), name="sh",
+                 descriptors=(PUTS,), children=(301,)),
+         process(301, 300, thread(301, None, OPENS, wchan="wait_for_partner"), name="cat", descriptors=(PUTS,)),
+         pid=301, says="opening /data/a.fifo, a FIFO"),
     case("a sample that opens a FIFO of no other process", loop(1), IDLE,
          worker(1, user("open(path)"), call=OPENS, wchan="wait_for_partner", idle=5.0), outcome=HUNG,
          cause=HangCause.FIFO),
@@ -1124,6 +1139,9 @@ IN_RANKS = [
     case("a stack without the collective's own frame: the line of the user's names it",
          process(LOOP, 1, thread(LOOP, (OF_OPS, user("dist.all_reduce(x)"), MAIN), LOCKED), rank=0, ranks=2),
          of_job(1, "own", state="T", total=2), cause=HangCause.STOPPED, says="; rank 0 waits in all_reduce"),
+    case("a rank makes a group of ranks, and another one does not",
+         of_job(0, "new_group", 20, total=2), of_job(1, total=2), outcome=HUNG, cause=HangCause.COLLECTIVE,
+         says=("in the collective new_group",)),
     case("a rank that reduces gradients in backward, and one that has no more batches",
          process(LOOP, 1, thread(LOOP, (BACKWARD, user("loss.backward()"), MAIN), LOCKED), rank=0, ranks=2),
          of_job(1, "barrier", 20, total=2), outcome=HUNG, fix="run as many batches as each other", never="lock",

@@ -140,7 +140,7 @@ def _empty_pipe(chain: Chain) -> ThreadFacts | None:
 
 def _reads_users_pipe(link: ThreadFacts) -> bool:
     """Whether a thread reads from a pipe that is not the loader's; without a stack, any read without a timeout."""
-    if link.kind is not Blocked.PIPE_READ or (link.step in AT_HOME and not link.place.interrupted):
+    if link.kind is not Blocked.PIPE_READ or (link.step in AT_HOME - USERS and not link.place.interrupted):
         return False
     loaders = link.step in (LoaderStep.NEXT, LoaderStep.IDLE, LoaderStep.READ)
     return not loaders if link.place.seen else not link.wait.bounded

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from minidl.hang.case import ThreadFacts
-from minidl.hang.chain import LOADERS_LOCK, Chain
+from minidl.hang.chain import LOADERS_LOCK, Chain, taken_in
 from minidl.hang.evidence.waits import Blocked, semaphore_at
 from minidl.hang.finding import EvidenceLine, HangCause, Sure
 from minidl.hang.places import USERS
@@ -84,6 +84,23 @@ def none_notifies(chain: Chain) -> Judgement | None:
         () if event else ("the notify came before the wait",),
         "find which process should set or notify it, and whether it waits for this process in turn",
         helped=any_at_work(chain.end.case, shared.could),
+    )  # fmt: skip
+
+
+def held_by_itself(chain: Chain) -> Judgement | None:
+    """A lock shared between processes that the waiting thread has taken before, by its own stack."""
+    shared, inside = _shared(chain.end), chain.end.place.inside
+    asks = next((frame for frame in inside if not frame.file.endswith("multiprocessing/synchronize.py")), None)
+    if shared is None or asks is None:
+        return None
+    lines = ((frame, taken_in(frame, asks, mine=True)) for frame in inside)
+    taken = (f"`{line}` in {frame}" for frame, line in lines if line.startswith("with"))
+    if not (line := next(taken, "")):
+        return None
+    fact = EvidenceLine(f"its own stack has taken the lock: {line}", f"stack of {chain.end.pid}")
+    return Judgement(
+        HangCause.SELF_LOCK, "waits for a lock shared between processes that it holds itself", Sure.LIKELY,
+        (*shared.facts, fact), fix="use multiprocessing.RLock, or release the lock before you take it again",
     )  # fmt: skip
 
 

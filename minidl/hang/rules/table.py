@@ -95,6 +95,7 @@ RULES: Final = (
     CauseRule(semaphores.full_queue, "a bounded queue is full", "a process reads it"),
     CauseRule(semaphores.loaders_queue, "the lock of a loader's queue is held", "its holder runs"),
     CauseRule(semaphores.none_notifies, "an Event or Condition shared between processes", "a process sets it"),
+    CauseRule(semaphores.held_by_itself, "a process takes its lock twice", "its stack has not taken the lock before"),
     CauseRule(semaphores.crossed_locks, "two locks shared between processes, crossed",
               "another process may hold one of them"),
     CauseRule(semaphores.shared_lock, "a lock shared between processes is held", "its holder runs"),
