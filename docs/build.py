@@ -21,7 +21,7 @@ from minidl import cli
 from minidl.check import RULES
 from minidl.check.joint_rules import JOINT_RULES
 from minidl.companion.page import html
-from minidl.explore.guards import GUARDS
+from minidl.explore.guards import GUARDS, OF_THREADS
 from minidl.hang.rules import table
 from minidl.prove.lab.table import cases
 from minidl.tracefile.events import EVENTS, Field, Phase
@@ -189,7 +189,8 @@ def rules() -> Iterator[str]:
         ((f"`{rule.name}`", rule.demand, rule.why, rule.article) for rule in JOINT_RULES),
     )
     yield "\n## Guards\n\n`minidl explore` removes each, and finds a run that fails without it:\n"
-    yield from rows(("guard", "what it does"), ((f"`{name}`", guard.purpose) for name, guard in GUARDS.items()))
+    guards = (GUARDS | OF_THREADS).items()
+    yield from rows(("guard", "what it does"), ((f"`{name}`", guard.purpose) for name, guard in guards))
     yield "\n## Of the doctor\n\nThe first that applies to the chain of waits names the cause:\n"
     yield from rows(("cause", "it is not, if"), ((rule.about, rule.counter) for rule in table.RULES))
 
