@@ -177,6 +177,11 @@ class ThreadedTraining(FaultyTraining):
             timeout=FAR if cell.outcome.kind is Follows.TIMEOUT else 0,
         )
 
+    def fault_in_shutdown(self, iterator: Any) -> None:
+        if self.cell.hangs:
+            assert self.numbers.there.wait(SOON)  # else a worker may see the done event before it hangs
+        super().fault_in_shutdown(iterator)
+
     def strike(self, iterator: Any) -> None:
         """Have the fault in the loader's main thread."""
         self.struck = True
