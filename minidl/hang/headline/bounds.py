@@ -11,7 +11,7 @@ import numpy as np
 
 from minidl.hang.finding import Finding, Focus, FocusScope, RunOutcome
 from minidl.hang.headline.run_context import RunContext
-from minidl.speed.plan.more_workers import more_workers
+from minidl.speed.more_workers import more_workers
 from minidl.speed.verdict import ROOM, Verdict, summed, verdict
 from minidl.speed.wall_clock import Bound, Cause
 from minidl.tracefile import events as ev

@@ -19,10 +19,9 @@ import numpy as np
 from minidl.hang.headline import headline
 from minidl.speed.plan import recorded as recordings
 from minidl.speed.plan.fitting import fitted
-from minidl.speed.plan.more_workers import CLOSE, WORKERS, most_workers
 from minidl.speed.plan.predicted import Predicted, predict
 from minidl.speed.plan.recorded import Recorded
-from minidl.speed.plan.settings import LoaderSetting, PlanError, grid
+from minidl.speed.plan.settings import CLOSE, LoaderSetting, PlanError, grid, sensible_workers
 from minidl.speed.plan.transport_costs import TransportCosts
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.words import and_joined, duration, percent, size
@@ -165,8 +164,7 @@ def choices(recorded: Recorded, **values: Sequence[Any]) -> list[LoaderSetting]:
     """Return the settings to predict; what is not asked for is as recorded, and the workers are a sensible range."""
     base, asked = recorded.base, {name: some for name, some in values.items() if some}
     cpus = max(map(float, asked.get("cpus") or [base.cpus]))
-    most = most_workers(cpus, base.num_workers)
-    asked.setdefault("num_workers", [*sorted({*(n for n in WORKERS if n <= most), base.num_workers})])
+    asked.setdefault("num_workers", sensible_workers(cpus, base.num_workers))
     if not set(values) - {"num_workers", "cpus", "samples", "consumer"}:
         asked["transport"] = ["upstream", "arena"]
     return grid(base, **asked)

@@ -16,6 +16,12 @@ from minidl.tracefile.words import counted
 
 TRANSPORTS: Final = ("upstream", "arena")
 
+WORKERS: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""The numbers of workers that are compared."""
+
+CLOSE: Final = 0.03
+"""Settings that differ by a smaller share are equal."""
+
 MOST_WORKERS: Final = 1024
 """More workers than any machine runs: a larger number is a mistake."""
 
@@ -83,6 +89,11 @@ def checked(setting: LoaderSetting) -> LoaderSetting:
         if not 0 < getattr(setting, name) < float("inf"):
             raise PlanError(f"{name}={getattr(setting, name):g}: give a number above 0")
     return setting
+
+
+def sensible_workers(cpus: float, workers: int) -> list[int]:
+    """The numbers to compare: up to twice the CPUs, and twice the recorded workers."""
+    return sorted({*(n for n in WORKERS if n <= max(2 * cpus, 2 * workers, 8)), workers})
 
 
 def grid(base: LoaderSetting, **values: Sequence[Any]) -> list[LoaderSetting]:

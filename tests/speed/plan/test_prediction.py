@@ -17,7 +17,7 @@ from made_trace import HUNG, LOADER_PID, MIB, Run, write
 import minidl
 from minidl import cli
 from minidl.hang.headline import headline
-from minidl.speed.plan.more_workers import more_workers
+from minidl.speed.more_workers import more_workers
 from minidl.speed.plan.prediction import SpeedPlan, plan
 from minidl.speed.plan.settings import PlanError
 from minidl.speed.plan.transport_costs import TransportCosts

@@ -17,18 +17,12 @@ from typing import Final
 from minidl.speed.plan.loading import load, steady
 from minidl.speed.plan.predicted import predict
 from minidl.speed.plan.recorded import Recorded, costs_of
-from minidl.speed.plan.settings import LoaderSetting, PlanError
+from minidl.speed.plan.settings import CLOSE, LoaderSetting, PlanError, sensible_workers
 from minidl.speed.side import groups
 from minidl.speed.verdict import Verdict
 from minidl.speed.wall_clock import Bound, Cause
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.words import counted
-
-WORKERS: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""The numbers of workers that are compared."""
-
-CLOSE: Final = 0.03
-"""Settings that differ by a smaller share are equal."""
 
 AGREES: Final = 0.15
 """The simulation of the recorded setting is at most so far from the recording, as a logarithm."""
@@ -41,11 +35,6 @@ SHORT: Final = 200
 
 _KNOWN: Final = (None, "slow samples")
 """Reasons that a simulation knows, or that do not matter to it."""
-
-
-def most_workers(cpus: float, workers: int) -> float:
-    """The most workers that are sensible to compare."""
-    return max(2 * cpus, 2 * workers, 8)
 
 
 def more_workers(trace: Trace, loader: int, found: Verdict) -> str:
@@ -67,7 +56,7 @@ def more_workers(trace: Trace, loader: int, found: Verdict) -> str:
 def _gain(recorded: Recorded) -> str:
     base = recorded.base
     off = math.log(_rate(recorded, base) / recorded.rate)
-    more = [n for n in WORKERS if base.num_workers < n <= most_workers(base.cpus, base.num_workers)]
+    more = [n for n in sensible_workers(base.cpus, base.num_workers) if n > base.num_workers]
     if abs(off) > AGREES or not more:
         return ""
     rates = {n: _rate(recorded, replace(base, num_workers=n)) for n in more}
