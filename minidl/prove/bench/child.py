@@ -12,6 +12,7 @@ import gc
 import multiprocessing
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -76,6 +77,7 @@ def _serve(end: Connection, work: Callable[..., Iterator[Any]], args: tuple[Any,
     for other in Child._ends:
         other.close()  # inherited: while one of them is open, no child sees that the parent is gone
     torch.set_num_threads(1)  # torch's threads do not survive a fork
+    warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)  # more workers than cores are meant
     try:
         with contextlib.closing(work(*args)) as items:  # type: ignore[type-var]  # a generator has a close
             while _asked(end):

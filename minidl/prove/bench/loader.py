@@ -13,7 +13,6 @@ import importlib.util
 import multiprocessing
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -139,7 +138,6 @@ def epochs_of(loader: Any) -> Iterator[Measured]:
 
     Values are microseconds per batch: on the clock; extra: of CPU time in the loader's process and in all its workers.
     """
-    warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)  # on a machine with one core
     _count(loader)
     pids = [process.pid for process in multiprocessing.active_children()]
     while True:
