@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -95,6 +95,12 @@ def and_joined(items: Sequence[str], most: int = 4) -> str:
     """The first items as words: "a, b and 3 more"."""
     shown = [*items[:most], *([f"{len(items) - most} more"] if len(items) > most else [])]
     return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
+
+
+def table(rows: Sequence[Sequence[str]], align: Callable[[str, int], str] = str.ljust) -> list[str]:
+    """Return a line for each row of cells; a column is as wide as its widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(align, row, widths)).rstrip() for row in rows]
 
 
 def lacking(problems: Iterable[str]) -> list[str]:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from minidl.terminal import progress
+from minidl.tracefile import words
 
 T = TypeVar("T")
 
@@ -163,7 +164,4 @@ def _block(rows: list[Row]) -> str:
         ratio = (str(row.ratio or ""), row.against) if compared else ()
         others = [number(row.extra[name]) if name in row.extra else "" for name in extras]
         lines.append([f"  {row.name}", str(row.value), *ratio, *others])
-    widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
+    return "\n".join(words.table(lines))
