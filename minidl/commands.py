@@ -821,8 +821,10 @@ def before(arguments: Namespace) -> int:
     _arg("--prefetch", dest="prefetch_factor", type=_listed(_count), metavar="N,...", help="prefetch factors"),
     _arg("--transport", type=_listed(str), metavar="NAME,...", help="upstream, arena (default: both)"),
     _arg("--in-order", type=_listed(_yes), metavar="yes,no", help="in_order"),
-    _arg("--persistent", type=_listed(_yes), nargs="?", const=[True], metavar="yes,no", help="persistent_workers"),
-    _arg("--pin", type=_listed(_yes), nargs="?", const=[True], metavar="yes,no", help="pin_memory"),
+    _arg("--persistent", dest="persistent_workers", type=_listed(_yes), nargs="?", const=[True],
+         metavar="yes,no", help="persistent_workers"),
+    _arg("--pin", dest="pin_memory", type=_listed(_yes), nargs="?", const=[True], metavar="yes,no",
+         help="pin_memory"),
     _arg("--batch-size", type=_listed(_positive), metavar="N,...", help="samples of a batch"),
     _arg("--cpus", type=_listed(float), metavar="X,...", help="CPUs of another machine"),
     _arg("--samples", type=float, metavar="X", help="if each sample took X times as long: 0.5 is twice as fast"),
@@ -838,8 +840,8 @@ def plan(arguments: Namespace) -> int:
 
     from minidl.speed.plan.prediction import plan as predict
 
-    names = ("num_workers", "prefetch_factor", "transport", "in_order", "persistent", "pin", "batch_size", "cpus",
-             "samples", "consumer")  # fmt: skip
+    names = ("num_workers", "prefetch_factor", "transport", "in_order", "persistent_workers", "pin_memory",
+             "batch_size", "cpus", "samples", "consumer")  # fmt: skip
     values = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     of_rank = Namespace(rank=arguments.rank)
     places = [path for path in (arguments.trace, arguments.other) if path is not None]

@@ -32,7 +32,7 @@ from minidl.speed.plan.recorded import FEWEST
 from minidl.speed.plan.settings import LoaderSetting
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.reader import read_trace
-from minidl.tracefile.words import and_joined
+from minidl.tracefile.words import and_joined, table
 
 MOST_WRITES: Final = 3
 """So many of the things that were written are named."""
@@ -87,16 +87,13 @@ class Tuned:
         now, base = self.plan.recorded.rate, self.plan.recorded.base.name
         measured = [one for one in self.tried if one.by_s]
         if not self.tried and self.writes:
-            return f"nothing was tried, because the program writes: {self._written()}. --yes tries it all the same"
+            writes = and_joined(self.writes, MOST_WRITES)
+            return f"nothing was tried, because the program writes: {writes}. --yes tries it all the same"
         best = max(measured, key=lambda one: one.by_s, default=None)
         if best is None or best.by_s <= (1 + NOISE) * now:
             return f"keep {base}: {now:.3g} batches/s; nothing that was tried is faster by {NOISE:.0%}"
         told = f"{best.predicted.setting.name}: {best.by_s:.3g} batches/s measured, {best.by_s / now:.3g} times today's"
         return f"{told} ({base}: {now:.3g})"
-
-    def _written(self) -> str:
-        more = len(self.writes) - MOST_WRITES
-        return and_joined([*self.writes[:MOST_WRITES], *([f"{more} more"] if more > 0 else [])])
 
     def text(self) -> str:
         """The sentence, and a line for each setting: predicted beside measured."""
@@ -106,10 +103,7 @@ class Tuned:
             said = f"{one.predicted.by_s:.3g} ({one.predicted.low:.3g} to {one.predicted.high:.3g})"
             off = f"{one.by_s / one.predicted.by_s - 1:+.0%}" if one.by_s else one.problem
             rows.append((one.predicted.setting.name, said, f"{one.by_s:.3g}" if one.by_s else "-", off))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
-        untried = [self.plan.sentence] if not self.tried else [""]
-        return "\n".join([self.sentence, *untried, *(line.rstrip() for line in lines if self.tried)])
+        return "\n".join([self.sentence, *(["", *table(rows)] if self.tried else [self.plan.sentence])])
 
     def facts(self) -> dict[str, Any]:
         """The figures, for JSON."""
@@ -236,12 +230,12 @@ def tried(trial: Trial) -> Iterator[None]:
 
 def _options(setting: LoaderSetting, given: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a loader with this setting; without workers, those that need workers go."""
-    options: dict[str, Any] = {"num_workers": setting.num_workers, "pin_memory": setting.pin}
+    options: dict[str, Any] = {"num_workers": setting.num_workers, "pin_memory": setting.pin_memory}
     if not setting.num_workers:
         away = {"prefetch_factor": None, "timeout": 0, "persistent_workers": False, "multiprocessing_context": None}
         return options | {name: value for name, value in away.items() if name in given}
     return options | {"prefetch_factor": setting.prefetch_factor, "transport": setting.transport,
-                      "in_order": setting.in_order, "persistent_workers": setting.persistent}  # fmt: skip
+                      "in_order": setting.in_order, "persistent_workers": setting.persistent_workers}  # fmt: skip
 
 
 def _counting(kind: type[Any], counts: Counter[str], made_at: str, most: int) -> type[Any]:

@@ -107,7 +107,7 @@ def test_what_the_program_writes_is_named() -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_torchs_loader_takes_the_options(workers: int) -> None:
     given: dict[str, Any] = {"timeout": 3, "persistent_workers": True, "prefetch_factor": 4, "num_workers": 1}
-    options = tune._options(LoaderSetting(workers, 3, persistent=True), given)
+    options = tune._options(LoaderSetting(workers, 3, persistent_workers=True), given)
     transport = options.pop("transport", "upstream")
     loader = torch.utils.data.DataLoader(range(3), **given | options)
     assert (loader.num_workers, loader.persistent_workers, transport) == (workers, workers > 0, "upstream")

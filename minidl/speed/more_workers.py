@@ -14,7 +14,7 @@ import math
 from dataclasses import replace
 from typing import Final
 
-from minidl.speed.plan.loading import load, steady
+from minidl.speed.plan.loading import CPU, WAIT, load
 from minidl.speed.plan.predicted import predict
 from minidl.speed.plan.recorded import Recorded, costs_of
 from minidl.speed.plan.settings import CLOSE, LoaderSetting, PlanError, sensible_workers
@@ -49,8 +49,8 @@ def more_workers(trace: Trace, loader: int, found: Verdict) -> str:
         recorded = costs_of(trace, *mine)
     except PlanError:
         return ""
-    waits = recorded.fetch.wait.sum() > recorded.fetch.cpu.sum()
-    return "" if recorded.others or waits else _gain(recorded)
+    waits = recorded.steps.fetch[WAIT].sum() > recorded.steps.fetch[CPU].sum()
+    return "" if recorded.steps.others or waits else _gain(recorded)
 
 
 def _gain(recorded: Recorded) -> str:
@@ -71,6 +71,4 @@ def _gain(recorded: Recorded) -> str:
 
 def _rate(recorded: Recorded, setting: LoaderSetting) -> float:
     """Batches/s of a short simulation."""
-    order = recorded.order(setting)[: max(SHORT, 8 * setting.capacity)]
-    count, ns = steady(load(recorded.costs(setting), setting, order, recorded.others).yields, setting.capacity)
-    return 1e9 * count / ns
+    return load(recorded.costs(setting), setting, recorded.order(setting)[: max(SHORT, 8 * setting.capacity)]).by_s

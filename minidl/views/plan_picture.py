@@ -74,8 +74,4 @@ def draw(plan: SpeedPlan) -> Figure:
 
 def _label(plan: SpeedPlan, one: Predicted) -> str:
     """What a line's settings have in common, of what differs."""
-    names = {"prefetch_factor": "prefetch_factor", "transport": "transport", "in_order": "in_order", "cpus": "CPUs",
-             "persistent": "persistent_workers", "pin": "pin_memory", "batch_size": "batch_size"}  # fmt: skip
-    kinds = [other.setting for other in plan.predicted if other.setting.num_workers]
-    varying = [name for name in names if len({getattr(setting, name) for setting in kinds}) > 1]
-    return ", ".join(f"{names[name]}={getattr(one.setting, name)}" for name in varying)
+    return ", ".join(f"{name}={getattr(one.setting, name)}" for name in plan.varying)

@@ -14,7 +14,7 @@ import numpy as np
 from minidl.prove.bench.child import in_child
 from minidl.prove.bench.pairs import Row
 from minidl.prove.bench.planned import WORKERS, Workload, workloads
-from minidl.speed.plan.loading import steady
+from minidl.speed.plan.loading import steady_rate
 from minidl.terminal import progress
 
 GOOD: Final = 0.9
@@ -60,7 +60,6 @@ def _row(name: str, workload: Workload, rounds: int) -> Row:
 def _rates(workload: Workload, number: Any) -> list[float]:
     """Batches/s of each epoch, but for the loader's first one if it chooses; and the workers that it has at last."""
     with workload.loader(number) as loader:
-        epochs = [np.array(workload.train(loader), float) for _ in range(3 if number == "auto" else 1)]
+        epochs = [workload.train(loader) for _ in range(3 if number == "auto" else 1)]
         count = int(loader.num_workers)
-    spans = [steady(came, 2 * count) for came in epochs[-2:]]
-    return [*(1e9 * batches / ns for batches, ns in spans), count]
+    return [*(steady_rate([came], 2 * count) for came in epochs[-2:]), count]

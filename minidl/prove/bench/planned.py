@@ -25,7 +25,7 @@ import minidl
 from minidl.prove.bench.child import in_child
 from minidl.prove.bench.loader import Samples, _picture, _record, epochs_of, serving
 from minidl.prove.bench.pairs import Row
-from minidl.speed.plan.loading import steady
+from minidl.speed.plan.loading import steady_rate
 from minidl.speed.plan.prediction import plan, read
 from minidl.speed.plan.settings import TRANSPORTS, LoaderSetting
 from minidl.speed.plan.transport_costs import Line, TransportCosts
@@ -132,9 +132,7 @@ def workloads() -> dict[str, Workload]:
 
 # --- Measuring --------------------------------------------------------------------------------------------------------
 def _rate(workload: Workload, setting: LoaderSetting) -> float:
-    came = in_child(workload.run, setting)
-    count, ns = steady(np.array(came, float), setting.capacity)
-    return 1e9 * count / ns
+    return steady_rate([in_child(workload.run, setting)], setting.capacity)
 
 
 def _run_recorded(workload: Workload, setting: LoaderSetting, place: str) -> None:

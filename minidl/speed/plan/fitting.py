@@ -14,9 +14,10 @@ from typing import Final
 
 import numpy as np
 
-from minidl.speed.plan.loading import load
-from minidl.speed.plan.recorded import Parts, Recorded
+from minidl.speed.plan.loading import CPU, WAIT, load
+from minidl.speed.plan.recorded import Recorded, largest
 from minidl.speed.plan.settings import LoaderSetting, PlanError
+from minidl.tracefile.arrays import Floats
 from minidl.tracefile.words import counted, duration, percent
 
 SAME: Final = ("dataset", "dataset_length", "dataset_kind", "batch_size", "collate_fn")
@@ -25,7 +26,6 @@ SAME: Final = ("dataset", "dataset_length", "dataset_kind", "batch_size", "colla
 NOTABLE: Final = 1.1
 """A smaller factor between two recordings is noise."""
 
-HALVINGS: Final = 10
 ROUNDS: Final = 3
 
 
@@ -48,7 +48,7 @@ def fitted(a: Recorded, b: Recorded) -> Recorded:
 def _with_slowdown(a: Recorded, few: Recorded, many: Recorded) -> Recorded:
     """CPU time that grows with the number of CPUs in use, if it grew by a NOTABLE factor."""
     once, more = (max(1.0, min(one.base.num_workers, one.base.cpus)) for one in (few, many))
-    cost, larger = (float(np.mean(one.fetch.cpu)) for one in (few, many))
+    cost, larger = (float(one.steps.fetch[CPU].mean()) for one in (few, many))
     if larger < NOTABLE * cost or more == once:
         return a
     alone = max(cost * (more - 1) - larger * (once - 1), larger / 10)
@@ -59,32 +59,37 @@ def _with_slowdown(a: Recorded, few: Recorded, many: Recorded) -> Recorded:
 
 def _with_queue(a: Recorded, few: Recorded, many: Recorded) -> Recorded:
     """What only one worker can use at a time, if waiting made fetches longer by a NOTABLE factor."""
-    waited, longer = (float(np.mean(one.fetch.wait)) for one in (few, many))
-    whole = waited + float(np.mean(few.fetch.cpu))
+    waited, longer = (float(one.steps.fetch[WAIT].mean()) for one in (few, many))
+    whole = waited + float(few.steps.fetch[CPU].mean())
     if whole - waited + longer < NOTABLE * whole or not few.base.num_workers:
         return a
-    low, high = 0.0, waited
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        trial = _queued(few, middle)
-        wait = float(np.mean(trial.fetch.wait)) + _queue(trial, replace(many.base, transport=few.base.transport))
-        low, high = (middle, high) if wait < longer else (low, middle)
-    rest = float(np.mean(_queued(few, low).fetch.wait)) / max(1.0, float(np.mean(a.fetch.wait)))
-    waits = np.maximum(low, a.fetch.wait * rest)
-    words = f"workers use something one at a time for {duration(low)} of each fetch, as a disk or a lock"
-    return replace(a, exclusive=low, fetch=Parts(a.fetch.cpu, waits), notes=[*a.notes, words])
+
+    def waits_less(exclusive: float) -> bool:
+        trial = _queued(few, exclusive)
+        wait = float(trial.steps.fetch[WAIT].mean()) + _queue(trial, replace(many.base, transport=few.base.transport))
+        return wait < longer
+
+    exclusive = largest(waited, waits_less)
+    rest = float(_queued(few, exclusive).steps.fetch[WAIT].mean()) / max(1.0, float(a.steps.fetch[WAIT].mean()))
+    words = f"workers use something one at a time for {duration(exclusive)} of each fetch, as a disk or a lock"
+    return replace(_waiting(a, exclusive, a.steps.fetch[WAIT] * rest), notes=[*a.notes, words])
 
 
 def _queued(recorded: Recorded, exclusive: float) -> Recorded:
     """The recording with a part of its waits as exclusive use, and the rest without the queue for it."""
-    trial = replace(recorded, exclusive=exclusive)
+    trial = replace(recorded, steps=replace(recorded.steps, exclusive=exclusive))
     for _ in range(ROUNDS):
-        rest = np.maximum(exclusive, recorded.fetch.wait - _queue(trial, recorded.base))
-        trial = replace(trial, fetch=Parts(recorded.fetch.cpu, rest))
+        trial = _waiting(recorded, exclusive, recorded.steps.fetch[WAIT] - _queue(trial, recorded.base))
     return trial
+
+
+def _waiting(recorded: Recorded, exclusive: float, waits: Floats) -> Recorded:
+    """The recording with these waits of fetches, of which a part is exclusive use."""
+    fetch = np.stack([recorded.steps.fetch[CPU], np.maximum(exclusive, waits)])
+    return replace(recorded, steps=replace(recorded.steps, exclusive=exclusive, fetch=fetch))
 
 
 def _queue(recorded: Recorded, setting: LoaderSetting) -> float:
     """How long a simulated fetch waits for its turn, ns."""
     order = recorded.order(setting)
-    return load(recorded.costs(setting), setting, order, recorded.others).queued / len(order)
+    return load(recorded.costs(setting), setting, order).queued / len(order)

@@ -4,14 +4,16 @@ Interface: an actor is a generator. It yields a `Work`, which needs a CPU for so
 `Mailbox`, which gives it the next message. `SimulatedMachine.run` runs all actors until one of them has ended.
 
 Rules of use: CPUs are shared equally (processor sharing). As long as no more actors compute than there are CPUs, each
-has one. `others` counts the threads of other programs that compute all the time. Times are in ns.
+has one. `others` counts the threads of other programs that compute all the time. What only one actor can use at a time
+(a disk, a lock) is a mailbox with one message, which each of them takes and sends back. Times are in ns.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any, NamedTuple
 
 
@@ -23,32 +25,17 @@ class Work(NamedTuple):
 
 
 class Mailbox:
-    """Messages to one actor, in the order in which they arrive."""
+    """Messages in the order in which they arrive, to actors in the order in which they ask."""
 
-    __slots__ = ("messages", "reader")
+    __slots__ = ("messages", "readers")
 
     def __init__(self) -> None:
         self.messages: deque[Any] = deque()
-        self.reader: Actor | None = None
+        self.readers: deque[Actor] = deque()
 
 
-class Serial:
-    """What only one actor can use at a time, in the order in which they ask for it: a disk, a lock."""
-
-    __slots__ = ("free",)
-
-    def __init__(self) -> None:
-        self.free = 0.0
-
-
-class Hold(NamedTuple):
-    """Use `what` alone for `ns`, after all who asked before."""
-
-    what: Serial
-    ns: float
-
-
-Actor = Generator[Work | Mailbox | Hold, Any, None]
+Actor = Generator[Work | Mailbox, Any, Any]
+"""What runs on the machine, or a part of it."""
 
 
 class SimulatedMachine:
@@ -57,41 +44,38 @@ class SimulatedMachine:
     def __init__(self, cpus: float, others: float = 0.0) -> None:
         self.cpus, self.others = cpus, others
         self.now = self.used = 0.0
-        self._timers: list[tuple[float, int, Actor | None, Any]] = []  # when, order, who, the mailbox of a message
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []  # when, order, what happens then
         self._computing: list[tuple[float, int, Actor, float]] = []  # share at which it is done, order, who, its wait
         self._share = 0.0  # CPU time that an actor has had which has always computed
         self._order = 0
 
     def start(self, actor: Actor) -> None:
         """Let the actor begin now."""
-        self._at(self.now, actor, None)
+        self._at(self.now, partial(self._resume, actor, None))
 
     def send(self, mailbox: Mailbox, message: Any, after: float = 0.0) -> None:
         """Put a message into a mailbox, where it arrives `after` ns."""
         if after:
-            self._at(self.now + after, None, (mailbox, message))
+            self._at(self.now + after, partial(self._arrive, mailbox, message))
         else:
             self._arrive(mailbox, message)
 
     def run(self, until: Actor) -> None:
         """Run until this actor, which is started first, has ended. Raises RuntimeError if all wait for each other."""
-        self._end, self._ended = until, False
+        self._last: Actor | None = until
         self.start(until)
-        while not self._ended:
+        while self._last is not None:
             done = self._next_done()
             if self._timers and self._timers[0][0] <= done:
-                when, _, actor, message = heapq.heappop(self._timers)
+                when, _, action = heapq.heappop(self._timers)
                 self._pass(when)
-                if actor is None:
-                    self._arrive(*message)
-                else:
-                    self._resume(actor, message)
+                action()
             elif self._computing:
                 self._pass(done)
                 share, _, actor, wait = heapq.heappop(self._computing)
                 self._share = max(self._share, share)
                 if wait:
-                    self._at(self.now + wait, actor, None)
+                    self._at(self.now + wait, partial(self._resume, actor, None))
                 else:
                     self._resume(actor, None)
             else:
@@ -115,17 +99,16 @@ class SimulatedMachine:
             self.used += share * len(self._computing)
         self.now = until
 
-    def _at(self, when: float, actor: Actor | None, message: Any) -> None:
+    def _at(self, when: float, action: Callable[[], None]) -> None:
         self._order += 1
-        heapq.heappush(self._timers, (when, self._order, actor, message))
+        heapq.heappush(self._timers, (when, self._order, action))
 
     # --- Actors -------------------------------------------------------------------------------------------------------
     def _arrive(self, mailbox: Mailbox, message: Any) -> None:
-        if mailbox.reader is None:
-            mailbox.messages.append(message)
+        if mailbox.readers:
+            self._at(self.now, partial(self._resume, mailbox.readers.popleft(), message))
         else:
-            reader, mailbox.reader = mailbox.reader, None
-            self._at(self.now, reader, message)
+            mailbox.messages.append(message)
 
     def _resume(self, actor: Actor, value: Any) -> None:
         """Let the actor go on until it computes, or waits for time or a message."""
@@ -133,22 +116,18 @@ class SimulatedMachine:
             try:
                 asked = actor.send(value)
             except StopIteration:
-                self._ended = self._ended or actor is self._end
+                self._last = None if actor is self._last else self._last
                 return
             value = None
             if type(asked) is Mailbox:
                 if not asked.messages:
-                    asked.reader = actor
+                    asked.readers.append(actor)
                     return
                 value = asked.messages.popleft()
-            elif type(asked) is Hold:
-                asked.what.free = max(asked.what.free, self.now) + asked.ns
-                self._at(asked.what.free, actor, None)
-                return
             elif type(asked) is Work and asked.cpu > 0:
                 self._order += 1
                 heapq.heappush(self._computing, (self._share + asked.cpu, self._order, actor, asked.wait))
                 return
             elif type(asked) is Work and asked.wait > 0:
-                self._at(self.now + asked.wait, actor, None)
+                self._at(self.now + asked.wait, partial(self._resume, actor, None))
                 return

@@ -8,12 +8,12 @@ simulation of the recorded setting is from the recording itself, and by the erro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
 
-from minidl.speed.plan.loading import Loaded, load, steady
+from minidl.speed.plan.loading import Costs, Loading, load
 from minidl.speed.plan.recorded import Recorded
 from minidl.speed.plan.settings import LoaderSetting
 from minidl.tracefile.arrays import Ints
@@ -65,69 +65,61 @@ class Predicted:
 
     def facts(self) -> dict[str, Any]:
         """The figures, for JSON."""
-        setting = self.setting
-        return {
-            "num_workers": setting.num_workers, "prefetch_factor": setting.prefetch_factor * (setting.num_workers > 0),
-            "transport": setting.transport if setting.num_workers else None, "in_order": setting.in_order,
-            "persistent_workers": setting.persistent, "pin_memory": setting.pin,
-            "batch_size": setting.batch_size or None,
-            "cpus": setting.cpus, "samples": setting.samples, "consumer": setting.consumer, "batches_per_s": self.by_s,
-            "low": self.low, "high": self.high, "waiting_share": self.waiting, "first_batch_s": self.first,
-            "epoch_s": self.epoch, "peak_batches": self.peak_batches, "peak_bytes": self.peak_bytes,
-            "limited_by": self.limited_by,
+        with_workers = self.setting.num_workers > 0
+        return asdict(self.setting) | {
+            "prefetch_factor": self.setting.prefetch_factor * with_workers,
+            "transport": self.setting.transport if with_workers else None,
+            "batch_size": self.setting.batch_size or None, "batches_per_s": self.by_s, "low": self.low,
+            "high": self.high, "waiting_share": self.waiting, "first_batch_s": self.first, "epoch_s": self.epoch,
+            "peak_batches": self.peak_batches, "peak_bytes": self.peak_bytes, "limited_by": self.limited_by,
         }  # fmt: skip
 
 
 def predict(recorded: Recorded, setting: LoaderSetting, off: float) -> Predicted:
     """Simulate one setting. off: the relative error of the simulation of the recorded one."""
-    costs, order = recorded.costs(setting), recorded.order(setting)
-    found = load(costs, setting, order, recorded.others)
-    count, ns = steady(found.yields, setting.capacity)
-    by_s = 1e9 * count / ns
+    costs = recorded.costs(setting)
+    found = load(costs, setting, recorded.order(setting))
     model = MODEL * (setting != recorded.base)
-    spread = np.hypot(LIKELY * np.hypot(_spread(recorded, setting, len(costs.fetch)), model), off)
-    first = found.yields[0] / 1e9
-    batches = recorded.epoch / (setting.batch_size / recorded.batch_size if setting.batch_size else 1.0)
-    ending = recorded.shutdown / 1e9 if setting.num_workers and not setting.persistent else 0.0
+    spread = float(np.exp(np.hypot(LIKELY * np.hypot(_spread(costs, setting), model), off)))
+    first, batches = float(found.yields[0]) / 1e9, recorded.epoch / recorded.larger(setting)
+    ending = recorded.shutdown / 1e9 if setting.num_workers and not setting.persistent_workers else 0.0
     return Predicted(
         setting,
-        by_s,
-        by_s * float(np.exp(-spread)),
-        by_s * float(np.exp(spread)),
-        waiting=float(found.waits[1:].sum() / max(1.0, found.yields[-1] - found.yields[0])),
-        first=float(first),
-        epoch=float(first + max(0.0, batches - 1) / by_s + ending),
-        peak_batches=found.peak_batches,
-        peak_bytes=found.peak_bytes,
-        limited_by=_limit(found, setting, recorded),
+        found.by_s,
+        found.by_s / spread,
+        found.by_s * spread,
+        found.waiting,
+        first,
+        first + max(0.0, batches - 1) / found.by_s + ending,
+        *found.peak,
+        _limit(found),
     )
 
 
-def _spread(recorded: Recorded, setting: LoaderSetting, there: int) -> float:
+def _spread(costs: Costs, setting: LoaderSetting) -> float:
     """The standard deviation of the logarithm of the rate, by simulations of blocks of batches that are drawn."""
-    costs, random = recorded.costs(setting), np.random.default_rng(0)
+    there, random = costs.fetch.shape[1], np.random.default_rng(0)
     block = max(1, there // BLOCKS)
     length = max(min(there, DRAWN), 4 * setting.capacity, block)
-    logs = []
+    rates = []
     for _ in range(DRAWS):
         begins = random.integers(0, max(1, there - block + 1), size=-(-length // block))
         order: Ints = (begins[:, None] + np.arange(block)).ravel()[:length]
-        count, ns = steady(load(costs, setting, order, recorded.others).yields, setting.capacity)
-        logs.append(np.log(count / ns))
-    return float(np.std(logs, ddof=1)) * float(min(1.0, length / there) ** 0.5)
+        rates.append(load(costs, setting, order).by_s)
+    return float(np.std(np.log(rates), ddof=1)) * float(min(1.0, length / there) ** 0.5)
 
 
-def _limit(found: Loaded, setting: LoaderSetting, recorded: Recorded) -> str:
+def _limit(found: Loading) -> str:
     """What limits the setting, in words."""
-    time = max(1.0, float(found.yields[-1] - found.yields[0]))
-    if not setting.num_workers:
+    workers, cpus = found.setting.num_workers, found.setting.cpus
+    if not workers:
         return "fetching in the loop itself"
-    if found.waits[1:].sum() / time < KEEPS_UP:
+    if found.waiting < KEEPS_UP:
         return "the training loop"
-    if found.starved / time < KEEPS_UP:
+    if found.starved / found.time < KEEPS_UP:
         return "the loader's thread"
-    if found.used + min(recorded.others, setting.cpus) >= FULL * setting.cpus:
+    if found.used + min(found.costs.others, cpus) >= FULL * cpus:
         return "the CPUs"
-    if found.idle / (time * setting.num_workers) > LONG and found.blocked / time > KEEPS_UP:
+    if found.idle / (found.time * workers) > LONG and found.blocked / found.time > KEEPS_UP:
         return "one slow batch in order"
-    return "the workers" if not recorded.exclusive else "what workers share"
+    return "the workers" if not found.costs.exclusive else "what workers share"

@@ -9,7 +9,7 @@ workers and batches in advance, and the fewest changes.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
@@ -21,13 +21,10 @@ from minidl.speed.plan import recorded as recordings
 from minidl.speed.plan.fitting import fitted
 from minidl.speed.plan.predicted import Predicted, predict
 from minidl.speed.plan.recorded import Recorded
-from minidl.speed.plan.settings import CLOSE, LoaderSetting, PlanError, grid, sensible_workers
+from minidl.speed.plan.settings import CLOSE, OPTIONS, PlanError, choices
 from minidl.speed.plan.transport_costs import TransportCosts
 from minidl.tracefile.reader import Trace, read_trace
-from minidl.tracefile.words import and_joined, duration, percent, size
-
-WIDE: Final = 12
-"""Characters of a column that not every table has."""
+from minidl.tracefile.words import percent, seconds, size, table
 
 
 @dataclass(frozen=True)
@@ -49,15 +46,13 @@ class SpeedPlan:
         )
 
     def _changes(self, one: Predicted) -> int:
-        names = ("transport", "in_order", "persistent", "pin")
-        return sum(getattr(one.setting, name) != getattr(self.recorded.base, name) for name in names)
+        return sum(getattr(one.setting, name) != getattr(self.recorded.base, name) for name in OPTIONS)
 
     @property
     def sentence(self) -> str:
         """The recommended setting, what it gives, and what limits it then."""
         best, now = self.recommended, self.recorded.rate
-        larger = (best.setting.batch_size or self.recorded.batch_size) / self.recorded.batch_size
-        factor = best.by_s * larger / now
+        factor = best.by_s * self.recorded.larger(best.setting) / now
         gain = f"{factor:.3g} times today's" if abs(factor - 1) > CLOSE else "as today"
         gain += " in samples/s" * bool(best.setting.batch_size)
         limits = f"{best.limited_by} limit{'s' * (best.limited_by not in ('the CPUs', 'the workers'))}"
@@ -71,25 +66,24 @@ class SpeedPlan:
     @property
     def limit(self) -> float:
         """The batches/s that the training loop itself takes, however fast the loader is."""
-        step = self.recorded.step.times(self.predicted[0].setting.consumer)
-        return float(1e9 / max(1.0, (step.cpu + step.wait).mean()))
+        step = self.recorded.steps.step.sum(axis=0) * self.predicted[0].setting.consumer
+        return float(1e9 / max(1.0, step.mean()))
+
+    @property
+    def varying(self) -> list[str]:
+        """The options in which settings with workers differ, but for their number."""
+        kinds = [one.setting for one in self.predicted if one.setting.num_workers]
+        return [name for name in OPTIONS if len({getattr(one, name) for one in kinds}) > 1]
 
     def text(self) -> str:
         """The sentence, a table of all settings, and what to know about it."""
         return "\n".join([self.sentence, "", *self._table(), "", *self.notes])
 
-    def _table(self) -> Iterator[str]:
-        varying = [name for name in _COLUMNS if len({getattr(p.setting, name) for p in self.predicted}) > 1]
-        heads = "".join(f"{_COLUMNS[name]:>{WIDE}}" for name in varying if name != "num_workers")
-        yield (f"{'workers':>7}{heads}{'batches/s':>11}{'range':>16}{'waits':>7}{'first':>9}{'epoch':>9}{'ahead':>7}"
-               f"{'memory':>11}  limited by")  # fmt: skip
-        for one in self.predicted:
-            values = "".join(f"{_value(one, name):>{WIDE}}" for name in varying if name != "num_workers")
-            between = f"{_three(one.low)} to {_three(one.high)}"
-            mark = " *" if one is self.recommended else ""
-            yield (f"{one.setting.num_workers:>7}{values}{_three(one.by_s):>11}{between:>16}{percent(one.waiting):>7}"
-                   f"{duration(one.first * 1e9):>9}{duration(one.epoch * 1e9):>9}{one.peak_batches:>7}"
-                   f"{size(one.peak_bytes):>11}  {one.limited_by}{mark}")  # fmt: skip
+    def _table(self) -> list[str]:
+        cells = [_cells(one, self.varying) for one in self.predicted]
+        limits = [f"{one.limited_by}{' *' * (one is self.recommended)}" for one in self.predicted]
+        lines = table([list(cells[0]), *(list(one.values()) for one in cells)], str.rjust)
+        return [f"{line}  {limit}" for line, limit in zip(lines, ["limited by", *limits], strict=True)]
 
     def facts(self) -> dict[str, Any]:
         """The figures, for JSON."""
@@ -104,17 +98,15 @@ class SpeedPlan:
         return f"<SpeedPlan {self.sentence}>"
 
 
-_COLUMNS: Final = {
-    "num_workers": "workers", "prefetch_factor": "prefetch", "transport": "transport", "in_order": "in_order",
-    "persistent": "persistent", "pin": "pinned", "batch_size": "batch", "cpus": "CPUs",
-}  # fmt: skip
-
-
-def _value(one: Predicted, name: str) -> str:
-    value = getattr(one.setting, name)
-    if not one.setting.num_workers and name in ("prefetch_factor", "transport", "in_order", "persistent"):
-        return "-"
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+def _cells(one: Predicted, options: Sequence[str]) -> dict[str, str]:
+    """The columns of a table's line, with these options of the loader."""
+    values = {name: str(one.setting.options.get(name, "-")) for name in options}
+    return {
+        "workers": str(one.setting.num_workers), **values, "batches/s": _three(one.by_s),
+        "range": f"{_three(one.low)} to {_three(one.high)}", "waits": percent(one.waiting),
+        "first": seconds(one.first), "epoch": seconds(one.epoch), "ahead": str(one.peak_batches),
+        "memory": size(one.peak_bytes),
+    }  # fmt: skip
 
 
 def _three(value: float) -> str:
@@ -141,10 +133,8 @@ def plan(
     recorded = recorded if other is None else fitted(recorded, read(read_trace(other), dataloader))
     same = predict(recorded, recorded.base, 0.0)
     off = abs(np.log(same.by_s / recorded.rate))
-    asked = choices(recorded, **{name: _listed(value) for name, value in values.items()})
-    return SpeedPlan(
-        recorded, same, [predict(recorded, one, off) for one in asked], _notes(recorded, same, other is not None)
-    )
+    predicted = [predict(recorded, one, off) for one in choices(recorded.base, values)]
+    return SpeedPlan(recorded, same, predicted, _notes(recorded, same, other is not None))
 
 
 def read(trace: Trace, dataloader: str | None = None) -> Recorded:
@@ -156,36 +146,19 @@ def read(trace: Trace, dataloader: str | None = None) -> Recorded:
     return recordings.read(trace, dataloader)
 
 
-def _listed(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, (list, tuple, range)) else [value]
-
-
-def choices(recorded: Recorded, **values: Sequence[Any]) -> list[LoaderSetting]:
-    """Return the settings to predict; what is not asked for is as recorded, and the workers are a sensible range."""
-    base, asked = recorded.base, {name: some for name, some in values.items() if some}
-    cpus = max(map(float, asked.get("cpus") or [base.cpus]))
-    asked.setdefault("num_workers", sensible_workers(cpus, base.num_workers))
-    if not set(values) - {"num_workers", "cpus", "samples", "consumer"}:
-        asked["transport"] = ["upstream", "arena"]
-    return grid(base, **asked)
-
-
 def _notes(recorded: Recorded, same: Predicted, several: bool) -> list[str]:
     """What to know about the predictions."""
-    base, off = recorded.base, same.by_s / recorded.rate - 1
-    notes = [f"recorded: {base.name}, {_three(recorded.rate)} batches/s; simulated with the same setting: "
-             f"{_three(same.by_s)} ({off:+.0%})"]  # fmt: skip
-    if recorded.others:
-        notes.append(
-            f"other programs used the CPUs, as {recorded.others:.1f} threads would: so they do in all predictions"
-        )
-    if not recorded.transports.measured:
-        notes.append("the costs of another transport, or of none, are typical ones: minidl bench transport --calibrate "
-                     "measures this machine's")  # fmt: skip
-    if recorded.trace.loaders and any(one.get("dataset_kind") == "iterable" for one in recorded.trace.loaders.values()):
-        notes.append("the dataset is iterable: it is assumed that any number of workers shares its samples equally")
-    cannot = ["a disk that is saturated", "locks between workers", "caches"]
-    if not several:
-        notes.append(f"one recording does not tell of {and_joined(cannot)}: record another number of workers, and give "
-                     f"both recordings")  # fmt: skip
-    return [*notes, *recorded.notes]
+    off = same.by_s / recorded.rate - 1
+    notes = {
+        f"recorded: {recorded.base.name}, {_three(recorded.rate)} batches/s; simulated with the same setting: "
+        f"{_three(same.by_s)} ({off:+.0%})": True,
+        f"other programs used the CPUs, as {recorded.steps.others:.1f} threads would: so they do in all predictions":
+            recorded.steps.others > 0,
+        "the costs of another transport, or of none, are typical ones: minidl bench transport --calibrate measures "
+        "this machine's": not recorded.transports.measured,
+        "the dataset is iterable: it is assumed that any number of workers shares its samples equally":
+            recorded.params.get("dataset_kind") == "iterable",
+        "one recording does not tell of a disk that is saturated, locks between workers and caches: record another "
+        "number of workers, and give both recordings": not several,
+    }  # fmt: skip
+    return [*(note for note, holds in notes.items() if holds), *recorded.notes]

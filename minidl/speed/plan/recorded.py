@@ -9,20 +9,21 @@ sharing CPUs makes it again. Steps that the recording lacks have the median of t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from minidl.speed.cpu_use import cpus_of
-from minidl.speed.plan.loading import Costs, load, steady
+from minidl.speed.plan.loading import CPU, STEPS, WAIT, Costs, Parts, load, steady_rate
 from minidl.speed.plan.machine import Work
 from minidl.speed.plan.settings import LoaderSetting, PlanError
 from minidl.speed.plan.transport_costs import TransportCosts, transport_costs
 from minidl.speed.side import groups
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Floats, Ints, Rows
-from minidl.tracefile.batches import keys_at
+from minidl.tracefile.batches import keys_at, latest
 from minidl.tracefile.loaders import only
 from minidl.tracefile.spans import durations, total
 from minidl.tracefile.words import counted
@@ -61,123 +62,93 @@ START: Final = (8e6, 15e6)
 """CPU ns to start a worker by fork, of the loader and of the worker, where the recording has started none."""
 
 
-@dataclass(frozen=True)
-class Parts:
-    """The CPU time and the waits of one step of each batch, ns."""
+# --- Parts of a step --------------------------------------------------------------------------------------------------
+def at_once(parts: Parts) -> Parts:
+    """These parts without the waits."""
+    return np.stack([parts[CPU], np.zeros_like(parts[WAIT])])
 
-    cpu: Floats
-    wait: Floats
 
-    def __add__(self, more: Parts) -> Parts:
-        return Parts(self.cpu + more.cpu, self.wait + more.wait)
+def plus(parts: Parts, cpu: Floats | float) -> Parts:
+    """These parts with more CPU time, or less: at least a tenth of what it was."""
+    return np.stack([np.maximum(parts[CPU] / 10, parts[CPU] + cpu), parts[WAIT]])
 
-    def times(self, by: float) -> Parts:
-        return Parts(self.cpu * by, self.wait * by)
 
-    def at_once(self) -> Parts:
-        """These parts without the waits."""
-        return Parts(self.cpu, np.zeros_like(self.wait))
+def _resized(costs: Costs, by: float) -> Costs:
+    """The costs of batches that are `by` times as large: the same samples, joined or divided in their order."""
 
-    def plus(self, cpu: Floats | float) -> Parts:
-        """These parts with more CPU time, or less: at least a tenth of what it was."""
-        return Parts(np.maximum(self.cpu / 10, self.cpu + cpu), self.wait)
+    def cut(parts: Parts) -> Parts:
+        edges = np.arange(max(1, int(parts.shape[1] / by)) + 1) * by
+        sums = np.pad(np.cumsum(parts, axis=1), ((0, 0), (1, 0)))
+        return np.stack([np.diff(np.interp(edges, np.arange(len(row)), row)) for row in sums])
 
-    def steps(self) -> list[Work]:
-        return [*map(Work, self.cpu.tolist(), self.wait.tolist())]
+    steps = {name: cut(getattr(costs, name)) for name in STEPS}
+    draw, sizes = (np.resize(one, steps["fetch"].shape[1]) for one in (costs.draw * by, costs.sizes * by))
+    return replace(costs, **steps, draw=draw, sizes=sizes.astype(np.int64), samples=costs.samples * by)
 
 
 @dataclass(frozen=True)
 class Recorded:
     """The costs that one recording shows. base: its own setting; rate: its batches/s in the steady state.
 
-    sizes, tensors: bytes of each batch, and tensors of one. worker: what a worker's thread does beside a fetch, ns;
-    epoch: batches of an epoch; others: threads of other programs that computed meanwhile; notes: what it cannot tell,
-    in words.
+    steps: the costs as they were recorded. tensors: of a batch. worker: what a worker's thread does beside a fetch, ns;
+    epoch: batches of an epoch; shutdown: ns; slower: by what share CPU time grows with each CPU more that is in use;
+    notes: what it cannot tell, in words.
     """
 
     trace: Trace
     params: dict[str, Any]
     base: LoaderSetting
     rate: float
-    draw: Floats
-    fetch: Parts
-    send: Parts
-    read: Parts
-    pin: Parts
-    step: Parts
-    sizes: Ints
+    steps: Costs
     tensors: float
-    batch_size: float
-    own: float
     worker: float
-    start: tuple[float, Work]
     epoch: int
     shutdown: float
     transports: TransportCosts
-    exclusive: float = 0.0
-    slower: float = 0.0  # by what share CPU time grows with each CPU more that is in use
-    others: float = 0.0
+    slower: float = 0.0
     notes: list[str] = field(default_factory=list)
+
+    def larger(self, setting: LoaderSetting) -> float:
+        """How many times as large the batches of this setting are."""
+        return setting.batch_size / self.steps.samples if setting.batch_size else 1.0
 
     def order(self, setting: LoaderSetting) -> Ints:
         """The batches of a simulated epoch: as recorded, again from the first if there are few."""
-        larger = setting.batch_size / self.batch_size if setting.batch_size else 1.0
-        there = int(len(self.sizes) / max(1.0, larger))
+        recorded = len(self.steps.sizes)
+        there = int(recorded / max(1.0, self.larger(setting)))
         if there < LEAST_RESIZED:
-            samples = round(len(self.sizes) * self.batch_size)
+            samples = round(recorded * self.steps.samples)
             raise PlanError(f"batch_size={setting.batch_size}: the recording has {samples} samples, and "
                             f"{LEAST_RESIZED} such batches are needed: record a longer run")  # fmt: skip
         return np.arange(max(min(there, MOST), 16 * setting.capacity, 10 * FEWEST)) % there
 
     def costs(self, setting: LoaderSetting) -> Costs:
         """What each batch costs with this setting. Raises PlanError for a step that was not recorded."""
-        if setting.pin and not self.base.pin:
+        if setting.pin_memory and not self.base.pin_memory:
             raise PlanError(f"{self.trace.path}: no batch was pinned in the recording: record with pin_memory=True")
-        base, table = self.base, self.transports
-        had = base.transport if base.num_workers else "alone"
-        gets = setting.transport if setting.num_workers else "alone"
-        in_worker, in_loader = (
-            {name: table.cpu(who, name, self.tensors, self.sizes) for name in (had, gets, "alone")} for who in (0, 1)
-        )
-        crowd = self._slowdown(setting) / self._slowdown(base)
-        fetch = Parts(self.fetch.cpu * crowd + self.worker, self.fetch.wait - self.exclusive).times(setting.samples)
-        alone = (fetch + self.send).plus(in_worker["alone"] - in_worker[had])
-        worker = fetch.plus(in_worker[gets] - in_worker[had])
-        send, read, step = self.send, self.read, self.step.times(setting.consumer)
+        steps, had, gets = self.steps, self.base.way, setting.way
+        crowd = self._slowdown(setting) / self._slowdown(self.base)
+        fetch = np.stack([steps.fetch[CPU] * crowd + self.worker, steps.fetch[WAIT] - steps.exclusive])
+        send, read, step = steps.send, steps.read, steps.step * setting.consumer
+        fetch = fetch * setting.samples + send * (not setting.num_workers)
         if gets != had:
             # Upstream's threads, the feeder and the one that sends descriptors, wait for a computing worker's GIL.
             # What a transport costs the loader beside reading is giving the memory back, while the loop goes on.
-            send, read, more = send.at_once(), read.at_once(), in_loader[gets] - in_loader[had]
-            reads = read.plus(more)
-            read, step = reads, step.plus(float(np.mean(more - (reads.cpu - read.cpu))))
-        costs, draw, sizes = [worker, send, read, self.pin, alone], self.draw, self.sizes
-        if setting.batch_size and setting.batch_size != self.batch_size:
-            by = setting.batch_size / self.batch_size
-            costs = [_resized(parts, by) for parts in costs]
-            step, draw = _resized(step, by), np.resize(draw, len(costs[0].cpu)) * by
-            sizes = np.resize((sizes * by).astype(np.int64), len(costs[0].cpu))
-        fetch, send, read, pin, alone = costs
-        return Costs(
-            draw=draw.tolist(), fetch=fetch.steps(), send=send.steps(), read=read.steps(), pin=pin.steps(),
-            step=step.steps(), alone=alone.steps(), sizes=sizes.tolist(), exclusive=self.exclusive * setting.samples,
-            own=self.own, start=(0.0, Work(0.0)) if setting.persistent else self.start, hops=HOPS,
-            feeder=setting.transport == "upstream", samples=max(1, round(setting.batch_size or self.batch_size)),
-        )  # fmt: skip
+            in_worker, in_loader = (self._cpu(who, gets) - self._cpu(who, had) for who in (0, 1))
+            fetch, send, kept = plus(fetch, in_worker), at_once(send), at_once(read)
+            read = plus(kept, in_loader)
+            step = plus(step, float(np.mean(in_loader - (read - kept)[CPU])))
+        start = (0.0, Work(0.0)) if setting.persistent_workers else steps.start
+        exclusive = steps.exclusive * setting.samples
+        costs = replace(steps, fetch=fetch, send=send, read=read, step=step, start=start, exclusive=exclusive)
+        return costs if self.larger(setting) == 1 else _resized(costs, self.larger(setting))
+
+    def _cpu(self, who: int, way: str) -> Floats:
+        """CPU time of a way of batches, of the worker (who=0) or of the loader (1)."""
+        return self.transports.cpu(who, way, self.tensors, self.steps.sizes)
 
     def _slowdown(self, setting: LoaderSetting) -> float:
         return 1 + self.slower * (max(1.0, min(setting.num_workers, setting.cpus)) - 1)
-
-
-def _resized(parts: Parts, by: float) -> Parts:
-    """The costs of batches that are `by` times as large: the same samples, joined or divided in their order."""
-    count = max(1, int(len(parts.cpu) / by))
-    edges = np.arange(count + 1) * by
-
-    def cut(values: Floats) -> Floats:
-        whole = np.interp(edges, np.arange(len(values) + 1), np.concatenate([[0.0], np.cumsum(values)]))
-        return np.diff(whole)
-
-    return Parts(cut(parts.cpu), cut(parts.wait))
 
 
 # --- From a trace -----------------------------------------------------------------------------------------------------
@@ -193,7 +164,8 @@ def costs_of(trace: Trace, numbers: tuple[int, ...], params: dict[str, Any]) -> 
     """Return what these iterators of one DataLoader cost. Raises PlanError if that is not enough to predict."""
     reader = _CostsReader(trace, numbers, params)
     recorded = reader.recorded()
-    return replace(recorded, others=_others(recorded) if reader.computes and reader.without_cpu else 0.0)
+    others = _others(recorded) if reader.computes and reader.without_cpu else 0.0
+    return replace(recorded, steps=replace(recorded.steps, others=others))
 
 
 class _CostsReader:
@@ -208,15 +180,23 @@ class _CostsReader:
         spans = trace.spans()
         mine = np.isin(spans["loader"], numbers) & (spans["end"] >= 0)
         self.spans = spans[mine & (spans["begin"] >= begin) & (spans["end"] <= end)]
-        self.workers = int(params.get("num_workers") or 0)
+        self.base = LoaderSetting(
+            num_workers=int(params.get("num_workers") or 0),
+            prefetch_factor=int(params.get("prefetch_factor") or 2),
+            transport="arena" if params.get("transport") == "arena" else "upstream",
+            in_order=params.get("in_order") is not False,
+            persistent_workers=bool(params.get("persistent_workers")),
+            pin_memory=bool(len(self.of(ev.PIN))),
+            cpus=cpus_of(trace.manifest) or 1.0,
+        )
         fetches = self.of(ev.FETCH)
         fetches = fetches[fetches["ex"] == ev.Outcome.DATA]
-        keys, first = np.unique(keys_at(trace.events, fetches, fetches["begin"]), return_index=True)
-        self.keys, self.fetches = keys, fetches[first]
+        self.keys, first = np.unique(self.keys_of(fetches), return_index=True)
+        self.fetches = fetches[first]
         steps = self.of(ev.CONSUMER)
-        self.steps = steps[steps["task"] >= 0]
+        self.trained = steps[steps["task"] >= 0]
         self._refuse()
-        rows = np.concatenate([self.fetches, self.steps])
+        rows = np.concatenate([self.fetches, self.trained])
         self.computes, self.without_cpu = (
             rows[name].sum() >= share * total(rows) for name, share in (("cpu", COMPUTES), ("cpu_wait", OTHERS_MATTER))
         )
@@ -225,12 +205,15 @@ class _CostsReader:
         rows: Rows = self.spans[np.isin(self.spans["code"], [pair[0] for pair in pairs])]
         return rows
 
+    def keys_of(self, rows: Rows, time: str = "begin") -> Ints:
+        return keys_at(self.trace.events, rows, rows[time])
+
     def _refuse(self) -> None:
         path, unseen = self.trace.path, self.params.get("unseen")
         if isinstance(unseen, list) and "next" in unseen:
             raise PlanError(f"{path} does not show when the loop waits: observe torch's loader without pin_memory, or "
                             f"record with minidl's loader (minidl run)")  # fmt: skip
-        count = min(len(self.keys), len(self.steps))
+        count = min(len(self.keys), len(self.trained))
         if count < FEWEST:
             lost = sum(process.lost for process in self.trace.processes)
             why = f"; {counted(lost, 'event')} are lost: record with minidl run --full" if lost else ""
@@ -238,29 +221,23 @@ class _CostsReader:
                             f"are needed: record a longer run{why}")  # fmt: skip
         if not self.fetches["cpu"].any():
             raise PlanError(f"{path} has no CPU times, so it does not tell which steps need a CPU: it shows "
-                            f"{self._rate():.3g} batches/s with {counted(self.workers, 'worker')}, and nothing about "
-                            f"other settings. Record it with minidl run --cpu-time on")  # fmt: skip
+                            f"{self._rate():.3g} batches/s with {counted(self.base.num_workers, 'worker')}, and "
+                            f"nothing about other settings. Record it with minidl run --cpu-time on")  # fmt: skip
 
     def _rate(self) -> float:
-        capacity = self.workers * int(self.params.get("prefetch_factor") or 2)
         rows = self.events[self.events["code"] == ev.YIELD]
         rows = rows[rows["x"] == ev.Outcome.DATA]
-        epochs = keys_at(self.trace.events, rows, rows["time"]) >> 31
-        each = [steady(rows["time"][epochs == epoch].astype(float), capacity) for epoch in np.unique(epochs)]
-        return 1e9 * sum(n for n, _ in each) / max(1.0, sum(ns for _, ns in each))
+        epochs, times = self.keys_of(rows, "time") >> 31, rows["time"].astype(float)
+        return steady_rate([times[epochs == epoch] for epoch in np.unique(epochs)], self.base.capacity)
 
     def aligned(self, rows: Rows, values: Floats) -> Floats:
-        """A value for each batch: of the row with its key; the median where there is none, 0 without any row."""
-        out = np.zeros(len(self.keys))
-        if not len(rows):
-            return out
-        keys = keys_at(self.trace.events, rows, rows["begin"])
-        at = np.searchsorted(self.keys, keys).clip(max=len(self.keys) - 1)
-        known = self.keys[at] == keys
-        there = np.zeros(len(self.keys), bool)
-        there[at[known]] = True
-        np.add.at(out, at[known], values[known])
-        out[~there] = np.median(values)
+        """A value for each batch: of the rows with its key; the median where there is none, 0 without any row."""
+        keys = self.keys_of(rows)
+        known = np.isin(keys, self.keys)
+        at = np.searchsorted(self.keys, keys[known])
+        out = np.full(len(self.keys), np.median(values) if len(values) else 0.0)
+        out[at] = 0.0
+        np.add.at(out, at, values[known])
         return out
 
     def split(self, rows: Rows) -> Parts:
@@ -269,50 +246,36 @@ class _CostsReader:
         known = cpu > 0
         share = cpu[known].sum() / max(1.0, took[known].sum()) if known.any() else 1.0
         cpu = np.where(known, cpu, took * share)
-        return Parts(cpu, np.maximum(0.0, took - cpu - rows["cpu_wait"] * self.computes))
+        return np.stack([cpu, np.maximum(0.0, took - cpu - rows["cpu_wait"] * self.computes)])
 
     def parts(self, *pairs: tuple[int, int]) -> Parts:
         """The CPU time and waits of these spans, for each batch."""
-        each = [(rows, self.split(rows)) for rows in map(self.of, pairs)]
-        return Parts(
-            sum((self.aligned(rows, own.cpu) for rows, own in each), np.zeros(len(self.keys))),
-            sum((self.aligned(rows, own.wait) for rows, own in each), np.zeros(len(self.keys))),
-        )
+        out = np.zeros((2, len(self.keys)))
+        for rows in map(self.of, pairs):
+            out += [self.aligned(rows, values) for values in self.split(rows)]
+        return out
 
     def _step(self) -> Parts:
         """A step of the training loop takes at least as long as the device computes, though the loop may run ahead.
 
         The first one, which warms up, counts as an ordinary one.
         """
-        step, device = self.split(self.steps), durations(self.of(ev.DEVICE_COMPUTE))
+        step, device = self.split(self.trained), durations(self.of(ev.DEVICE_COMPUTE))
         least = float(np.median(device)) if len(device) else 0.0
-        cpu, wait = step.cpu.copy(), np.maximum(step.wait, least - step.cpu)
-        cpu[0], wait[0] = min(cpu[0], np.median(cpu)), min(wait[0], np.median(wait))
-        return Parts(cpu, wait)
+        step[WAIT] = np.maximum(step[WAIT], least - step[CPU])
+        step[:, 0] = np.minimum(step[:, 0], np.median(step, axis=1))
+        return step
 
     def recorded(self) -> Recorded:
-        params, slabs = self.params, self.params.get("transport") == "arena"
-        base = LoaderSetting(
-            num_workers=self.workers,
-            prefetch_factor=int(params.get("prefetch_factor") or 2),
-            transport="arena" if slabs else "upstream",
-            in_order=params.get("in_order") is not False,
-            persistent=bool(params.get("persistent_workers")),
-            pin=bool(len(self.of(ev.PIN))),
-            cpus=cpus_of(self.trace.manifest) or 1.0,
-        )
-        draws = self.of(ev.SAMPLER_NEXT)
-        fetch, warm = self._warmed(self.split(self.fetches).plus(-self._recording()))
-        rebuilt = self.of(ev.RESULT_REBUILD)
+        draws, rebuilt = self.of(ev.SAMPLER_NEXT), self.of(ev.RESULT_REBUILD)
+        fetch, warm = self._warmed(plus(self.split(self.fetches), -self._recording()))
         send = self.parts(ev.RESULT_PICKLE, ev.RESULT_WRITE)
         epochs = max(1, int(np.count_nonzero(self.events["code"] == ev.EPOCH[0])))
         shutdown = durations(self.of(ev.SHUTDOWN))
         draw = self.aligned(draws, durations(draws).astype(float))
-        return Recorded(
-            trace=self.trace,
-            params=params,
-            base=base,
-            rate=self._rate(),
+        sends_itself = self.base.transport == "arena"
+        uses_device = len(self.of(ev.H2D, ev.COPY, ev.TO_DEVICE, ev.PIN)) and not len(self.of(ev.DEVICE_COMPUTE))
+        steps = Costs(
             draw=draw,
             fetch=fetch,
             send=send,
@@ -320,19 +283,24 @@ class _CostsReader:
             pin=self.parts(ev.PIN),
             step=self._step(),
             sizes=self._sizes(),
-            tensors=float(rebuilt["ex"].mean()) if len(rebuilt) else 1.0,
-            batch_size=float(self.fetches["bx"].mean()) or 1.0,
             own=max(0.0, self._own() - float(np.median(draw))),
-            worker=self._beside_fetches(float(np.median(send.cpu + send.wait)) if slabs else 0.0),
             start=self._start(warm),
-            epoch=max(1, len(self.steps) // epochs),
+            hops=HOPS,
+            samples=float(self.fetches["bx"].mean()) or 1.0,
+        )
+        return Recorded(
+            trace=self.trace,
+            params=self.params,
+            base=self.base,
+            rate=self._rate(),
+            steps=steps,
+            tensors=float(rebuilt["ex"].mean()) if len(rebuilt) else 1.0,
+            worker=self._beside_fetches(float(np.median(send.sum(axis=0))) if sends_itself else 0.0),
+            epoch=max(1, len(self.trained) // epochs),
             shutdown=float(shutdown.mean()) if len(shutdown) else 0.0,
             transports=transport_costs(self.trace.manifest),
-            notes=[_UNSEEN_DEVICE] * (self._uses_device() and not len(self.of(ev.DEVICE_COMPUTE))),
+            notes=[_UNSEEN_DEVICE] * bool(uses_device),
         )
-
-    def _uses_device(self) -> bool:
-        return bool(len(self.of(ev.H2D, ev.COPY, ev.TO_DEVICE, ev.PIN)))
 
     def _recording(self) -> Floats:
         """What recording each sample cost a fetch, ns: what lies between two samples is half of it."""
@@ -355,7 +323,7 @@ class _CostsReader:
         calls = calls[calls["ey"] == ev.Outcome.DATA]
         ready = self.of(ev.READY_GET)
         inner = ready if len(ready) else self.of(ev.RESULT_GET)
-        inner = inner[np.isin(inner["tid"], np.unique(calls["tid"]))] if self.workers else self.of(ev.FETCH)
+        inner = inner[np.isin(inner["tid"], calls["tid"])] if self.base.num_workers else self.of(ev.FETCH)
         at = np.searchsorted(calls["begin"], inner["begin"], side="right") - 1
         took = np.zeros(len(calls))
         np.add.at(took, at[at >= 0], durations(inner)[at >= 0])
@@ -363,53 +331,53 @@ class _CostsReader:
 
     def _beside_fetches(self, sending: float) -> float:
         """What a worker's thread does for a batch beside fetching, and beside sending with slabs."""
-        gets = self.of(ev.INDEX_GET)
-        found = []
-        for process in np.unique(self.fetches["process"]) if self.workers else ():
-            mine, fetches = gets[gets["process"] == process], self.fetches[self.fetches["process"] == process]
-            before = np.searchsorted(mine["end"], fetches["begin"], side="right") - 1
-            after = np.searchsorted(mine["begin"], fetches["end"])
-            whole = (before >= 0) & (after < len(mine))
-            took = mine["begin"][after[whole]] - mine["end"][before[whole]]
-            found.append(took - durations(fetches[whole]))
-        return max(0.0, float(np.median(np.concatenate(found))) - sending) if found else 0.0
+        gets, fetches = self.of(ev.INDEX_GET), self.fetches
+        receives, process = (rows["process"].astype(np.int64) for rows in (gets, fetches))
+        before = latest(receives, gets["end"], process, fetches["begin"])
+        after = latest(receives, gets["begin"], process, fetches["end"], early=True)
+        whole = (before >= 0) & (after >= 0)
+        took = gets["begin"][after[whole]] - gets["end"][before[whole]] - durations(fetches[whole])
+        return max(0.0, float(np.median(took)) - sending) if whole.any() else 0.0
 
     def _warmed(self, fetch: Parts) -> tuple[Parts, Work]:
         """The costs with each worker's first batch as its others, and what such a first one costs more on average."""
         _, first = np.unique(self.fetches["process"], return_index=True)
-        cold, more = np.zeros(len(self.keys), bool), []
-        cold[first] = True
-        parts = []
-        for values in (fetch.cpu, fetch.wait):
-            median = float(np.median(values))
-            more.append(max(0.0, float(values[cold].mean()) - median))
-            parts.append(np.where(cold, np.minimum(values, median), values))
-        slow = sum(more) > COLD * float(np.median(fetch.cpu + fetch.wait))
-        return (Parts(*parts), Work(*more)) if slow else (fetch, Work(0.0))
+        cold, median = fetch[:, np.sort(first)], np.median(fetch, axis=1)
+        more = np.maximum(0.0, cold.mean(axis=1) - median)
+        if more.sum() <= COLD * float(np.median(fetch.sum(axis=0))):
+            return fetch, Work(0.0)
+        warm = fetch.copy()
+        warm[:, np.sort(first)] = np.minimum(cold, median[:, None])
+        return warm, Work(*more.tolist())
 
     def _start(self, warm: Work) -> tuple[float, Work]:
         """What a worker's start costs the loader, and the worker until its first batch is as fast as others."""
         begun, ready = self.of(ev.WORKER_START), self.events[self.events["code"] == ev.WORKER_READY]
-        if not len(begun) or not len(ready):
+        _, a, b = np.intersect1d(begun["ex"], ready["x"], return_indices=True)  # both have its pid
+        if not len(a):
             return START[0], Work(START[1] + warm.cpu, warm.wait)
-        order = np.argsort(begun["ex"])
-        at = np.searchsorted(begun["ex"][order], ready["x"]).clip(max=len(begun) - 1)  # both have its pid
-        after = ready["time"] - begun["end"][order[at]]
-        return float(np.median(durations(begun))), Work(max(0.0, float(np.median(after))) + warm.cpu, warm.wait)
+        after = float(np.median(ready["time"][b] - begun["end"][a]))
+        return float(np.median(durations(begun))), Work(max(0.0, after) + warm.cpu, warm.wait)
 
 
 def _others(recorded: Recorded) -> float:
     """How many threads of other programs computed during the run: so many that the steps lacked a CPU as recorded."""
-    costs, order = recorded.costs(recorded.base), recorded.order(recorded.base)
+    base, costs = recorded.base, recorded.costs(recorded.base)
+    order = recorded.order(base)[:200]
 
     def rate(others: float) -> float:
-        count, ns = steady(load(costs, recorded.base, order[:200], others).yields, recorded.base.capacity)
-        return 1e9 * count / ns
+        return load(replace(costs, others=others), base, order).by_s
 
-    low, high = 0.0, 8.0 * recorded.base.cpus
     if rate(0.0) <= recorded.rate * 1.02:
         return 0.0
-    for _ in range(8):
+    others = largest(8.0 * base.cpus, lambda others: rate(others) > recorded.rate, halvings=8)
+    return others if others > 0.1 else 0.0
+
+
+def largest(most: float, holds: Callable[[float], bool], halvings: int = 10) -> float:
+    """The largest number up to `most` for which something holds, which holds for all smaller ones: from below."""
+    low, high = 0.0, most
+    for _ in range(halvings):
         middle = (low + high) / 2
-        low, high = (middle, high) if rate(middle) > recorded.rate else (low, middle)
-    return low if low > 0.1 else 0.0
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low

@@ -1,13 +1,13 @@
 """The settings of a loader, of its machine and of its program that a plan compares.
 
-Interface: `LoaderSetting` is one combination; `checked(setting)` refuses what the loader refuses; `grid` lists the
-combinations of several values.
+Interface: `LoaderSetting` is one combination; `checked(setting)` refuses what the loader refuses; `choices` lists
+the combinations of several values.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -30,6 +30,13 @@ MOST_AHEAD: Final = 2048
 """More batches in advance than the memory of a machine holds."""
 
 
+OF_WORKERS: Final = ("prefetch_factor", "transport", "in_order", "persistent_workers")
+"""Fields of a LoaderSetting that say nothing without workers."""
+
+OPTIONS: Final = ("batch_size", *OF_WORKERS, "pin_memory", "cpus")
+"""Fields in which settings of as many workers may differ."""
+
+
 class PlanError(TraceError):
     """Nothing can be predicted. The message says why, and what to record or to ask for instead."""
 
@@ -43,8 +50,8 @@ class LoaderSetting:
     prefetch_factor: int = 2
     transport: str = "upstream"
     in_order: bool = True
-    persistent: bool = False
-    pin: bool = False
+    persistent_workers: bool = False
+    pin_memory: bool = False
     batch_size: int = 0
     cpus: float = 1.0
     samples: float = 1.0
@@ -56,16 +63,22 @@ class LoaderSetting:
         return self.num_workers * self.prefetch_factor
 
     @property
+    def way(self) -> str:
+        """How batches come to the training loop: by a transport, or "alone", without any."""
+        return self.transport if self.num_workers else "alone"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Those of the OPTIONS that say something."""
+        idle = () if self.num_workers else OF_WORKERS
+        return {name: getattr(self, name) for name in OPTIONS if name not in idle}
+
+    @property
     def name(self) -> str:
-        """Return "6 workers", with what is not the loader's default."""
-        if not self.num_workers:
-            return "no workers" + f", batch_size={self.batch_size}" * bool(self.batch_size)
-        parts = [counted(self.num_workers, "worker")]
-        parts += [f"batch_size={self.batch_size}"] * bool(self.batch_size)
-        parts += [f"prefetch_factor={self.prefetch_factor}"] * (self.prefetch_factor != 2)
-        parts += [f"transport={self.transport}"] * (self.transport != "upstream")
-        parts += ["in_order=False"] * (not self.in_order) + ["pin_memory"] * self.pin
-        return ", ".join(parts)
+        """Return "6 workers", with the loader's options that are not its default."""
+        usual = LoaderSetting(1, cpus=self.cpus)
+        given = [f"{name}={value}" for name, value in self.options.items() if value != getattr(usual, name)]
+        return ", ".join([counted(self.num_workers, "worker") if self.num_workers else "no workers", *given])
 
 
 _LEAST: Final = {"num_workers": 0, "prefetch_factor": 1, "batch_size": 0}
@@ -96,12 +109,17 @@ def sensible_workers(cpus: float, workers: int) -> list[int]:
     return sorted({*(n for n in WORKERS if n <= max(2 * cpus, 2 * workers, 8)), workers})
 
 
-def grid(base: LoaderSetting, **values: Sequence[Any]) -> list[LoaderSetting]:
-    """Return every combination of these values, checked. Without workers there is one, whatever the others are.
+def choices(base: LoaderSetting, values: Mapping[str, Any]) -> list[LoaderSetting]:
+    """Return every combination of these values, checked; what is not asked for is as recorded, or a sensible range.
 
-    values: by the name of a LoaderSetting's field; an empty one keeps the base's. Raises PlanError.
+    values: one, or several, by the name of a LoaderSetting's field. Without workers there is one setting, whatever the
+    options of workers are. Raises PlanError.
     """
-    asked = {name: some for name, some in values.items() if some}
+    asked = {name: value if isinstance(value, (list, tuple, range)) else [value] for name, value in values.items()}
+    cpus = max(map(float, asked.get("cpus", [base.cpus])))
+    asked.setdefault("num_workers", sensible_workers(cpus, base.num_workers))
+    if not set(values) - {"num_workers", "cpus", "samples", "consumer"}:
+        asked["transport"] = TRANSPORTS
     made = [replace(base, **dict(zip(asked, each, strict=True))) for each in itertools.product(*asked.values())]
-    alone: dict[str, Any] = {"prefetch_factor": base.prefetch_factor, "transport": base.transport, "in_order": True}
-    return list(dict.fromkeys(checked(one if one.num_workers else replace(one, **alone)) for one in made))
+    idle = {name: getattr(base, name) for name in OPTIONS}
+    return list(dict.fromkeys(checked(replace(one, **idle | one.options)) for one in made))

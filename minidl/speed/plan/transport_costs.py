@@ -62,13 +62,15 @@ def keep(lines: Mapping[str, tuple[Line, Line]], host: str) -> Path:
     return file
 
 
+def _line(batch: float, tensor: float, byte: float) -> Line:
+    return float(batch), float(tensor), float(byte)
+
+
 def transport_costs(manifest: Mapping[str, Any]) -> TransportCosts:
     """Return the costs for the machine of a recording."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         kept = json.loads(place().read_text())
         if kept["host"] == manifest.get("host"):
-            lines = {name: tuple(tuple(map(float, line)) for line in kept["lines"][name]) for name in TYPICAL}
-            if {len(line) for both in lines.values() for line in both} != {3}:
-                raise ValueError(lines)
-            return TransportCosts(lines, measured=True)  # type: ignore[arg-type]
+            lines = {name: (_line(*worker), _line(*loader)) for name in TYPICAL for worker, loader in [kept["lines"][name]]}
+            return TransportCosts(lines, measured=True)
     return TransportCosts(TYPICAL)

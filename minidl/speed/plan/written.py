@@ -14,9 +14,10 @@ from typing import Any
 from minidl.loader.dispatcher import Dispatcher
 from minidl.loader.protocol import LoaderLifecycle
 from minidl.record.decisions import TracedDispatcher
-from minidl.record.made_up import LOADER, START, MadeUpRun
-from minidl.speed.plan.loading import MAIN, Loading, Thread
+from minidl.record.made_up import LOADER, START, MadeUpRun, Thread
+from minidl.speed.plan.loading import MAIN, Loading
 from minidl.speed.plan.prediction import SpeedPlan
+from minidl.speed.plan.settings import OF_WORKERS
 from minidl.tracefile.reader import read_trace
 
 
@@ -39,13 +40,10 @@ class ToldLoading(Loading):
 def write(plan: SpeedPlan, path: Path) -> Path:
     """Write the recommended setting's simulated run as a packed trace; return its path."""
     recorded, setting = plan.recorded, plan.recommended.setting
-    run = ToldLoading(recorded.costs(setting), setting, recorded.order(setting), recorded.others)
-    run.run()
+    run = ToldLoading(recorded.costs(setting), setting, recorded.order(setting)).run()
     names = "dataset dataset_kind sampler collate_fn batch_size made_at dataset_length"
     params = {name: recorded.params[name] for name in names.split() if name in recorded.params}
-    params |= {"num_workers": setting.num_workers, "prefetch_factor": setting.prefetch_factor,
-               "in_order": setting.in_order, "persistent_workers": setting.persistent, "pin_memory": setting.pin,
-               "transport": setting.transport, "timeout_s": 0}  # fmt: skip
+    params |= {name: getattr(setting, name) for name in ("num_workers", *OF_WORKERS, "pin_memory")} | {"timeout_s": 0}
     lines = [{"kind": "loader", "loader": LOADER, **params},
              {"kind": "program_end", "monotonic_ns": START + int(run.machine.now)}]  # fmt: skip
     simulated = {"of": str(recorded.trace.path), "setting": setting.name}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidl.speed.plan.loading import Costs, Loaded, load, steady
+from minidl.speed.plan.loading import STEPS, Costs, Loading, load
 from minidl.speed.plan.machine import Work
 from minidl.speed.plan.settings import LoaderSetting
 
@@ -17,21 +17,15 @@ MS = 1e6
 
 
 def costs(fetch: list[Work], step: Work, **more: Any) -> Costs:
-    count = len(fetch)
-    nothing = [Work(0)] * count
-    given: dict[str, Any] = {"draw": [0.0] * count, "send": nothing, "read": nothing, "pin": nothing, "alone": fetch}
-    return Costs(fetch=fetch, step=[step] * count, sizes=[100] * count, **given | more)
+    nothing, works = [Work(0)], {"fetch": fetch, "step": [step], **more}
+    given = {name: np.array(works.get(name, nothing * len(fetch))).T for name in STEPS}
+    return Costs(draw=np.zeros(len(fetch)), sizes=np.full(len(fetch), 100), **given, exclusive=more.get("exclusive", 0))
 
 
-def loaded(fetch: Work | list[Work], step: Work, batches: int = 400, *, more: Any = None, **setting: Any) -> Loaded:
+def loaded(fetch: Work | list[Work], step: Work, batches: int = 400, *, more: Any = None, **setting: Any) -> Loading:
     fetch = fetch if isinstance(fetch, list) else [fetch]
     order = np.arange(batches) % len(fetch)
     return load(costs(fetch, step, **more or {}), LoaderSetting(**{"cpus": 4.0} | setting), order)
-
-
-def by_s(found: Loaded, capacity: int = 8) -> float:
-    count, ns = steady(found.yields, capacity)
-    return 1e9 * count / ns
 
 
 WAITS, COMPUTES = Work(0, 10 * MS), Work(10 * MS)
@@ -47,11 +41,11 @@ WAITS, COMPUTES = Work(0, 10 * MS), Work(10 * MS)
         (COMPUTES, Work(0, 1 * MS), {"num_workers": 4, "cpus": 2.0}, 200),
         (COMPUTES, Work(5 * MS), {"num_workers": 4, "cpus": 1.0}, 1000 / 15),
         (WAITS, Work(0, 1 * MS), {"num_workers": 4, "transport": "arena"}, 400),
-        (WAITS, Work(0, 1 * MS), {"num_workers": 4, "pin": True}, 400),
+        (WAITS, Work(0, 1 * MS), {"num_workers": 4, "pin_memory": True}, 400),
     ],
 )
 def test_the_rate_is_that_of_what_limits(fetch: Work, step: Work, setting: dict[str, Any], rate: float) -> None:
-    assert by_s(loaded(fetch, step, **setting)) == pytest.approx(rate, rel=0.02)
+    assert loaded(fetch, step, **setting).by_s == pytest.approx(rate, rel=0.02)
 
 
 def test_one_slow_batch_holds_up_the_others_only_in_order() -> None:
@@ -59,23 +53,23 @@ def test_one_slow_batch_holds_up_the_others_only_in_order() -> None:
     in_order, not_in_order = (
         loaded(fetch, Work(0, 1 * MS), 200, num_workers=4, in_order=ordered) for ordered in (True, False)
     )
-    assert by_s(not_in_order) > 1.15 * by_s(in_order)
+    assert not_in_order.by_s > 1.15 * in_order.by_s
     assert in_order.blocked > 0
     assert not_in_order.blocked == 0
 
 
 def test_what_workers_use_one_at_a_time_bounds_all_of_them() -> None:
     found = loaded(Work(0, 6 * MS), Work(0, 1 * MS), num_workers=4, more={"exclusive": 4 * MS})
-    assert by_s(found) == pytest.approx(250, rel=0.02)
+    assert found.by_s == pytest.approx(250, rel=0.02)
 
 
 def test_a_step_that_costs_more_is_done_by_the_thread_that_does_it() -> None:
     """A feeder thread sends while its worker fetches; with slabs the worker sends."""
     more = {"send": [Work(0, 10 * MS)]}
     fed = loaded(WAITS, Work(0, 1 * MS), num_workers=1, more=more)
-    sent = loaded(WAITS, Work(0, 1 * MS), num_workers=1, more=more | {"feeder": False})
-    assert by_s(fed, 2) == pytest.approx(100, rel=0.03)
-    assert by_s(sent, 2) == pytest.approx(50, rel=0.03)
+    sent = loaded(WAITS, Work(0, 1 * MS), num_workers=1, transport="arena", more=more)
+    assert fed.by_s == pytest.approx(100, rel=0.03)
+    assert sent.by_s == pytest.approx(50, rel=0.03)
 
 
 @given(
@@ -89,10 +83,11 @@ def test_a_step_that_costs_more_is_done_by_the_thread_that_does_it() -> None:
 def test_each_batch_is_yielded_once_and_no_more_are_ahead_than_may_be(
     fetch: list[Work], batches: int, workers: int, prefetch: int, in_order: bool, pin: bool
 ) -> None:
-    setting = {"num_workers": workers, "prefetch_factor": prefetch, "in_order": in_order, "pin": pin and workers > 0}
+    setting = {"num_workers": workers, "prefetch_factor": prefetch, "in_order": in_order, "pin_memory": pin and workers > 0}
     found = loaded(fetch, Work(1 * MS, 1 * MS), batches, **setting)
     assert len(found.yields) == len(found.waits) == batches
     assert (np.diff(found.yields) >= 2 * MS - 1).all()
-    assert 1 <= found.peak_batches <= max(1, workers * prefetch + 1)
-    assert found.peak_bytes == 100 * found.peak_batches
-    assert 0 <= found.blocked <= found.starved <= found.waits.sum() + 1
+    most, size = found.peak
+    assert 1 <= most <= max(1, workers * prefetch + 1)
+    assert size == 100 * most
+    assert 0 <= found.blocked <= found.starved <= sum(found.waits) + 1

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from minidl.speed.plan.machine import Hold, Mailbox, Serial, SimulatedMachine, Work
+from minidl.speed.plan.machine import Mailbox, SimulatedMachine, Work
 
 MS = 1e6
 
@@ -48,9 +48,20 @@ def test_cpus_are_shared_and_waits_are_not(cpus: float, others: float, steps: li
     assert ends(SimulatedMachine(cpus, others), *steps) == ended
 
 
-def test_one_at_a_time_uses_what_is_exclusive() -> None:
-    disk = Serial()
-    assert ends(SimulatedMachine(2), Hold(disk, 4 * MS), WAITS, Hold(disk, 3 * MS)) == [4, 10, 7]
+def test_a_message_that_is_sent_back_is_used_by_one_at_a_time() -> None:
+    machine, disk, ended = SimulatedMachine(2), Mailbox(), []
+
+    def actor(took: float) -> Generator[Any, Any, None]:
+        yield disk
+        yield Work(0, took * MS)
+        machine.send(disk, None)
+        ended.append(machine.now / MS)
+
+    machine.send(disk, None)
+    for took in (4, 3):
+        machine.start(actor(took))
+    machine.run(actor(5))
+    assert ended == [4, 7, 12]
 
 
 def test_cpu_time_is_counted() -> None:

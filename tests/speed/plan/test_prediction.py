@@ -158,7 +158,7 @@ def test_facts_are_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         ({}, {"prefetch_factor": [0]}, "prefetch_factor=0 is refused by the loader: give 1 or more"),
         ({}, {"transport": ["pigeon"]}, "transport='pigeon' is refused by the loader: choose from upstream, arena"),
         ({}, {"consumer": 0.0}, r"consumer=0: give a number above 0"),
-        ({}, {"pin": True}, "no batch was pinned in the recording: record with pin_memory=True"),
+        ({}, {"pin_memory": True}, "no batch was pinned in the recording: record with pin_memory=True"),
         ({}, {"dataloader": "Sounds"}, "no DataLoader is 'Sounds'"),
     ],
 )
@@ -260,8 +260,8 @@ def test_what_no_recording_is_long_enough_for_is_refused(values: dict[str, Any],
 
 def test_another_batch_size_is_named_and_compared_by_samples() -> None:
     found = plan(TRACES / "workers-1.minidl", batch_size=16, num_workers=6)
-    times = found.recommended.by_s * 16 / (found.recorded.rate * found.recorded.batch_size)
-    assert found.sentence.startswith("6 workers, batch_size=16, pin_memory: ")
+    times = found.recommended.by_s * 16 / (found.recorded.rate * found.recorded.steps.samples)
+    assert found.sentence.startswith("6 workers, batch_size=16, pin_memory=True: ")
     assert f"{times:.3g} times today's in samples/s" in found.sentence
 
 
@@ -274,7 +274,7 @@ def test_only_the_whole_part_of_a_ring_counts(tmp_path: Path) -> None:
     trace = made(tmp_path / "t", batches=100)
     middle = trace.start + 200 * MS
     trace.processes[0].whole_from = middle
-    assert len(planned(trace).recorded.sizes) < 60
+    assert len(planned(trace).recorded.steps.sizes) < 60
     trace.processes[0].lost, trace.processes[0].whole_from = 7, trace.start + 350 * MS
     with pytest.raises(PlanError, match="7 events are lost: record with minidl run --full"):
         planned(trace)
