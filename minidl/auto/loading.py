@@ -18,6 +18,7 @@ import errno
 import math
 import os
 from collections.abc import Callable, Iterator
+from itertools import chain, islice
 from typing import Any, Final
 
 from torch import Tensor
@@ -56,7 +57,12 @@ _LACKS: Final = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.E
 
 
 class FollowedRecord:
-    """The record of an epoch, whose workers measure their fetches, and whose draws can go on in another iterator."""
+    """The record of an epoch, whose workers measure their fetches, and whose draws can go on in another iterator.
+
+    A batch counts as handed out when AutoIterator gives it to the loop (`give`), which may hold it before.
+    """
+
+    came: tuple[int, int] | None = None
 
     def __init__(self, record: EpochRecord, auto: Auto) -> None:
         self.record, self.auto = record, auto
@@ -84,34 +90,52 @@ class FollowedRecord:
         return iter(self._draw, _CUT)
 
     def _draw(self) -> Any:
-        if self.cut:
-            return _CUT
-        return next(self.indices)
+        return _CUT if self.cut else next(self.indices)
+
+    def hand_out(self, task_and_worker: tuple[int, int]) -> None:
+        self.came = task_and_worker
+
+    def give(self) -> None:
+        if self.came is not None:
+            self.record.hand_out(self.came)
+        self.came = None
 
 
 _CUT: Final = object()
 
 
 class RestOfEpoch(FollowedRecord):
-    """The record of an epoch's second iterator: the first one's goes on. drawn: tasks of the first one."""
+    """The record of an epoch's second iterator: the first one's goes on. drawn: tasks of the first one.
+
+    taken: indices that were drawn while workers were started; if that fails, the next try begins with them.
+    """
+
+    turn = 0
 
     def __init__(self, first: FollowedRecord, drawn: int, base_seed: int) -> None:
         super().__init__(first.record, first.auto)
         self.indices, self.drawn, self.base_seed = first.indices, drawn, base_seed
-        self.turn, self.touched = 0, False
+        self.taken: list[Any] = []
+        self.starting = True
 
     def opening(self, index_sampler: Any) -> Iterator[Any]:
         return iter(())
 
     def draws(self, index_sampler: Any) -> Iterator[Any]:
-        return iter(self._draw, _CUT)
+        return chain(tuple(self.taken), iter(self._draw, _CUT))
 
     def _draw(self) -> Any:
-        self.touched = True
-        return super()._draw()
+        if not self.starting:
+            return super()._draw()
+        count = len(self.taken)
+        self.taken.extend(islice(self.indices, 1))  # drawn and kept in one step
+        return self.taken[-1] if len(self.taken) > count else _CUT
+
+    def started(self) -> None:
+        self.starting, self.taken = False, []
 
     def hand_out(self, task_and_worker: tuple[int, int]) -> None:
-        self.record.hand_out(self._numbered(task_and_worker))
+        super().hand_out(self._numbered(task_and_worker))
 
     def fail(self, task_and_worker: tuple[int, int]) -> None:
         self.record.fail(self._numbered(task_and_worker))
@@ -128,18 +152,21 @@ class RestOfEpoch(FollowedRecord):
 
 
 class AutoIterator(_BaseDataLoaderIter):
-    """Yields what its present iterator yields, `inner`, which another one may follow within the epoch."""
+    """Yields what its present iterator yields, `inner`, which another one may follow within the epoch.
+
+    follows: whether it does. rest: its record, while workers are started for it: if that fails, the next `next` tries
+    again.
+    """
 
     def __init__(self, auto: Auto, loader: Any, inner: Any) -> None:
         self.auto, self.loader, self.inner = auto, loader, inner
         self.host = loader._host
-        self.follows = self.broken = False
+        self.follows = False
+        self.rest: RestOfEpoch | None = None
         self.held: list[Any] = []  # a batch that next() has, until it returns it
         auto.measure()
 
     def __getattr__(self, name: str) -> Any:
-        if name == "inner":  # half made
-            raise AttributeError(name)
         return getattr(self.inner, name)
 
     @property
@@ -150,27 +177,24 @@ class AutoIterator(_BaseDataLoaderIter):
         yield from self.inner._phrases()
 
     def __next__(self) -> Any:
-        if self.broken:
-            raise RuntimeError(_INTERRUPTED)
         if not self.held:
             self.auto.meter.asks()
             if self.auto.is_to_choose(self.loader):
                 self._choose()
-            if self.follows and self._has_yielded_all() and not self.inner._shutdown:
+            if self.follows and (self.rest is not None or self._has_yielded_all()):
                 self._go_on()
             self.held.append(next(self.inner))
         self.auto.meter.gets(self.held[0])
+        self.inner._record.give()
         return self.held.pop()
 
     def _has_yielded_all(self) -> bool:
-        return bool(self.inner._rcvd_idx == self.inner._send_idx)
+        return bool(self.inner._rcvd_idx == self.inner._send_idx) and not self.inner._shutdown
 
     def _choose(self) -> None:
         """Choose; if it is another number, the present iterator draws no more."""
-        before = self.auto.now
-        self.auto.worker_bytes = (
-            0 if self.loader.worker_method == "thread" else private_memory(self.inner._workers[0].pid)
-        )
+        before, in_threads = self.auto.now, self.loader.worker_method == "thread"
+        self.auto.worker_bytes = 0 if in_threads else private_memory(self.inner._workers[0].pid)
         self.auto.choose(self.loader)
         self.inner._record.cut = self.follows = self.auto.now != before
         if not self.follows:
@@ -179,26 +203,25 @@ class AutoIterator(_BaseDataLoaderIter):
     def _go_on(self) -> None:
         """Let an iterator with as many workers as are chosen follow the present one, whose batches are all yielded."""
         auto, loader, first = self.auto, self.loader, self.inner
-        auto.rest = RestOfEpoch(first._record, first._send_idx, int(first._base_seed) + first._num_workers)
-        host, loader._host, self.broken = loader._host, self.host, True
+        if self.rest is None:
+            self.rest = RestOfEpoch(first._record, first._send_idx, int(first._base_seed) + first._num_workers)
+        loader._live_iterators.add(self)  # whose `close` the loader calls, as long as no other iterator is there
         first.close()
+        host, loader._host, auto.rest = loader._host, self.host, self.rest
         try:
             self.inner = auto.start(loader, loader._make_iterator)
         finally:
             loader._host, auto.rest = host, None
+        self.rest.started()
+        loader._live_iterators.discard(self)
+        self.follows, self.rest = False, None
         if loader.persistent_workers:
             loader._iterator = self.inner
-        self.follows = self.broken = False
         auto.measure()
 
     def close(self) -> None:
+        self.follows = False
         self.inner.close()
-
-
-_INTERRUPTED: Final = (
-    "next() on an iterator that an exception, for example Ctrl-C, has interrupted while it started workers: indices "
-    "that it had drawn are lost. Call iter(loader) for a new epoch, or give a new loader the state that was saved last"
-)
 
 
 class Auto:
@@ -261,11 +284,7 @@ class Auto:
                 return make()
             except OSError as error:
                 less = self.now // 2
-                if (
-                    error.errno not in _LACKS
-                    or (self.rest is not None and self.rest.touched)
-                    or not (less or (self.now and may_be_alone(loader)))
-                ):
+                if error.errno not in _LACKS or not (less or (self.now and may_be_alone(loader))):
                     raise
                 self.started = less
                 self._take(Choice(less, f"no more could be started: {error.strerror}"), loader)
