@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from minidl.prove.bench import chosen, device, events, files, loader, machine, planned, samplers, states, transports
 from minidl.prove.bench.pairs import Row, table
-from minidl.speed.plan.transport_costs import keep
+from minidl.speed.transport_costs import keep
 
 _Benchmark = tuple[str, Callable[[bool], list[Row]]]
 """What it measures, and the function: quick -> rows."""

@@ -28,7 +28,7 @@ from minidl.prove.bench.pairs import Row
 from minidl.speed.plan.loading import steady_rate
 from minidl.speed.plan.prediction import plan, read
 from minidl.speed.plan.settings import TRANSPORTS, LoaderSetting
-from minidl.speed.plan.transport_costs import Line, TransportCosts
+from minidl.speed.transport_costs import Line, TransportCosts
 from minidl.terminal import progress
 
 WORKERS: Final = (0, 1, 2, 4, 8)

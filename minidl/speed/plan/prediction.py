@@ -22,7 +22,7 @@ from minidl.speed.plan.fitting import fitted
 from minidl.speed.plan.predicted import Predicted, predict
 from minidl.speed.plan.recorded import Recorded
 from minidl.speed.plan.settings import CLOSE, OPTIONS, PlanError, choices
-from minidl.speed.plan.transport_costs import TransportCosts
+from minidl.speed.transport_costs import TransportCosts
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.words import percent, seconds, size, table
 

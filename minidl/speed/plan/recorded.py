@@ -19,7 +19,7 @@ from minidl.speed.cpu_use import cpus_of
 from minidl.speed.plan.loading import CPU, STEPS, WAIT, Costs, Parts, load, steady_rate
 from minidl.speed.plan.machine import Work
 from minidl.speed.plan.settings import LoaderSetting, PlanError
-from minidl.speed.plan.transport_costs import TransportCosts, transport_costs
+from minidl.speed.transport_costs import TransportCosts, transport_costs
 from minidl.speed.side import groups
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Floats, Ints, Rows

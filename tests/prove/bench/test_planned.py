@@ -10,7 +10,7 @@ import pytest
 from minidl import cli
 from minidl.prove.bench import planned
 from minidl.prove.bench.planned import Cost, Workload
-from minidl.speed.plan.transport_costs import TYPICAL, TransportCosts, transport_costs
+from minidl.speed.transport_costs import TYPICAL, TransportCosts, transport_costs
 
 
 @pytest.mark.live

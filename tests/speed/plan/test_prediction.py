@@ -20,7 +20,7 @@ from minidl.hang.headline import headline
 from minidl.speed.more_workers import more_workers
 from minidl.speed.plan.prediction import SpeedPlan, plan
 from minidl.speed.plan.settings import PlanError
-from minidl.speed.plan.transport_costs import TransportCosts
+from minidl.speed.transport_costs import TransportCosts
 from minidl.speed.reasons import SlowReason
 from minidl.speed.summary import summary
 from minidl.speed.verdict import verdict
