@@ -820,6 +820,8 @@ def before(arguments: Namespace) -> int:
          help="numbers of workers (default: from 0 to twice the CPUs)"),
     _arg("--prefetch", dest="prefetch_factor", type=_listed(_count), metavar="N,...", help="prefetch factors"),
     _arg("--transport", type=_listed(str), metavar="NAME,...", help="upstream, arena (default: both)"),
+    _arg("--worker-method", type=_listed(str), metavar="NAME,...",
+         help="multiprocessing, thread: workers that are threads of the loop's process"),
     _arg("--in-order", type=_listed(_yes), metavar="yes,no", help="in_order"),
     _arg("--persistent", dest="persistent_workers", type=_listed(_yes), nargs="?", const=[True],
          metavar="yes,no", help="persistent_workers"),
@@ -840,8 +842,8 @@ def plan(arguments: Namespace) -> int:
 
     from minidl.speed.plan.prediction import plan as predict
 
-    names = ("num_workers", "prefetch_factor", "transport", "in_order", "persistent_workers", "pin_memory",
-             "batch_size", "cpus", "samples", "consumer")  # fmt: skip
+    names = ("num_workers", "prefetch_factor", "transport", "worker_method", "in_order", "persistent_workers",
+             "pin_memory", "batch_size", "cpus", "samples", "consumer")  # fmt: skip
     values = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     of_rank = Namespace(rank=arguments.rank)
     places = [path for path in (arguments.trace, arguments.other) if path is not None]

@@ -28,21 +28,16 @@ from minidl.record.cpu_time import run_delay
 Floats = NDArray[np.float64]
 
 WALL, THREAD_CPU, PROCESS_CPU, DELAY, LONGEST, COUNT = range(6)
-"""What a row holds, as sums over fetches but for the longest; the first four are the clocks of a `Clocks`."""
+"""What a row holds, as sums over fetches but for the longest; the first four are those of `clocks`."""
 
 SKIPPED: Final = 2
 """Steps that are not measured: the first batch waits for the workers' start, and the first step prepares for more."""
 
 
-class Clocks:
-    """Reads the clocks of the calling thread. shared: other workers are threads of this process, too."""
-
-    def __init__(self, shared: bool = False) -> None:
-        self.process_cpu = time.thread_time if shared else time.process_time
-        self.delay = run_delay(recorded=True)
-
-    def __call__(self) -> Floats:
-        return np.array([time.perf_counter(), time.thread_time(), self.process_cpu(), self.delay() / 1e9])
+def clocks(shared: bool = False) -> Callable[[], Floats]:
+    """What reads the clocks of the calling thread. shared: other workers are threads of this process, too."""
+    process_cpu, delay = time.thread_time if shared else time.process_time, run_delay(recorded=True)
+    return lambda: np.array([time.perf_counter(), time.thread_time(), process_cpu(), delay() / 1e9])
 
 
 def new_rows(workers: int) -> Tensor:
@@ -59,29 +54,29 @@ class MeasuredFetching(Fetching):
 
     def open(self, dataset: Any, make: Callable[[], Any]) -> Any:
         fetcher = self.inner.open(dataset, make)
-        fetcher.fetch = _TimedFetch(fetcher.fetch, self.row.numpy(), Clocks(os.getpid() == self.loader_pid))
+        fetcher.fetch = _timed(fetcher.fetch, self.row.numpy(), clocks(os.getpid() == self.loader_pid))
         return fetcher
 
 
-class _TimedFetch:
+def _timed(fetch: Callable[[Any], Any], row: Floats, now: Callable[[], Floats]) -> Callable[[Any], Any]:
     """A fetcher's `fetch` that writes what each call but the first takes."""
+    left: Floats | None = None
 
-    def __init__(self, fetch: Callable[[Any], Any], row: Floats, clocks: Clocks) -> None:
-        self.fetch, self.row, self.clocks = fetch, row, clocks
-        self.left: Floats | None = None
-
-    def __call__(self, index: Any) -> Any:
-        before = self.clocks()
-        data = self.fetch(index)
-        after = self.clocks()
-        if self.left is not None:
-            took, row = after - before, self.row
-            took[PROCESS_CPU] = after[PROCESS_CPU] - self.left[PROCESS_CPU]  # with what sends the last batch
+    def timed(index: Any) -> Any:
+        nonlocal left
+        before = now()
+        data = fetch(index)
+        after = now()
+        if left is not None:
+            took = after - before
+            took[PROCESS_CPU] = after[PROCESS_CPU] - left[PROCESS_CPU]  # with what sends the last batch
             row[:LONGEST] += took
             row[LONGEST] = max(row[LONGEST], took[WALL] - took[DELAY])
             row[COUNT] += 1
-        self.left = after
+        left = after
         return data
+
+    return timed
 
 
 class LoopMeter:
@@ -91,7 +86,7 @@ class LoopMeter:
         self.rows = rows.numpy()
         self.rows[:, LONGEST] = 0  # persistent workers have come through other epochs
         self.before = self.rows.sum(0)
-        self.clocks = Clocks()
+        self.clocks = clocks()
         self.asked = self.size = 0
         self.last = self.clocks()
         self.in_step, self.in_next = np.zeros(LONGEST), np.zeros(LONGEST)

@@ -604,7 +604,7 @@ def _manifest() -> dict[str, Any]:
     return {
         "format": FORMAT_VERSION,
         "versions": {name: _version(name) for name in ("minidl", "torch", "numpy")}
-        | {"python": platform.python_version()},
+        | {"python": platform.python_version() + "t" * (not getattr(sys, "_is_gil_enabled", lambda: True)())},
         "host": socket.gethostname(),
         "platform": "-".join((system.sysname, system.release, system.machine)),
         "cpus": os.cpu_count(),

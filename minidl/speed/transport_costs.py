@@ -71,6 +71,7 @@ def transport_costs(manifest: Mapping[str, Any]) -> TransportCosts:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         kept = json.loads(place().read_text())
         if kept["host"] == manifest.get("host"):
-            lines = {name: (_line(*worker), _line(*loader)) for name in TYPICAL for worker, loader in [kept["lines"][name]]}
+            pairs = {name: kept["lines"][name] for name in TYPICAL}
+            lines = {name: (_line(*worker), _line(*loader)) for name, (worker, loader) in pairs.items()}
             return TransportCosts(lines, measured=True)
     return TransportCosts(TYPICAL)

@@ -230,7 +230,10 @@ def test_an_interrupt_after_the_batch_has_come_loses_none(
         iterator = iter(loader)
         with pytest.raises(KeyboardInterrupt):
             next(iterator)
-        assert [n for batch in iterator for n in batch.tolist()] == list(range(40))
+        assert loader.state_dict()["yielded"] == 0
+        assert next(iterator).tolist() == [0, 1]
+        assert loader.state_dict()["yielded"] == 1
+        assert [n for batch in iterator for n in batch.tolist()] == list(range(2, 40))
 
 
 def test_a_batch_that_holds_itself_has_no_size() -> None:
@@ -398,18 +401,62 @@ def test_a_process_that_may_start_no_more_workers(
     assert "no more could be started: Resource temporarily unavailable" in repr(loader)
 
 
+class Fails(torch.utils.data.Sampler[list[int]]):
+    """Batches of two, in order. Before its ninth, it raises an error `times` times: then, workers are being started."""
+
+    def __init__(self, times: int = 1) -> None:
+        self.left, self.drawn = times, 0
+
+    def __len__(self) -> int:
+        return 20
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self
+
+    def __next__(self) -> list[int]:
+        if self.drawn == 8 and self.left:
+            self.left -= 1
+            raise LookupError("no index")
+        if self.drawn == len(self):
+            raise StopIteration
+        self.drawn += 1
+        return [2 * self.drawn - 2, 2 * self.drawn - 1]
+
+
 @pytest.mark.live
-def test_other_errors_of_a_start_are_the_programs(monkeypatch: pytest.MonkeyPatch, told: Callable[..., None]) -> None:
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_start_that_fails_loses_no_index(persistent: bool, times: int, told: Callable[..., None]) -> None:
     told(3)
-    with seeded("auto") as loader:
+    sampler, found, errors = Fails(times), [], 0
+    with minidl.DataLoader(
+        Numbers(), batch_sampler=sampler, num_workers="auto", persistent_workers=persistent
+    ) as loader:
         iterator = iter(loader)
-        for _ in range(3):
-            next(iterator)
-        monkeypatch.setattr(loader, "_make_iterator", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            list(iterator)
-        with pytest.raises(RuntimeError, match="indices that it had drawn are lost"):
-            next(iterator)
+        while (batch := _next(iterator)) is not None:
+            errors += batch is LookupError
+            found += [] if batch is LookupError else [batch.tolist()]
+    assert found == [[n, n + 1] for n in range(0, 40, 2)]
+    assert (errors, loader.num_workers) == (times, 3)
+
+
+def _next(iterator: Iterator[Any]) -> Any:
+    """The next batch, LookupError if that is raised, or None at the end."""
+    try:
+        return next(iterator, None)
+    except LookupError:
+        return LookupError
+
+
+@pytest.mark.live
+def test_a_loader_that_is_closed_after_a_start_that_failed_starts_no_workers(told: Callable[..., None]) -> None:
+    told(3)
+    loader = minidl.DataLoader(Numbers(), batch_sampler=Fails(), num_workers="auto")
+    iterator = iter(loader)
+    with pytest.raises(LookupError):
+        list(iterator)
+    loader.close()
+    assert next(iterator, None) is None
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """How well a plan predicts: each workload is recorded once, with two workers, and predicted and measured with others.
 
-Interface: `bench_plan(quick)` -> rows, in which a prediction is compared with its measurement; the last group sums up:
-the errors' median and 90th percentile, and how fast the recommended setting is compared with the best measured one.
+Interface: `bench_plan(quick)` -> rows, in which a prediction is compared with its measurement, and the fastest threads
+with the fastest processes; the last group sums up: the errors' median and 90th percentile, how fast the recommended
+setting is compared with the best measured one, and how many threads are in the range that is predicted for them.
 
 Rules of use: a sample's cost is a sleep, CPU time that is burnt up to a number of ns, or a real JPEG. Predictions use
 this machine's transport costs, which are measured first. Measured runs are not recorded.
@@ -26,6 +27,7 @@ from minidl.prove.bench.child import in_child
 from minidl.prove.bench.loader import Samples, _picture, _record, epochs_of, serving
 from minidl.prove.bench.pairs import Row
 from minidl.speed.plan.loading import steady_rate
+from minidl.speed.plan.predicted import Predicted
 from minidl.speed.plan.prediction import plan, read
 from minidl.speed.plan.settings import TRANSPORTS, LoaderSetting
 from minidl.speed.transport_costs import Line, TransportCosts
@@ -92,7 +94,8 @@ class Workload:
 
     def run(self, setting: LoaderSetting) -> list[int]:
         """Train for an epoch; return when each batch came, ns."""
-        workers: dict[str, Any] = {"prefetch_factor": setting.prefetch_factor, "transport": setting.transport}
+        way = {"worker_method": "thread"} if setting.threads else {"transport": setting.transport}
+        workers: dict[str, Any] = {"prefetch_factor": setting.prefetch_factor, **way}
         with self.loader(setting.num_workers, **workers if setting.num_workers else {}) as loader:
             return self.train(loader)
 
@@ -146,37 +149,47 @@ def bench_plan(quick: bool) -> list[Row]:
     Values are batches/s as predicted, compared with the median of those measured. quick: measure once, not thrice.
     """
     costs = calibrated(rounds=3 if quick else 8)
-    rows, errors, shares = [], [], []
+    rows, errors, shares, held = [], [], [], []
     for name, workload in workloads().items():
-        own = _rows(name, workload, costs, rounds=1 if quick else 3)
-        rows += own
+        own, threads = _rows(name, workload, costs, rounds=1 if quick else 3)
+        rows += [*own, *threads, _fastest(name, threads, own)]
         errors += [abs(row.values[0] / row.base[0] - 1) for row in own]
+        held += [row.extra["low"] <= row.base[0] <= row.extra["high"] for row in threads]
         best = max(row.base[0] for row in own)
         shares.append(next(row.base[0] for row in own if row.extra["recommended"]) / best)
     summary = {"error, median": statistics.median(errors), "error, 90th percentile": float(np.percentile(errors, 90)),
                "recommended by the best, least": min(shares),
-               "recommended within 10%, of all": float(np.mean([share >= 0.9 for share in shares]))}  # fmt: skip
+               "recommended within 10%, of all": float(np.mean([share >= 0.9 for share in shares])),
+               "threads in their range, of all": float(np.mean(held))}  # fmt: skip
     return rows + [Row("all workloads", what, "share", (value,)) for what, value in summary.items()]
 
 
-def _rows(name: str, workload: Workload, costs: TransportCosts, rounds: int) -> list[Row]:
+def _fastest(name: str, threads: list[Row], processes: list[Row]) -> Row:
+    """How fast threads are, compared with processes, each with the number of workers that is best for them."""
+    best, others = (max(row.base[0] for row in rows) for rows in (threads, processes))
+    return Row(name, "best threads", "batches/s, measured", (best,), "best processes", (others,))
+
+
+def _rows(name: str, workload: Workload, costs: TransportCosts, rounds: int) -> tuple[list[Row], list[Row]]:
+    """Those of processes, and those of threads."""
     with tempfile.TemporaryDirectory(prefix="minidl-bench-") as place:
         progress(f"plan: {name}: recording")
         in_child(_run_recorded, workload, LoaderSetting(RECORDED), place + "/trace")
         recorded = read(minidl.read_trace(place + "/trace"))
-        found = plan(recorded.trace, num_workers=list(WORKERS), transport=list(TRANSPORTS), transports=costs)
+        found = plan(recorded.trace, num_workers=WORKERS, transport=TRANSPORTS, transports=costs)
+        threads = plan(recorded.trace, num_workers=WORKERS[1:], worker_method="thread", transports=costs)
     measured: dict[LoaderSetting, list[float]] = {}
-    for count, one in itertools.product(range(rounds), found.predicted):
+    for count, one in itertools.product(range(rounds), [*found.predicted, *threads.predicted]):
         progress(f"plan: {name}: {one.setting.name}, round {count + 1} of {rounds}")
         measured.setdefault(one.setting, []).append(_rate(workload, one.setting))
     progress("")
-    return [
-        Row(name, one.setting.name, "batches/s, predicted", (one.by_s,), "measured",
-            (statistics.median(measured[one.setting]),),
-            {"measured": statistics.median(measured[one.setting]), "low": one.low, "high": one.high,
-             "recommended": float(one is found.recommended)})
-        for one in found.predicted
-    ]  # fmt: skip
+
+    def row(one: Predicted) -> Row:
+        rate = statistics.median(measured[one.setting])
+        extra = {"measured": rate, "low": one.low, "high": one.high, "recommended": float(one is found.recommended)}
+        return Row(name, one.setting.name, "batches/s, predicted", (one.by_s,), "measured", (rate,), extra)
+
+    return [row(one) for one in found.predicted], [row(one) for one in threads.predicted]
 
 
 # --- The costs of transports ------------------------------------------------------------------------------------------

@@ -30,12 +30,17 @@ ROUNDS: Final = 3
 
 
 def fitted(a: Recorded, b: Recorded) -> Recorded:
-    """Return A's costs with what both recordings tell. Raises PlanError for recordings of one number of workers."""
+    """Return A's costs with what both recordings tell; if one is of threads, those of the other one.
+
+    Raises PlanError for recordings of one number of workers, unless one has processes and one threads.
+    """
     differs = [name for name in SAME if a.params.get(name) != b.params.get(name)]
     if differs:
         name = differs[0]
         raise PlanError(f"{a.trace.path} and {b.trace.path} are of different loaders: {name} is {a.params.get(name)!r} "
                         f"and {b.params.get(name)!r}: record one program with two numbers of workers")  # fmt: skip
+    if a.base.threads != b.base.threads:
+        return _with_lock(*sorted((a, b), key=lambda one: one.base.threads))
     few, many = sorted((a, b), key=lambda one: one.base.num_workers)
     if few.base.num_workers == many.base.num_workers:
         both = counted(few.base.num_workers, "worker")
@@ -43,6 +48,16 @@ def fitted(a: Recorded, b: Recorded) -> Recorded:
             f"{a.trace.path} and {b.trace.path} have {both} each: record one with another number of workers"
         )
     return _with_queue(_with_slowdown(a, few, many), few, many)
+
+
+def _with_lock(processes: Recorded, threads: Recorded) -> Recorded:
+    """For how much of their CPU time threads hold the interpreter's lock: simulated, they are as fast as recorded."""
+    setting, order = threads.base, processes.order(threads.base)
+    held = largest(
+        1.0, lambda held: load(replace(processes, held=held).costs(setting), setting, order).by_s > threads.rate
+    )
+    words = f"workers that are threads hold the interpreter's lock for {percent(held)} of their CPU time"
+    return replace(processes, held=held, notes=[*processes.notes, words])
 
 
 def _with_slowdown(a: Recorded, few: Recorded, many: Recorded) -> Recorded:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import starmap
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from typing_extensions import Self
@@ -55,7 +55,8 @@ class Costs:
     sizes: bytes; samples: of a batch, on average. own: CPU time of the loader's thread for each batch. start: CPU time
     of the loader to start a worker, and what the worker does before its first batch. hops: waits between putting a task
     and the worker's work on it, between a result and its feeder's work, between writing and reading it. others: threads
-    of other programs that compute all the time.
+    of other programs that compute all the time. held: the share of all this CPU time for which workers that are threads
+    hold the interpreter's lock.
     """
 
     draw: Floats
@@ -71,6 +72,7 @@ class Costs:
     hops: tuple[float, float, float] = (0.0, 0.0, 0.0)
     samples: float = 1.0
     others: float = 0.0
+    held: float = 0.0
 
 
 class Loading:
@@ -88,7 +90,7 @@ class Loading:
             _works(parts, order) for parts in (costs.fetch, costs.send, costs.read, costs.pin)
         )
         self.step = _works(costs.step, np.arange(len(order)) % costs.step.shape[1])
-        self.machine = SimulatedMachine(setting.cpus, costs.others)
+        self.machine = SimulatedMachine(setting.cpus, costs.others, costs.held)
         self.results, self.ready = Mailbox(), Mailbox()
         self.tasks = [Mailbox() for _ in range(setting.num_workers)]
         self.feeds = [Mailbox() for _ in range(setting.num_workers)]
@@ -166,7 +168,7 @@ class Loading:
             got = yield from (self._next(driver) if workers else self._fetches())
             if got is None:
                 break
-            yield from self._trains(*got, asked)
+            yield from self._trains(asked, *got)
         self.say(MAIN, ev.NEXT[1], -1, -1, len(self.yields), ev.Outcome.EXHAUSTED)
         self.say(MAIN, ev.EPOCH[1], -1, -1, 0, len(self.yields))
 
@@ -187,7 +189,7 @@ class Loading:
         driver.yielded()
         return effect.idx, effect.worker_id
 
-    def _trains(self, task: int, worker: int, asked: float) -> Actor:
+    def _trains(self, asked: float, task: int, worker: int) -> Actor:
         """The loop gets a batch, for which it asked at `asked`, and takes a step."""
         now, count = self.machine.now, len(self.yields) + 1
         self.yields.append(now)
@@ -249,7 +251,9 @@ class Loading:
         return result
 
     def _rebuilds(self, thread: Thread, result: Result) -> Actor:
-        """Rebuild a result that has come."""
+        """Rebuild a result that has come from another process."""
+        if self.setting.way == "alone":
+            return
         task, worker, shared = result.idx, result.worker_id, (1, self.sizes[result.idx])
         self.say(thread, ev.RESULT_READ, -1, -1, MESSAGE)
         yield from self._during(thread, ev.RESULT_REBUILD, self.read[task], task, worker, (MESSAGE,), shared)
@@ -274,9 +278,7 @@ class Loading:
 
     def _makes(self, thread: Thread, task: int, worker: int) -> Actor:
         """Fetch a batch, in part while no other worker can."""
-        yield from self._during(
-            thread, ev.FETCH, self.fetch[task], task, worker, (self.samples,), (ev.Outcome.DATA,)
-        )
+        yield from self._during(thread, ev.FETCH, self.fetch[task], task, worker, (self.samples,), (ev.Outcome.DATA,))
         if self.costs.exclusive:
             asked = self.machine.now
             yield self.shared
@@ -292,8 +294,9 @@ class Loading:
 
     def _send(self, thread: Thread, task: int) -> Actor:
         worker = thread[0]
-        yield from self._during(thread, ev.RESULT_PICKLE, self.send[task], task, worker, (), (MESSAGE, 1, 0))
-        yield from self._during(thread, ev.RESULT_WRITE, Work(0.0), task, worker, (MESSAGE,), (MESSAGE,))
+        if self.setting.way != "alone":
+            yield from self._during(thread, ev.RESULT_PICKLE, self.send[task], task, worker, (), (MESSAGE, 1, 0))
+            yield from self._during(thread, ev.RESULT_WRITE, Work(0.0), task, worker, (MESSAGE,), (MESSAGE,))
         self.machine.send(self.results, Result(task, worker, task), self.costs.hops[2])
 
     def _pin_thread(self) -> Actor:

@@ -4,8 +4,10 @@ Interface: an actor is a generator. It yields a `Work`, which needs a CPU for so
 `Mailbox`, which gives it the next message. `SimulatedMachine.run` runs all actors until one of them has ended.
 
 Rules of use: CPUs are shared equally (processor sharing). As long as no more actors compute than there are CPUs, each
-has one. `others` counts the threads of other programs that compute all the time. What only one actor can use at a time
-(a disk, a lock) is a mailbox with one message, which each of them takes and sends back. Times are in ns.
+has one. `others` counts the threads of other programs that compute all the time. `held` is the share of their CPU time
+for which actors hold one lock that all of them need, as an interpreter's: no more than 1 / held of them run at a time.
+What only one actor can use at a time (a disk) is a mailbox with one message, which each of them takes and sends back.
+Times are in ns.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ Actor = Generator[Work | Mailbox, Any, Any]
 class SimulatedMachine:
     """A clock and `cpus` CPUs, a part of which may be a fraction. now: ns; used: ns of CPU time so far."""
 
-    def __init__(self, cpus: float, others: float = 0.0) -> None:
-        self.cpus, self.others = cpus, others
+    def __init__(self, cpus: float, others: float = 0.0, held: float = 0.0) -> None:
+        self.cpus, self.others, self.held = cpus, others, held
         self.now = self.used = 0.0
         self._timers: list[tuple[float, int, Callable[[], None]]] = []  # when, order, what happens then
         self._computing: list[tuple[float, int, Actor, float]] = []  # share at which it is done, order, who, its wait
@@ -85,7 +87,10 @@ class SimulatedMachine:
 
     # --- Time ---------------------------------------------------------------------------------------------------------
     def _rate(self) -> float:
-        return min(1.0, self.cpus / (len(self._computing) + self.others))
+        """The share of a CPU that each actor has which computes."""
+        count = len(self._computing)
+        running = min(count, 1 / self.held) if self.held else count
+        return min(1.0, self.cpus / (running + self.others)) * running / count
 
     def _next_done(self) -> float:
         if not self._computing:

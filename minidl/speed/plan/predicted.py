@@ -8,7 +8,7 @@ simulation of the recorded setting is from the recording itself, and by the erro
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -68,7 +68,7 @@ class Predicted:
         with_workers = self.setting.num_workers > 0
         return asdict(self.setting) | {
             "prefetch_factor": self.setting.prefetch_factor * with_workers,
-            "transport": self.setting.transport if with_workers else None,
+            "transport": self.setting.transport if self.setting.way != "alone" else None,
             "batch_size": self.setting.batch_size or None, "batches_per_s": self.by_s, "low": self.low,
             "high": self.high, "waiting_share": self.waiting, "first_batch_s": self.first, "epoch_s": self.epoch,
             "peak_batches": self.peak_batches, "peak_bytes": self.peak_bytes, "limited_by": self.limited_by,
@@ -76,13 +76,21 @@ class Predicted:
 
 
 def predict(recorded: Recorded, setting: LoaderSetting, off: float) -> Predicted:
-    """Simulate one setting. off: the relative error of the simulation of the recorded one."""
+    """Simulate one setting. off: the relative error of the simulation of the recorded one.
+
+    What threads hold the interpreter's lock for is unknown: they are as fast as if it were for all of their CPU time,
+    and the range reaches to what they are if it is for none.
+    """
+    if setting.threads and recorded.held is None:
+        slow, fast = (predict(replace(recorded, held=held), setting, off) for held in (1.0, 0.0))
+        return replace(slow, high=max(slow.high, fast.high))
     costs = recorded.costs(setting)
     found = load(costs, setting, recorded.order(setting))
     model = MODEL * (setting != recorded.base)
     spread = float(np.exp(np.hypot(LIKELY * np.hypot(_spread(costs, setting), model), off)))
     first, batches = float(found.yields[0]) / 1e9, recorded.epoch / recorded.larger(setting)
-    ending = recorded.shutdown / 1e9 if setting.num_workers and not setting.persistent_workers else 0.0
+    ends = setting.num_workers and not (setting.persistent_workers or setting.threads)
+    ending = recorded.shutdown / 1e9 if ends else 0.0
     return Predicted(
         setting,
         found.by_s,
@@ -118,6 +126,8 @@ def _limit(found: Loading) -> str:
         return "the training loop"
     if found.starved / found.time < KEEPS_UP:
         return "the loader's thread"
+    if found.used * found.costs.held >= FULL:
+        return "the interpreter's lock"
     if found.used + min(found.costs.others, cpus) >= FULL * cpus:
         return "the CPUs"
     if found.idle / (found.time * workers) > LONG and found.blocked / found.time > KEEPS_UP:

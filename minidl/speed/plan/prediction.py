@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from minidl.speed.plan import recorded as recordings
 from minidl.speed.plan.fitting import fitted
 from minidl.speed.plan.predicted import Predicted, predict
 from minidl.speed.plan.recorded import Recorded
-from minidl.speed.plan.settings import CLOSE, OPTIONS, PlanError, choices
+from minidl.speed.plan.settings import CLOSE, OPTIONS, WORKER_METHODS, PlanError, choices
 from minidl.speed.transport_costs import TransportCosts
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.words import percent, seconds, size, table
@@ -128,13 +128,17 @@ def plan(
     all. transports: what transports cost, if that is measured already. Raises PlanError if nothing can be predicted, or
     a setting is refused.
     """
-    recorded = read(read_trace(trace), dataloader)
-    recorded = replace(recorded, transports=transports or recorded.transports)
-    recorded = recorded if other is None else fitted(recorded, read(read_trace(other), dataloader))
+    runs = [read(read_trace(one), dataloader) for one in (trace, other) if one is not None]
+    recorded, *more = (replace(run, transports=transports or run.transports) for run in runs)
+    recorded = fitted(recorded, *more) if more else recorded
     same = predict(recorded, recorded.base, 0.0)
     off = abs(np.log(same.by_s / recorded.rate))
-    predicted = [predict(recorded, one, off) for one in choices(recorded.base, values)]
-    return SpeedPlan(recorded, same, predicted, _notes(recorded, same, other is not None))
+    if recorded.held is not None:
+        values = {"worker_method": WORKER_METHODS} | values
+    found = SpeedPlan(recorded, same, [predict(recorded, one, off) for one in choices(recorded.base, values)])
+    best = found.recommended.setting
+    threads = replace(best, num_workers=max(1, best.num_workers), worker_method="thread")
+    return replace(found, notes=_notes(recorded, same, predict(recorded, threads, off), other is not None))
 
 
 def read(trace: Trace, dataloader: str | None = None) -> Recorded:
@@ -146,7 +150,7 @@ def read(trace: Trace, dataloader: str | None = None) -> Recorded:
     return recordings.read(trace, dataloader)
 
 
-def _notes(recorded: Recorded, same: Predicted, several: bool) -> list[str]:
+def _notes(recorded: Recorded, same: Predicted, threads: Predicted, several: bool) -> list[str]:
     """What to know about the predictions."""
     off = same.by_s / recorded.rate - 1
     notes = {
@@ -158,6 +162,11 @@ def _notes(recorded: Recorded, same: Predicted, several: bool) -> list[str]:
         "this machine's": not recorded.transports.measured,
         "the dataset is iterable: it is assumed that any number of workers shares its samples equally":
             recorded.params.get("dataset_kind") == "iterable",
+        f"{threads.setting.name}: {_three(threads.low)} to {_three(threads.high)} batches/s; the low end and the "
+        f"batches/s of threads are those of code that always holds the interpreter's lock, the high end those of code "
+        f"that never does: record a run with worker_method='thread', and give both recordings": recorded.held is None,
+        "recorded with threads: their waits for the interpreter's lock count as waits, which other settings have not: "
+        "what is predicted is too good. Record processes": recorded.base.threads,
         "one recording does not tell of a disk that is saturated, locks between workers and caches: record another "
         "number of workers, and give both recordings": not several,
     }  # fmt: skip

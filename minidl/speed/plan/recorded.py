@@ -19,8 +19,8 @@ from minidl.speed.cpu_use import cpus_of
 from minidl.speed.plan.loading import CPU, STEPS, WAIT, Costs, Parts, load, steady_rate
 from minidl.speed.plan.machine import Work
 from minidl.speed.plan.settings import LoaderSetting, PlanError
-from minidl.speed.transport_costs import TransportCosts, transport_costs
 from minidl.speed.side import groups
+from minidl.speed.transport_costs import TransportCosts, transport_costs
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Floats, Ints, Rows
 from minidl.tracefile.batches import keys_at, latest
@@ -47,7 +47,7 @@ COMPUTES: Final = 0.2
 """The share of the steps' time that is CPU time from which waits for a CPU are due to others that compute; with less,
 they are what it takes to wake a thread."""
 
-HOPS: Final = (250_000.0, 60_000.0, 80_000.0)
+HOPS: Final = {"multiprocessing": (250_000.0, 60_000.0, 80_000.0), "thread": (50_000.0, 0.0, 50_000.0)}
 """ns that a message travels, see `Costs.hops`: through a feeder thread and a pipe, and until its reader wakes."""
 
 COLD: Final = 0.5
@@ -58,8 +58,8 @@ _UNSEEN_DEVICE: Final = (
     'minidl.span("step", device=...) around the step records it'
 )
 
-START: Final = (8e6, 15e6)
-"""CPU ns to start a worker by fork, of the loader and of the worker, where the recording has started none."""
+START: Final = {"multiprocessing": (8e6, 15e6), "thread": (2e5, 1e5)}
+"""CPU ns to start a worker, a process by fork, of the loader and of the worker, if the recording has started none."""
 
 
 # --- Parts of a step --------------------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def _resized(costs: Costs, by: float) -> Costs:
         sums = np.pad(np.cumsum(parts, axis=1), ((0, 0), (1, 0)))
         return np.stack([np.diff(np.interp(edges, np.arange(len(row)), row)) for row in sums])
 
-    steps = {name: cut(getattr(costs, name)) for name in STEPS}
+    steps: dict[str, Any] = {name: cut(getattr(costs, name)) for name in STEPS}
     draw, sizes = (np.resize(one, steps["fetch"].shape[1]) for one in (costs.draw * by, costs.sizes * by))
     return replace(costs, **steps, draw=draw, sizes=sizes.astype(np.int64), samples=costs.samples * by)
 
@@ -92,7 +92,7 @@ class Recorded:
 
     steps: the costs as they were recorded. tensors: of a batch. worker: what a worker's thread does beside a fetch, ns;
     epoch: batches of an epoch; shutdown: ns; slower: by what share CPU time grows with each CPU more that is in use;
-    notes: what it cannot tell, in words.
+    held: the share of CPU time that holds the interpreter's lock, None = unknown; notes: what it cannot tell, in words.
     """
 
     trace: Trace
@@ -106,6 +106,7 @@ class Recorded:
     shutdown: float
     transports: TransportCosts
     slower: float = 0.0
+    held: float | None = None
     notes: list[str] = field(default_factory=list)
 
     def larger(self, setting: LoaderSetting) -> float:
@@ -130,7 +131,7 @@ class Recorded:
         crowd = self._slowdown(setting) / self._slowdown(self.base)
         fetch = np.stack([steps.fetch[CPU] * crowd + self.worker, steps.fetch[WAIT] - steps.exclusive])
         send, read, step = steps.send, steps.read, steps.step * setting.consumer
-        fetch = fetch * setting.samples + send * (not setting.num_workers)
+        fetch = fetch * setting.samples + send * (gets == "alone")
         if gets != had:
             # Upstream's threads, the feeder and the one that sends descriptors, wait for a computing worker's GIL.
             # What a transport costs the loader beside reading is giving the memory back, while the loop goes on.
@@ -138,9 +139,14 @@ class Recorded:
             fetch, send, kept = plus(fetch, in_worker), at_once(send), at_once(read)
             read = plus(kept, in_loader)
             step = plus(step, float(np.mean(in_loader - (read - kept)[CPU])))
-        start = (0.0, Work(0.0)) if setting.persistent_workers else steps.start
-        exclusive = steps.exclusive * setting.samples
-        costs = replace(steps, fetch=fetch, send=send, read=read, step=step, start=start, exclusive=exclusive)
+        method, start = setting.worker_method, steps.start
+        if setting.threads != self.base.threads:
+            start = START[method][0], Work(START[method][1])
+        costs = replace(
+            steps, fetch=fetch, send=send, read=read, step=step, exclusive=steps.exclusive * setting.samples,
+            start=(0.0, Work(0.0)) if setting.persistent_workers else start, hops=HOPS[method],
+            held=(self.held or 0.0) * setting.threads,
+        )  # fmt: skip
         return costs if self.larger(setting) == 1 else _resized(costs, self.larger(setting))
 
     def _cpu(self, who: int, way: str) -> Floats:
@@ -187,6 +193,7 @@ class _CostsReader:
             in_order=params.get("in_order") is not False,
             persistent_workers=bool(params.get("persistent_workers")),
             pin_memory=bool(len(self.of(ev.PIN))),
+            worker_method="thread" if params.get("transport") == "thread" else "multiprocessing",
             cpus=cpus_of(trace.manifest) or 1.0,
         )
         fetches = self.of(ev.FETCH)
@@ -274,6 +281,7 @@ class _CostsReader:
         shutdown = durations(self.of(ev.SHUTDOWN))
         draw = self.aligned(draws, durations(draws).astype(float))
         sends_itself = self.base.transport == "arena"
+        free_threaded = str(self.trace.manifest.get("versions", {}).get("python")).endswith("t")
         uses_device = len(self.of(ev.H2D, ev.COPY, ev.TO_DEVICE, ev.PIN)) and not len(self.of(ev.DEVICE_COMPUTE))
         steps = Costs(
             draw=draw,
@@ -285,7 +293,6 @@ class _CostsReader:
             sizes=self._sizes(),
             own=max(0.0, self._own() - float(np.median(draw))),
             start=self._start(warm),
-            hops=HOPS,
             samples=float(self.fetches["bx"].mean()) or 1.0,
         )
         return Recorded(
@@ -299,6 +306,7 @@ class _CostsReader:
             epoch=max(1, len(self.trained) // epochs),
             shutdown=float(shutdown.mean()) if len(shutdown) else 0.0,
             transports=transport_costs(self.trace.manifest),
+            held=0.0 if free_threaded or self.base.threads else None,
             notes=[_UNSEEN_DEVICE] * bool(uses_device),
         )
 
@@ -355,7 +363,8 @@ class _CostsReader:
         begun, ready = self.of(ev.WORKER_START), self.events[self.events["code"] == ev.WORKER_READY]
         _, a, b = np.intersect1d(begun["ex"], ready["x"], return_indices=True)  # both have its pid
         if not len(a):
-            return START[0], Work(START[1] + warm.cpu, warm.wait)
+            loader, worker = START[self.base.worker_method]
+            return loader, Work(worker + warm.cpu, warm.wait)
         after = float(np.median(ready["time"][b] - begun["end"][a]))
         return float(np.median(durations(begun))), Work(max(0.0, after) + warm.cpu, warm.wait)
 

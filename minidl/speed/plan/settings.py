@@ -15,6 +15,7 @@ from minidl.tracefile.format import TraceError
 from minidl.tracefile.words import counted
 
 TRANSPORTS: Final = ("upstream", "arena")
+WORKER_METHODS: Final = ("multiprocessing", "thread")
 
 WORKERS: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """The numbers of workers that are compared."""
@@ -30,7 +31,7 @@ MOST_AHEAD: Final = 2048
 """More batches in advance than the memory of a machine holds."""
 
 
-OF_WORKERS: Final = ("prefetch_factor", "transport", "in_order", "persistent_workers")
+OF_WORKERS: Final = ("prefetch_factor", "transport", "in_order", "persistent_workers", "worker_method")
 """Fields of a LoaderSetting that say nothing without workers."""
 
 OPTIONS: Final = ("batch_size", *OF_WORKERS, "pin_memory", "cpus")
@@ -52,6 +53,7 @@ class LoaderSetting:
     in_order: bool = True
     persistent_workers: bool = False
     pin_memory: bool = False
+    worker_method: str = "multiprocessing"
     batch_size: int = 0
     cpus: float = 1.0
     samples: float = 1.0
@@ -64,13 +66,18 @@ class LoaderSetting:
 
     @property
     def way(self) -> str:
-        """How batches come to the training loop: by a transport, or "alone", without any."""
-        return self.transport if self.num_workers else "alone"
+        """How batches come to the training loop: by a transport, or "alone", without any, as from threads."""
+        return self.transport if self.num_workers and not self.threads else "alone"
+
+    @property
+    def threads(self) -> bool:
+        """Whether workers are threads of the training loop's process."""
+        return self.num_workers > 0 and self.worker_method == "thread"
 
     @property
     def options(self) -> dict[str, Any]:
         """Those of the OPTIONS that say something."""
-        idle = () if self.num_workers else OF_WORKERS
+        idle = OF_WORKERS if not self.num_workers else ("transport",) if self.threads else ()
         return {name: getattr(self, name) for name in OPTIONS if name not in idle}
 
     @property
@@ -94,10 +101,11 @@ def checked(setting: LoaderSetting) -> LoaderSetting:
     if setting.capacity > MOST_AHEAD:
         raise PlanError(f"{setting.num_workers} workers with prefetch_factor={setting.prefetch_factor}: at most "
                         f"{MOST_AHEAD} batches in advance are simulated")  # fmt: skip
-    if setting.transport not in TRANSPORTS:
-        raise PlanError(
-            f"transport={setting.transport!r} is refused by the loader: choose from {', '.join(TRANSPORTS)}"
-        )
+    for name, known in (("transport", TRANSPORTS), ("worker_method", WORKER_METHODS)):
+        if getattr(setting, name) not in known:
+            raise PlanError(
+                f"{name}={getattr(setting, name)!r} is refused by the loader: choose from {', '.join(known)}"
+            )
     for name in ("cpus", "samples", "consumer"):
         if not 0 < getattr(setting, name) < float("inf"):
             raise PlanError(f"{name}={getattr(setting, name):g}: give a number above 0")
@@ -118,7 +126,7 @@ def choices(base: LoaderSetting, values: Mapping[str, Any]) -> list[LoaderSettin
     asked = {name: value if isinstance(value, (list, tuple, range)) else [value] for name, value in values.items()}
     cpus = max(map(float, asked.get("cpus", [base.cpus])))
     asked.setdefault("num_workers", sensible_workers(cpus, base.num_workers))
-    if not set(values) - {"num_workers", "cpus", "samples", "consumer"}:
+    if not set(values) - {"num_workers", "worker_method", "cpus", "samples", "consumer"}:
         asked["transport"] = TRANSPORTS
     made = [replace(base, **dict(zip(asked, each, strict=True))) for each in itertools.product(*asked.values())]
     idle = {name: getattr(base, name) for name in OPTIONS}

@@ -43,7 +43,8 @@ def write(plan: SpeedPlan, path: Path) -> Path:
     run = ToldLoading(recorded.costs(setting), setting, recorded.order(setting)).run()
     names = "dataset dataset_kind sampler collate_fn batch_size made_at dataset_length"
     params = {name: recorded.params[name] for name in names.split() if name in recorded.params}
-    params |= {name: getattr(setting, name) for name in ("num_workers", *OF_WORKERS, "pin_memory")} | {"timeout_s": 0}
+    params |= {name: getattr(setting, name) for name in ("num_workers", *OF_WORKERS, "pin_memory")}
+    params |= {"timeout_s": 0, "transport": "thread" if setting.threads else setting.transport}
     lines = [{"kind": "loader", "loader": LOADER, **params},
              {"kind": "program_end", "monotonic_ns": START + int(run.machine.now)}]  # fmt: skip
     simulated = {"of": str(recorded.trace.path), "setting": setting.name}

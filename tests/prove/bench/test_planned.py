@@ -19,11 +19,14 @@ def test_bench_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planned, "WORKLOADS", short)
     monkeypatch.setattr(planned, "WORKERS", (0, 2))
     monkeypatch.setattr(planned, "calibrated", lambda rounds: TransportCosts(TYPICAL))
-    *rows, _, _, least, within = planned.bench_plan(quick=True)
-    names = ["no workers", "2 workers", "2 workers, transport=arena"]
+    *rows, _, _, least, within, held = planned.bench_plan(quick=True)
+    compared, rows = ([row for row in rows if (row.name == "best threads") == best] for best in (True, False))
+    assert [(row.group, row.against) for row in compared] == [(group, "best processes") for group in short]
+    names = ["no workers", "2 workers", "2 workers, transport=arena", "2 workers, worker_method=thread"]
     assert [(row.group, row.name) for row in rows] == [(group, name) for group in short for name in names]
     assert all(row.ratio is not None and row.extra["low"] <= row.values[0] <= row.extra["high"] for row in rows)
     assert 0 < least.values[0] <= 1 >= within.values[0]
+    assert 0 <= held.values[0] <= 1
 
 
 @pytest.mark.live

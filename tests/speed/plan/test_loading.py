@@ -83,7 +83,12 @@ def test_a_step_that_costs_more_is_done_by_the_thread_that_does_it() -> None:
 def test_each_batch_is_yielded_once_and_no_more_are_ahead_than_may_be(
     fetch: list[Work], batches: int, workers: int, prefetch: int, in_order: bool, pin: bool
 ) -> None:
-    setting = {"num_workers": workers, "prefetch_factor": prefetch, "in_order": in_order, "pin_memory": pin and workers > 0}
+    setting = {
+        "num_workers": workers,
+        "prefetch_factor": prefetch,
+        "in_order": in_order,
+        "pin_memory": pin and workers > 0,
+    }
     found = loaded(fetch, Work(1 * MS, 1 * MS), batches, **setting)
     assert len(found.yields) == len(found.waits) == batches
     assert (np.diff(found.yields) >= 2 * MS - 1).all()

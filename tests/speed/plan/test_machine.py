@@ -33,19 +33,25 @@ COMPUTES, WAITS = Work(10 * MS), Work(0, 10 * MS)
 
 
 @pytest.mark.parametrize(
-    ("cpus", "others", "steps", "ended"),
+    ("machine", "steps", "ended"),
     [
-        (2, 0, [COMPUTES, COMPUTES], [10, 10]),
-        (2, 0, [COMPUTES] * 4, [20] * 4),
-        (1.5, 0, [COMPUTES] * 3, [20] * 3),
-        (1, 0, [Work(5 * MS), Work(10 * MS)], [10, 15]),
-        (1, 1, [COMPUTES], [20]),
-        (1, 0, [WAITS] * 9, [10] * 9),
-        (1, 0, [Work(5 * MS, 7 * MS), Work(5 * MS)], [17, 10]),
+        ({"cpus": 2}, [COMPUTES, COMPUTES], [10, 10]),
+        ({"cpus": 2}, [COMPUTES] * 4, [20] * 4),
+        ({"cpus": 1.5}, [COMPUTES] * 3, [20] * 3),
+        ({"cpus": 1}, [Work(5 * MS), Work(10 * MS)], [10, 15]),
+        ({"cpus": 1, "others": 1}, [COMPUTES], [20]),
+        ({"cpus": 1}, [WAITS] * 9, [10] * 9),
+        ({"cpus": 1}, [Work(5 * MS, 7 * MS), Work(5 * MS)], [17, 10]),
+        ({"cpus": 4, "held": 1.0}, [COMPUTES, COMPUTES, WAITS], [20, 20, 10]),
+        ({"cpus": 4, "held": 0.5}, [COMPUTES] * 4, [20] * 4),
+        ({"cpus": 4, "held": 0.5}, [COMPUTES, COMPUTES], [10, 10]),
+        ({"cpus": 1, "others": 1, "held": 1.0}, [COMPUTES, COMPUTES], [40, 40]),
     ],
 )
-def test_cpus_are_shared_and_waits_are_not(cpus: float, others: float, steps: list[Any], ended: list[float]) -> None:
-    assert ends(SimulatedMachine(cpus, others), *steps) == ended
+def test_cpus_and_a_lock_are_shared_and_waits_are_not(
+    machine: dict[str, float], steps: list[Any], ended: list[float]
+) -> None:
+    assert ends(SimulatedMachine(**machine), *steps) == ended
 
 
 def test_a_message_that_is_sent_back_is_used_by_one_at_a_time() -> None:

@@ -20,9 +20,9 @@ from minidl.hang.headline import headline
 from minidl.speed.more_workers import more_workers
 from minidl.speed.plan.prediction import SpeedPlan, plan
 from minidl.speed.plan.settings import PlanError
-from minidl.speed.transport_costs import TransportCosts
 from minidl.speed.reasons import SlowReason
 from minidl.speed.summary import summary
+from minidl.speed.transport_costs import TransportCosts
 from minidl.speed.verdict import verdict
 from minidl.tracefile import events as ev
 from minidl.tracefile.reader import Trace, read_trace
@@ -157,6 +157,7 @@ def test_facts_are_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         ({}, {"num_workers": [2000]}, "num_workers=2000: at most 1024 are simulated"),
         ({}, {"prefetch_factor": [0]}, "prefetch_factor=0 is refused by the loader: give 1 or more"),
         ({}, {"transport": ["pigeon"]}, "transport='pigeon' is refused by the loader: choose from upstream, arena"),
+        ({}, {"worker_method": "fibre"}, "worker_method='fibre' is refused by the loader: choose from multi"),
         ({}, {"consumer": 0.0}, r"consumer=0: give a number above 0"),
         ({}, {"pin_memory": True}, "no batch was pinned in the recording: record with pin_memory=True"),
         ({}, {"dataloader": "Sounds"}, "no DataLoader is 'Sounds'"),
@@ -167,6 +168,41 @@ def test_what_cannot_be_predicted_is_said(
 ) -> None:
     with pytest.raises(minidl.TraceError, match=said):
         planned(made(tmp_path / "t", **run), **values)
+
+
+# --- Threads ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("cpu", "slowest", "fastest", "limit"),
+    [(waits, 490, 515, "the workers"), (computes, 121, 241, "the interpreter's lock")],
+)
+def test_threads_compute_as_far_as_a_lock_lets_them(
+    tmp_path: Path, cpu: Any, slowest: float, fastest: float, limit: str
+) -> None:
+    """How long their code holds the interpreter's lock, a recording of processes does not tell."""
+    trace = made(tmp_path / "t", cpu)
+    (one,) = planned(trace, num_workers=4, worker_method="thread").predicted
+    assert one.by_s == pytest.approx(slowest, rel=0.08)
+    assert one.low < one.by_s < one.high
+    assert one.high / one.by_s == pytest.approx(fastest / slowest * 1.15, rel=0.15)
+    assert one.limited_by == limit
+    assert one.facts()["transport"] is None
+    note = next(note for note in planned(trace, num_workers=4).notes if note.startswith("4 workers, worker_method"))
+    assert "record a run with worker_method='thread', and give both recordings" in note
+    trace.manifest["versions"] = {"python": "3.13.1t"}
+    found = planned(trace, num_workers=4)
+    assert [one.by_s for one in found.predicted if one.setting.threads] == [pytest.approx(fastest, rel=0.08)]
+    assert not any("interpreter's lock" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(("took", "held"), [(8, "0%"), (16, r"9\d%"), (11, r"6\d%")])
+def test_a_recording_of_threads_tells_how_long_they_hold_the_lock(tmp_path: Path, took: int, held: str) -> None:
+    processes = made(tmp_path / "p", computes)
+    threads = made(tmp_path / "t", computes, cost=lambda task: took * MS, params={"transport": "thread"})
+    for pair in ((processes, threads), (threads, processes)):
+        found = planned(pair[0], other=pair[1], num_workers=2, worker_method="thread")
+        assert any(re.match(f"workers that are threads hold .* lock for {held} of their", note) for note in found.notes)
+        assert rates(found) == [pytest.approx(2000 / took, rel=0.1)]
+    assert any("recorded with threads" in note for note in planned(threads).notes)
 
 
 # --- Two recordings ---------------------------------------------------------------------------------------------------

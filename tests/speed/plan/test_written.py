@@ -24,7 +24,9 @@ MS = 1_000_000
 def simulated(place: Path, **values: Any) -> tuple[float, Trace]:
     """A simulated run of an imagined recording, and its predicted batches/s."""
     run = Run(60, cost=lambda task: (30 if task % 20 == 7 else 8) * MS, cpu=lambda took: (took // 10, 0), pin=True)
-    found = plan(read_trace(write_made(place / "recorded", run)), **{"transport": "upstream", "pin_memory": False} | values)
+    found = plan(
+        read_trace(write_made(place / "recorded", run)), **{"transport": "upstream", "pin_memory": False} | values
+    )
     return found.recommended.by_s, read_trace(write(found, place / "plan"))
 
 
@@ -35,6 +37,7 @@ def simulated(place: Path, **values: Any) -> tuple[float, Trace]:
         {"num_workers": 1, "prefetch_factor": 1},
         {"num_workers": 4},
         {"num_workers": 4, "transport": "arena"},
+        {"num_workers": 3, "worker_method": "thread"},
         {"num_workers": 3, "in_order": False},
         {"num_workers": 3, "pin_memory": True},
     ],
