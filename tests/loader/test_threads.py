@@ -447,6 +447,18 @@ def test_a_fetch_is_followed_until_the_done_event_is_set() -> None:
     assert seen == [(2, 7)]
 
 
+def test_threads_are_joined_with_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, waited = [100.0], list[float]()
+
+    def join(seconds: float) -> None:
+        waited.append(seconds)
+        now[0] += 2
+
+    monkeypatch.setattr(threads, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    threads._join([SimpleNamespace(join=join)] * 3, 3.0)  # type: ignore[list-item]
+    assert waited == [3.0, 1.0, 0.0]
+
+
 def test_a_flag_is_set_once() -> None:
     flag = Flag()
     assert not flag.is_set()
