@@ -74,9 +74,8 @@ KEEPS_GIL: Final = 0.5
 """The part of the time that another thread of the loop's process has to compute, or to wait for a CPU, to be the one
 that keeps the GIL."""
 
-LEAST_OF_GIL: Final = 0.5
-"""The part of KEEPS_GIL that such a thread has to compute: one that mostly waits for a CPU, as a thread of OpenMP on a
-busy machine does, need not have the GIL meanwhile."""
+MORE_THAN_THE_LOOP: Final = 1.5
+"""By how much more than the loop's thread it has to compute: a thread of OpenMP does as much, and without the GIL."""
 
 PAUSED: Final = 0.15
 """The share of a process's time from which the garbage collector is a reason."""
@@ -488,10 +487,11 @@ def _kept_gil(case: Case) -> SlowReason | None:
         return None
     own = set(case.rows(ev.NEXT, ev.RESULT_REBUILD, ev.PIN)["tid"].tolist())
     pid = case.trace.processes[case.home].pid
-    others = [one for one in case.trace.watched.threads_of(pid, *case.window) if one.tid not in own]
-    if not others or others[0].cpu + others[0].wait < KEEPS_GIL or others[0].cpu < LEAST_OF_GIL * KEEPS_GIL:
+    threads = case.trace.watched.threads_of(pid, *case.window)
+    loops = max((one.cpu for one in threads if one.tid in own), default=0.0)
+    thread = next((one for one in threads if one.tid not in own), None)
+    if thread is None or thread.cpu + thread.wait < KEEPS_GIL or thread.cpu < MORE_THAN_THE_LOOP * loops:
         return None
-    thread = others[0]
     who = f"thread {thread.name or thread.tid} of the loop's process"
     return SlowReason(
         "kept GIL",

@@ -219,9 +219,10 @@ LOOPS_PID, THREAD = 99, 7
 def test_a_thread_that_keeps_the_gil_is_named() -> None:
     """Rebuilding takes 80 ms and computes 1 ms; another thread of the process computes all the time."""
 
-    def told(cpu_ms: int, thread_ms: int, tid: int = THREAD, wait_ms: int = 0) -> SlowReason | None:
+    def told(cpu_ms: int, thread_ms: int, wait_ms: int = 0, own_ms: int = 0) -> SlowReason | None:
         rebuilt = [span(ev.RESULT_REBUILD, 80, -1, n, process=LOOP, cpu=cpu_ms * MS) for n in range(50)]
-        use = Vitals("S", 0, 1, 0, 5, 3, tasks=(ThreadTime(tid, thread_ms, wait_ms),))
+        threads = ThreadTime(THREAD, thread_ms, wait_ms), ThreadTime(LOOPS_PID, own_ms, 0)
+        use = Vitals("S", 0, 1, 0, 5, 3, tasks=threads)
         seen = Watched(
             samples=[Sample(at * 1000 * MS, {LOOPS_PID: use}) for at in range(5)],
             names={(LOOPS_PID, THREAD): "counter"},
@@ -230,11 +231,11 @@ def test_a_thread_that_keeps_the_gil_is_named() -> None:
 
     found = told(1, 900)
     assert found.words == "thread counter of the loop's process seems to keep the GIL (it uses 0.9 CPUs)"
-    assert told(1, 300, wait_ms=600) is not None, "the machine is busy"
+    assert told(1, 150, wait_ms=600, own_ms=50) is not None, "the machine is busy"
     assert told(1, 100) is None, "it hardly computes"
-    assert told(1, 100, wait_ms=800) is None, "it mostly waits for a CPU"
+    assert told(1, 100, wait_ms=800, own_ms=100) is None, "it computes as much as the loop, as a thread of OpenMP"
     assert told(70, 900) is None, "rebuilding computes itself"
-    assert told(1, 900, tid=LOOPS_PID) is None, "it is the loop's own thread"
+    assert told(1, 0, own_ms=900) is None, "it is the loop's own thread"
 
 
 def test_the_collectors_pauses_are_told_by_whom_they_stop() -> None:
