@@ -10,6 +10,7 @@ batch holds up a loop that wants them in order; the others make `prefetch_factor
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,7 +18,10 @@ SPARE: Final = 1.1
 """So many times as many workers as keep up on average: batches differ."""
 
 LESS: Final = 0.9
-"""No workers are chosen only if the loop is to take less than this share of its time with workers: it is for good."""
+"""No workers are chosen only if the loop is to take less than this share of its time with workers: it is for good.
+
+With a number that was tried, the time is known, and a fetch costs less without workers than with: no share is asked.
+"""
 
 MOST_PER_CPU: Final = 8
 """Most workers for each CPU: more of them wait for something else together, and each is a process."""
@@ -77,8 +81,8 @@ class Choice:
     reason: str
 
 
-def choose(seen: BatchCosts, limits: Limits, prefetch_factor: int) -> Choice:
-    """The number of workers for batches as they were measured."""
+def choose(seen: BatchCosts, limits: Limits, prefetch_factor: int, periods: Mapping[int, float]) -> Choice:
+    """The number of workers for batches as they were measured. periods: s that those take which were tried."""
     fetch, loop, cpu = seen.fetch + seen.send, seen.step + seen.take, (seen.worker_cpu + seen.own_cpu) / limits.cpus
     period, limit = max((loop, "the training loop limits"), (cpu, "the CPUs limit"))
     spare = SPARE if loop > cpu else 1.0
@@ -86,7 +90,8 @@ def choose(seen: BatchCosts, limits: Limits, prefetch_factor: int) -> Choice:
     most, bound = limits.most(seen.size, prefetch_factor)
     workers = min(wanted, most)
     costs = f"a batch takes {_ms(fetch)} in a worker, and the loop {_ms(loop)}"
-    if limits.alone and workers and seen.fetch + seen.step < LESS * max(period, fetch / workers):
+    takes = max(LESS * max(period, fetch / max(1, workers)), periods.get(workers, 0.0))
+    if limits.alone and workers and seen.fetch + seen.step < takes:
         return Choice(0, f"{costs}: to send batches costs more than workers save")
     if workers < wanted:
         return Choice(workers, f"{costs}: {wanted} would keep up; {bound}")

@@ -316,7 +316,7 @@ class Auto:
         """Choose by what is measured."""
         seen = self.meter.measured()
         if seen is not None:
-            self._take(choose(seen, self._limits(loader), loader.prefetch_factor), loader)
+            self._take(choose(seen, self._limits(loader), loader.prefetch_factor, self.periods), loader)
 
     def _correct(self, loader: Any) -> None:
         """Choose anew by what the last epoch has shown, unless its loop has hardly waited."""
@@ -326,7 +326,7 @@ class Auto:
         self.periods[self.now] = seen.period
         if self.chosen and seen.waits < KEEPS_UP * seen.period:
             return
-        choice = choose(seen, self._limits(loader), loader.prefetch_factor)
+        choice = choose(seen, self._limits(loader), loader.prefetch_factor, self.periods)
         best = min(self.periods, key=lambda workers: self.periods[workers])
         if choice.workers in self.periods and choice.workers != best:
             choice = Choice(

@@ -48,8 +48,13 @@ SEEN = BatchCosts(fetch=0.02, send=0, longest=0.02, worker_cpu=0.001, step=0.004
 def test_the_choice_by_what_is_measured(
     changes: dict[str, float], limits: dict[str, Any], workers: int, why: str
 ) -> None:
-    choice = choose(replace(SEEN, **changes), Limits(**{"cpus": 2.0} | limits), 2)  # type: ignore[arg-type]
+    choice = choose(replace(SEEN, **changes), Limits(**{"cpus": 2.0} | limits), 2, {})  # type: ignore[arg-type]
     assert (choice.workers, why in choice.reason) == (workers, True), choice.reason
+
+
+def test_no_workers_if_those_that_were_tried_took_longer() -> None:
+    seen = replace(SEEN, fetch=0.002, longest=0.002, take=0.002)
+    assert [choose(seen, Limits(2.0), 2, tried).workers for tried in ({}, {1: 0.007}, {1: 0.005})] == [1, 0, 1]
 
 
 # --- Batches ----------------------------------------------------------------------------------------------------------
