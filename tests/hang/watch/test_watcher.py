@@ -224,7 +224,7 @@ def test_a_healthy_run_is_sampled_and_says_nothing(tmp_path: Path) -> None:
     (main,) = [process for process in trace.processes if process.role == "loader"]
     first, *_, last = [one.processes[main.pid] for one in trace.watched.samples]
     assert min(first.rss_kib, first.private_kib) > 1000
-    assert last.cpu_ms > first.cpu_ms, "one sample is of the begin, one of the end"
+    assert last.cpu_ms >= first.cpu_ms  # on a busy machine, the first one may come at the end
     assert trace.watched.cpu_of(main.pid, trace.start, trace.watched.until) is not None
     assert trace.watched.machine_busy(trace.start, trace.watched.until) is not None
     assert "LoaderHangError" not in done.stderr
