@@ -697,10 +697,11 @@ class Answers(Transport):
         return self._queue(put=lambda message: self.put.append(getattr(message, "message", message)))
 
     def result_queue(self, context: Any, *given: Any) -> Any:
-        return self._queue(get=self.get, writer=lambda worker_id: None, let_go=lambda: None, jammed=lambda: False)
+        return self._queue(get=self.get, writer=lambda worker_id: None, jammed=lambda: False)
 
     def _queue(self, **methods: Any) -> Any:
-        return SimpleNamespace(failure="", cancel_join_thread=lambda: None, close=lambda: None, **methods)
+        ends: Any = dict.fromkeys(("cancel_join_thread", "close", "let_go"), lambda: None)
+        return SimpleNamespace(failure="", **ends, **methods)
 
     def get(self, timeout: Any, inbox: list[Any]) -> None:
         self.reads.append((timeout, tensors._handover.seconds))
