@@ -174,6 +174,8 @@ class Crew(LiveRepr):
             self.driver.interrupted()
             self._leave_pin_sentinel()
             self._close_index_queues()  # those that the interruption has left open
+            if self.driver.ended:
+                self._let_go()
 
     def _leave_pin_sentinel(self) -> None:
         """Let Python exit though the pin thread's sentinel was not written.

@@ -8,6 +8,7 @@ process never releases it; `SharedFlag` has no lock.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import multiprocessing.queues
 import operator
@@ -309,14 +310,21 @@ class BoundedQueue(LiveRepr, _Queue):  # type: ignore[misc]
         A worker that ended in the middle of a write holds the lock of the pipe's writing end forever, and nobody reads
         what fills the pipe of a worker that ended.
         """
-        if self._thread is None or not self._closed:
+        if self._thread in (None, threading.current_thread()) or not self._closed:
             return
         self._thread.join(timeout=_TO_END)
         if self._thread.is_alive():
             self._let_go = True
-            self._reader.close()
+            self._close_pipe()
             if self._wlock._semlock._is_zero() and not self._wlock._semlock._count():
                 self._wlock.release()
+
+    def _close_pipe(self) -> None:
+        """Close the pipe's reading end, and leave its descriptor to the feeder thread, which closes it."""
+        with contextlib.suppress(OSError), open(os.devnull, "rb") as nothing:
+            here = self._reader.fileno()
+            if os.path.sameopenfile(here, self._writer.fileno()):  # both ends of a pipe are one file
+                os.dup2(nothing.fileno(), here, inheritable=False)
 
     def forget_names(self) -> None:
         """Remove the names of the queue's semaphores under /dev/shm; called once every process has opened them.
