@@ -19,6 +19,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
+from operator import itemgetter
 from typing import Any, Final
 
 from torch import Tensor
@@ -87,10 +88,12 @@ class FollowedRecord:
 
     def draws(self, index_sampler: Any) -> Iterator[Any]:
         self.indices = self.record.draws(index_sampler)
-        return iter(self._draw, _CUT)
+        return self._until_cut()
 
-    def _draw(self) -> Any:
-        return _CUT if self.cut else next(self.indices)
+    def _until_cut(self) -> Iterator[Any]:
+        """The indices. No Python follows the sampler's own: a signal's handler might raise there, and lose one."""
+        drawn = map(itemgetter(1), zip(iter(lambda: self.cut, True), self.indices, strict=False))
+        return chain(drawn)  # which knows that it has ended, and asks the sampler no more
 
     def hand_out(self, task_and_worker: tuple[int, int]) -> None:
         self.came = task_and_worker
@@ -101,7 +104,14 @@ class FollowedRecord:
         self.came = None
 
 
-_CUT: Final = object()
+class _Draws(Iterator[Any]):
+    """What `draw` gives, until it raises StopIteration. An index may be of any type: none is compared."""
+
+    def __init__(self, draw: Callable[[], Any]) -> None:
+        self._draw = draw
+
+    def __next__(self) -> Any:
+        return self._draw()
 
 
 class RestOfEpoch(FollowedRecord):
@@ -122,14 +132,18 @@ class RestOfEpoch(FollowedRecord):
         return iter(())
 
     def draws(self, index_sampler: Any) -> Iterator[Any]:
-        return chain(tuple(self.taken), iter(self._draw, _CUT))
+        return chain(tuple(self.taken), _Draws(self._draw), self._until_cut())
 
     def _draw(self) -> Any:
+        """An index while workers are started."""
         if not self.starting:
-            return super()._draw()
+            raise StopIteration
         count = len(self.taken)
         self.taken.extend(islice(self.indices, 1))  # drawn and kept in one step
-        return self.taken[-1] if len(self.taken) > count else _CUT
+        if len(self.taken) == count:
+            self.cut = True  # the sampler is not asked again
+            raise StopIteration
+        return self.taken[-1]
 
     def started(self) -> None:
         self.starting, self.taken = False, []
@@ -183,7 +197,9 @@ class AutoIterator(_BaseDataLoaderIter):
                 self._choose()
             if self.follows and (self.rest is not None or self._has_yielded_all()):
                 self._go_on()
-            self.held.append(next(self.inner))
+            self.held.extend(islice(self.inner, 1))  # received and kept in one step
+            if not self.held:
+                raise StopIteration
         self.auto.meter.gets(self.held[0])
         self.inner._record.give()
         return self.held.pop()
@@ -196,7 +212,7 @@ class AutoIterator(_BaseDataLoaderIter):
         before, in_threads = self.auto.now, self.loader.worker_method == "thread"
         self.auto.worker_bytes = 0 if in_threads else private_memory(self.inner._workers[0].pid)
         self.auto.choose(self.loader)
-        self.inner._record.cut = self.follows = self.auto.now != before
+        self.follows = self.inner._record.cut = self.auto.now != before  # in this order: what is cut has to go on
         if not self.follows:
             self.auto.tell(self.inner._ports)
 
@@ -212,9 +228,9 @@ class AutoIterator(_BaseDataLoaderIter):
             self.inner = auto.start(loader, loader._make_iterator)
         finally:
             loader._host, auto.rest = host, None
-        self.rest.started()
+        rest, self.rest, self.follows = self.rest, None, False
+        rest.started()
         loader._live_iterators.discard(self)
-        self.follows, self.rest = False, None
         if loader.persistent_workers:
             loader._iterator = self.inner
         auto.measure()

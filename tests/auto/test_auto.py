@@ -137,6 +137,14 @@ def test_batches_come_as_with_any_fixed_number(
 
 
 @pytest.mark.live
+def test_indices_may_be_arrays_which_no_comparison_tells_apart(told: Callable[..., None]) -> None:
+    told(3)
+    drawn = [torch.arange(at, at + 2).numpy() for at in range(0, 40, 2)]
+    with minidl.DataLoader(Numbers(), num_workers="auto", batch_sampler=drawn) as loader:  # type: ignore[arg-type]
+        assert [batch.tolist() for batch in loader] == [indices.tolist() for indices in drawn]
+
+
+@pytest.mark.live
 @pytest.mark.parametrize(
     ("taken", "others"),
     [(0, "auto"), (3, 1), (4, "auto"), (5, 0), (6, "auto"), (11, 1), (19, "auto"), (20, 0), (23, "auto")],
