@@ -157,15 +157,18 @@ def _longest(calls: Rows) -> int:
 
 
 def _with_epoch(events: Rows, calls: Rows, process: int) -> Rows:
-    """A process's events with the begin of its present epoch, if that came before them."""
-    begun, own = calls[calls["code"] == ev.EPOCH[0]][-1:], events[events["process"] == process]
-    if not len(begun) or not len(own) or begun["seq"][0] >= own["seq"].min():
+    """A process's events with the begin of the present epoch of each of its loaders, if that came before them."""
+    begun, own = calls[calls["code"] == ev.EPOCH[0]], events[events["process"] == process]
+    begun = begun[np.argsort(begun["seq"])]  # a ring's file does not begin with its oldest event
+    at = [np.flatnonzero(begun["loader"] == loader)[-1] for loader in np.unique(begun["loader"])]
+    begun = begun[np.sort(np.array(at, np.int64))]
+    if not len(own) or not len(begun := begun[begun["seq"] < own["seq"].min()]):
         return events
-    row = np.zeros(1, events.dtype)
+    rows = np.zeros(len(begun), events.dtype)
     for name in calls.dtype.names or ():
-        row[name] = begun[name]
-    row["pid"], row["process"] = own["pid"][0], process
-    return np.concatenate([row, events])
+        rows[name] = begun[name]
+    rows["pid"], rows["process"] = own["pid"][0], process
+    return np.concatenate([rows, events])
 
 
 def _opened(path: Path) -> tuple[Trace, Job | None]:

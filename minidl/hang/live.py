@@ -184,10 +184,11 @@ class LiveTrace:
         return count
 
 
-def is_small(directory: Path, most: int = SMALL) -> bool:
+def is_small(directory: Path, most: int | None = None) -> bool:
     """Whether a trace can be read in a few seconds: it has at most so many bytes of events."""
     plain = sum(_blocks(path) * 512 for path in directory.glob(f"*{EVENTS_SUFFIX}"))
-    return plain + sum(unpacked_bytes(path) for path in directory.glob(f"*{PACKED_SUFFIX}")) <= most
+    packed = sum(unpacked_bytes(path) for path in directory.glob(f"*{PACKED_SUFFIX}"))
+    return plain + packed <= (SMALL if most is None else most)
 
 
 def search(path: Path, codes: Sequence[int]) -> Rows:

@@ -303,6 +303,8 @@ def load(path: Path, behind: float = 0.0) -> JobRecord | None:
         return known == files or (0 < behind >= late and is_young)
 
     try:
+        if not place.is_file() or place.stat().st_size > LARGEST:
+            return None
         found = read_digest(place.read_bytes(), is_new)
         ran = found is not None and any(table.facts.running for table in found.ranks)
         return None if ran and not is_running(path, facts_in((path / MANIFEST).read_bytes())) else found

@@ -41,7 +41,7 @@ def read_remote(url: str, engine: str) -> JobRecord:
 def _members_in(files: Any, job: Path) -> JobMembers:
     """The traces of ranks below a path of a file system: directories of files, and packed files."""
     try:
-        found = [Path(path) for path in files.find(str(job))]
+        found = [Path(path) for path in files.find("" if job == Path() else str(job))]
     except OSError as error:
         raise TraceError(f"{job}: {error}") from error
     traces = {path if path.suffix == PACKED_SUFFIX else path.parent for path in found} - {job}

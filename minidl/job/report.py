@@ -114,7 +114,8 @@ class JobReport:
         silent += [one for one in self.stopped if one.outcome == _CUT and not (one.events or one.waits_for_others)]
         ended = [one for one in silent if one.over]
         idle = sorted(one.rank for one in ended or silent)
-        if not idle or not waiting or any(one.taken for one in self.facts):
+        by_itself = [one for one in self.stopped if one not in waiting and one not in silent]
+        if not idle or not waiting or by_itself or any(one.taken for one in self.facts):
             return None
         others = "another rank" if len(self.facts) - len(idle) == 1 else f"{len(self.facts) - len(idle)} other ranks"
         did = " and did" if ended or len(idle) == 1 else ", and one of them or more did"

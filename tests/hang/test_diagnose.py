@@ -310,7 +310,9 @@ IN_A_SAMPLE = [
     *(
         stuck(HangCause.MISSING_THREAD, f"waits in C code for threads that the fork did not copy ({whose}",
               user("return torch.rand(9).add(1)"), call=replace(LOCKED, args=(4096, flags, 64)))
-        for flags, whose in ((0x189, "OpenMP's, or of a library's"), (0x80, "OpenMP's)"), (0x89, "of a library's pool"))
+        for flags, whose in (
+            (0x189, "OpenMP's, or of a library's"), (0x80, "such as OpenMP's)"), (0x89, "of a library's pool"),
+        )
     ),
     stuck(HangCause.NO_CPU, "ready to run, but gets only 2% of a CPU", user("x"), call=None, state="R", cpu=0.01),
     stuck(HangCause.NONE, "running from time to time", user("x"), call=None, cpu=0.01, switches=9),

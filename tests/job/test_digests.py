@@ -84,6 +84,9 @@ def test_a_digest_that_is_older_than_its_trace_or_damaged_is_made_again(tmp_path
     for hurt in (whole[: len(whole) // 2], b"", b"x" * 100, whole.replace(b"about", b"abuot"), digest):
         place_of(path).write_bytes(hurt)
         assert load(path) is None
+    place_of(path).unlink()
+    os.mkfifo(place_of(path))
+    assert load(path) is None, "it would wait for a writer"
 
 
 @pytest.mark.parametrize("steps", [0, 1, 50])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Final
 
@@ -114,9 +115,15 @@ def helpers_of_parent(worker: ThreadFacts) -> list[ThreadFacts]:
     return case.helpers(parent, but=loop)
 
 
-def ended_children(case: RunFacts, did: str) -> tuple[str, ...]:
-    """For `also`: the program's own children that have ended unreaped. did: a possible action of one of them."""
+def ended_children(case: RunFacts, did: str, *, killed: bool = False) -> tuple[str, ...]:
+    """For `also`: the program's own children that have ended unreaped. did: a possible action of one of them.
+
+    killed: only those that a signal ended, and that ran the program of their parent.
+    """
     gone = [p for p in case.now.processes if p.ended and case.is_loop(p.ppid) and p.pid not in case.workers]
+    if killed:
+        gone = [p for p in gone if p.exit_code >= 0 and os.WIFSIGNALED(p.exit_code)]
+        gone = [p for p in gone if p.name == case.processes[p.ppid].name]
     said = [f"process {p.name} (pid {p.pid}), which has ended ({exit_in_words(p.exit_code)})" for p in gone]
     return (f"{and_joined(said, 2)}, {did}",) if said else ()
 

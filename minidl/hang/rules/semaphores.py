@@ -98,10 +98,16 @@ def held_by_itself(chain: Chain) -> Judgement | None:
     if not (line := next(taken, "")):
         return None
     fact = EvidenceLine(f"its own stack has taken the lock: {line}", f"stack of {chain.end.pid}")
-    return Judgement(
-        HangCause.SELF_LOCK, "waits for a lock shared between processes that it holds itself", Sure.LIKELY,
-        (*shared.facts, fact), fix="use multiprocessing.RLock, or release the lock before you take it again",
-    )  # fmt: skip
+    waits = "waits for a lock shared between processes that it holds itself"
+    if shared.same:
+        waits = "waits for a lock or permit shared between processes that it has taken itself; others wait for it, too"
+    return Judgement(HangCause.SELF_LOCK, waits, Sure.LIKELY, (*shared.facts, fact), fix=_RELEASE_FIRST)
+
+
+_RELEASE_FIRST: Final = (
+    "release it before you take it again; for a lock, use multiprocessing.RLock; for a semaphore, take one permit for "
+    "all that needs it, or give it more"
+)
 
 
 def crossed_locks(chain: Chain) -> Judgement | None:
@@ -156,8 +162,8 @@ def permit_lost(chain: Chain) -> Judgement | None:
     seen = (EvidenceLine(f"{idle} share it, and are not in code that could release it", "stacks"),) if idle else ()
     keeps = chain.first.pid in shared.pids and chain.first is not chain.end
     held = f"{chain.first.name} holds it while waiting for the batch" if keeps else ""
-    gone = ended_children(case, "held it")
-    also = [held] * bool(held) if gone else [_WITH_ITS_HOLDER]
+    gone = ended_children(case, "held it", killed=True)
+    also = [held] * bool(held) if gone else [_WITH_ITS_HOLDER, *ended_children(case, "held it")]
     lost = f": perhaps {gone[0]}" if gone else f": it was lost, or {held}" if held else ""
     helpers = (one for pid in shared.pids for one in case.helpers(pid) if one.place.users is not None)
     return Judgement(

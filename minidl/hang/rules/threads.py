@@ -163,7 +163,8 @@ _ANY_POOL: Final = PoolRow(
 )  # fmt: skip
 NATIVE_POOLS: Final = {
     frozenset(): PoolRow(
-        "OpenMP's", "GNU's OpenMP", "; or torch.set_num_threads(1) or OMP_NUM_THREADS=1 before the workers start"
+        "such as OpenMP's", "GNU's OpenMP, or a plain lock of a C library,",
+        "; for OpenMP (torch, NumPy) also torch.set_num_threads(1) or OMP_NUM_THREADS=1 before the workers start",
     ),
     frozenset({"bitset"}): PoolRow(
         "of a library's pool, such as rayon's in tokenizers and Polars", "Rust's standard library",
