@@ -96,9 +96,12 @@ def _follow(path: Path) -> int:
     """Whether each recorded loader's run is a run of the model; 1 if one is not."""
     from minidl.explore.configurations import Crash
     from minidl.explore.follow import configuration_of, follow
+    from minidl.tracefile.format import TraceError
     from minidl.tracefile.reader import read_trace
 
     trace, lost = read_trace(path), 0
+    if "planned" in trace.manifest:
+        raise TraceError(f"{path} is simulated by minidl plan: give a recorded run")
     for loader, facts in trace.loaders.items():
         if not facts.get("num_workers"):
             print(f"loader {loader}: has no workers, and so nothing to explore")

@@ -89,6 +89,8 @@ def recorded(trace: Trace, loader: int = 1) -> Recorded:
             continue
         else:
             thread = PIN_THREAD if int(row["tid"]) in pins else MAIN
+        if key[0] == ev.PIN_EXIT and out[thread][-1:] and out[thread][-1][0][0] == ev.PIN[0]:
+            out[thread].pop()  # told while it pinned: in the model, it receives, pins and hands on in one step
         out[thread].append((key, int(row["time"])))
     return dict(out)
 

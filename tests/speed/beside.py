@@ -11,8 +11,10 @@ runs, and the load. A person judges whether a first screen names the cause: word
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -98,12 +100,17 @@ def once(tool: str, name: str, out: Path) -> float:
     rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     began = time.perf_counter()
-    ran = subprocess.run(
-        command(tool, PLANTED / f"{name}.py", place), cwd=place, capture_output=True, text=True, timeout=SECONDS,
-        env=os.environ | {"COLUMNS": "160"}, stdin=subprocess.DEVNULL, check=False,
+    ran = subprocess.Popen(
+        command(tool, PLANTED / f"{name}.py", place), cwd=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, env=os.environ | {"COLUMNS": "160"}, stdin=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
+    try:
+        said, _ = ran.communicate(timeout=SECONDS)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(ran.pid, signal.SIGKILL)  # what the tool has started, too
     took = time.perf_counter() - began
-    (place / "first.txt").write_text(ran.stdout + ran.stderr)
+    (place / "first.txt").write_text(said)
     if (place / "raw.txt").exists():
         (place / "first.txt").write_text(widest(place / "raw.txt"))
     return took

@@ -136,9 +136,8 @@ def plan(
     if recorded.held is not None:
         values = {"worker_method": WORKER_METHODS} | values
     found = SpeedPlan(recorded, same, [predict(recorded, one, off) for one in choices(recorded.base, values)])
-    best = found.recommended.setting
-    threads = replace(best, num_workers=max(1, best.num_workers), worker_method="thread")
-    return replace(found, notes=_notes(recorded, same, predict(recorded, threads, off), other is not None))
+    threads = predict(recorded, replace(found.recommended.setting, worker_method="thread"), off)
+    return replace(found, notes=_notes(recorded, same, threads, other is not None))
 
 
 def read(trace: Trace, dataloader: str | None = None) -> Recorded:
@@ -164,7 +163,8 @@ def _notes(recorded: Recorded, same: Predicted, threads: Predicted, several: boo
             recorded.params.get("dataset_kind") == "iterable",
         f"{threads.setting.name}: {_three(threads.low)} to {_three(threads.high)} batches/s; the low end and the "
         f"batches/s of threads are those of code that always holds the interpreter's lock, the high end those of code "
-        f"that never does: record a run with worker_method='thread', and give both recordings": recorded.held is None,
+        f"that never does: record a run with worker_method='thread', and give both recordings":
+            recorded.held is None and threads.setting.threads,
         "recorded with threads: their waits for the interpreter's lock count as waits, which other settings have not: "
         "what is predicted is too good. Record processes": recorded.base.threads,
         "one recording does not tell of a disk that is saturated, locks between workers and caches: record another "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Any, Final
 
 from minidl.tracefile.format import TraceError
@@ -88,11 +88,15 @@ class LoaderSetting:
         return ", ".join([counted(self.num_workers, "worker") if self.num_workers else "no workers", *given])
 
 
+FIELDS: Final = tuple(field.name for field in fields(LoaderSetting))
 _LEAST: Final = {"num_workers": 0, "prefetch_factor": 1, "batch_size": 0}
 
 
 def checked(setting: LoaderSetting) -> LoaderSetting:
     """Return the setting. Raises PlanError for one that the loader refuses, or that no machine has."""
+    for name, usual in zip(FIELDS, astuple(LoaderSetting(1)), strict=True):
+        if type(value := getattr(setting, name)) not in ((int, float) if type(usual) is float else (type(usual),)):
+            raise PlanError(f"{name}={value!r}: give a value such as {usual!r}")
     for name, least in _LEAST.items():
         if getattr(setting, name) < least:
             raise PlanError(f"{name}={getattr(setting, name)} is refused by the loader: give {least} or more")
@@ -102,10 +106,8 @@ def checked(setting: LoaderSetting) -> LoaderSetting:
         raise PlanError(f"{setting.num_workers} workers with prefetch_factor={setting.prefetch_factor}: at most "
                         f"{MOST_AHEAD} batches in advance are simulated")  # fmt: skip
     for name, known in (("transport", TRANSPORTS), ("worker_method", WORKER_METHODS)):
-        if getattr(setting, name) not in known:
-            raise PlanError(
-                f"{name}={getattr(setting, name)!r} is refused by the loader: choose from {', '.join(known)}"
-            )
+        if (value := getattr(setting, name)) not in known:
+            raise PlanError(f"{name}={value!r} is refused by the loader: choose from {', '.join(known)}")
     for name in ("cpus", "samples", "consumer"):
         if not 0 < getattr(setting, name) < float("inf"):
             raise PlanError(f"{name}={getattr(setting, name):g}: give a number above 0")
@@ -124,10 +126,12 @@ def choices(base: LoaderSetting, values: Mapping[str, Any]) -> list[LoaderSettin
     options of workers are. Raises PlanError.
     """
     asked = {name: value if isinstance(value, (list, tuple, range)) else [value] for name, value in values.items()}
-    cpus = max(map(float, asked.get("cpus", [base.cpus])))
+    for name, some in asked.items():
+        if name not in FIELDS or not some:
+            raise PlanError(f"{name}={some}: give values of {', '.join(FIELDS)}")
+    cpus = max((one for one in asked.get("cpus", ()) if isinstance(one, (int, float))), default=base.cpus)
     asked.setdefault("num_workers", sensible_workers(cpus, base.num_workers))
     if not set(values) - {"num_workers", "worker_method", "cpus", "samples", "consumer"}:
         asked["transport"] = TRANSPORTS
-    made = [replace(base, **dict(zip(asked, each, strict=True))) for each in itertools.product(*asked.values())]
-    idle = {name: getattr(base, name) for name in OPTIONS}
-    return list(dict.fromkeys(checked(replace(one, **idle | one.options)) for one in made))
+    made = [checked(replace(base, **dict(zip(asked, own, strict=True)))) for own in itertools.product(*asked.values())]
+    return list(dict.fromkeys(replace(one, **{n: getattr(base, n) for n in OPTIONS} | one.options) for one in made))
