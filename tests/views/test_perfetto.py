@@ -39,7 +39,7 @@ def test_lanes_stand_in_the_order_of_their_roles_with_their_threads_and_queues_f
 ) -> None:
     file = PerfettoFile(made(tmp_path / "t", Run(batches=6, pin=True, simulated=True)), tmp_path)
     assert file.titles() == ["headline"]
-    lanes = ["consumer", "loader, pid 1000", "worker 0, pid 1100", "worker 1, pid 1101", "pin thread"]
+    lanes = ["consumer", "loader, pid 1000", "worker 1, pid 1101", "worker 0, pid 1100", "pin thread"]
     assert file.titles("headline") == [*lanes, "epoch", "batch in flight", "counters"]
     assert file.titles("loader, pid 1000") == ["feeder to worker 0", "feeder to worker 1"]
     assert file.titles("worker 0, pid 1100") == ["feeder", "index queue tasks", "result queue batches"]

@@ -27,9 +27,6 @@ import torch
 import torch.utils.data
 
 import minidl
-import minidl.loader.driver
-import minidl.loader.pin_memory
-import minidl.loader.worker
 import minidl.mini
 from minidl.arena.arena_queue import ArenaWriter
 from minidl.loader.driver import Get, JoinPin, JoinWorkers, PutSentinel, Simple, Terminate
@@ -50,10 +47,6 @@ FAR = 60.0
 
 PADDING = bytes(1 << 20)
 """More than a pipe holds."""
-
-# In workers that import this module, too.
-for module in (minidl.loader.driver, minidl.mini, minidl.loader.pin_memory, minidl.loader.worker):
-    module.MP_STATUS_CHECK_INTERVAL = POLL  # type: ignore[attr-defined]
 
 
 class InjectedError(Exception):

@@ -19,10 +19,18 @@ from pathlib import Path
 import torch
 
 import minidl
+import minidl.loader.driver
+import minidl.loader.pin_memory
+import minidl.loader.worker
+import minidl.mini
 from minidl.device import sim
 from minidl.prove.faults import threads
 from minidl.prove.faults.cells import Cell
-from minidl.prove.faults.program import FaultyTraining, fault_at_fork, inject, small_shm, use_transport
+from minidl.prove.faults.program import POLL, FaultyTraining, fault_at_fork, inject, small_shm, use_transport
+
+# In spawned workers, too, which import the main module.
+for module in (minidl.loader.driver, minidl.mini, minidl.loader.pin_memory, minidl.loader.worker):
+    module.MP_STATUS_CHECK_INTERVAL = POLL  # type: ignore[attr-defined]
 
 
 def run_cell(cell: Cell, folder: Path) -> None:

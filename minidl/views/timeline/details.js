@@ -52,8 +52,11 @@ function button(text, act) {
   return element;
 }
 
+let summed = false;  // whether the summary was asked for
+
 function details() {
-  $("panel").classList.toggle("resting", !chosen && !range);
+  if (chosen || range) summed = false;
+  $("panel").classList.toggle("resting", !chosen && !range && !summed);
   const parts = [chosen ? aboutChosen() : [], range ? aboutRange() : []];
   if (rangeLeads) parts.reverse();
   $("about").replaceChildren(...parts.flat(), ...(chosen || range ? [] : rest()));

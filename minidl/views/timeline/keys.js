@@ -73,6 +73,6 @@ document.addEventListener("keydown", event => {
 
 $("all").addEventListener("click", showAll);
 $("help").addEventListener("click", keys);
-$("close").addEventListener("click", () => { range = null; choose(null); });
-$("summary").addEventListener("click", () => { range = null; choose(null); $("panel").classList.remove("resting"); });
+$("close").addEventListener("click", () => { summed = false; range = null; choose(null); });
+$("summary").addEventListener("click", () => { summed = true; range = null; choose(null); });
 themed(retheme);
