@@ -18,6 +18,7 @@ import atexit
 import copy
 import ctypes
 import random
+import sys
 import threading
 import time
 import warnings
@@ -175,14 +176,34 @@ class _ThreadWorker(_Worker):
         worker_info.enter_thread(WorkerInfo(**about, rng=RNG.of(spec), worker_method="thread"))
 
 
+class _TakenError(Exception):
+    """An interrupt that this thread has sent itself."""
+
+
 @atexit.register  # at import, so that Python calls it after what closes the loaders
 def _interrupt_left() -> None:
-    """Interrupt the workers that still compute: if Python ended while one is in C++, that would abort the process."""
-    left = [thread for thread in threading.enumerate() if isinstance(thread, WorkerThread)]
+    """Interrupt the workers that still compute: if Python ended while one is in C++, that would abort the process.
+
+    The interrupt comes with a thread's next step in Python; it is taken back from a thread that only waits. While one
+    is due, Python 3.11 enters no function in Python if it is traced or debugged: so none is called here, and at last
+    this thread takes one itself, which is the only way to let Python forget it.
+    """
+    left = {thread.ident or 0 for thread in threading.enumerate() if isinstance(thread, WorkerThread)}
+    if not left:
+        return
+    interrupt, until = ctypes.pythonapi.PyThreadState_SetAsyncExc, time.monotonic() + LAST_JOIN
     for thread in left:
-        interrupt = ctypes.py_object(KeyboardInterrupt)  # which comes with the thread's next step in Python
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), interrupt)
-    _join(left, LAST_JOIN)
+        interrupt(ctypes.c_ulong(thread), ctypes.py_object(KeyboardInterrupt))
+    while left & sys._current_frames().keys() and time.monotonic() < until:
+        time.sleep(0.01)
+    for thread in left:
+        interrupt(ctypes.c_ulong(thread), ctypes.py_object())
+    try:
+        interrupt(ctypes.c_ulong(threading.get_ident()), ctypes.py_object(_TakenError))
+        while time.monotonic() < until + LAST_JOIN:
+            time.sleep(0)
+    except _TakenError:
+        pass
 
 
 def _join(threads: Iterable[threading.Thread], seconds: float) -> None:
