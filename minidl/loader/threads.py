@@ -202,7 +202,7 @@ def _interrupt_left() -> None:
         interrupt(ctypes.c_ulong(threading.get_ident()), ctypes.py_object(_TakenError))
         while time.monotonic() < until + LAST_JOIN:
             time.sleep(0)
-    except _TakenError:
+    except _TakenError:  # pragma: no cover: it ends the tracing, since it is raised within the tracer
         pass
 
 
