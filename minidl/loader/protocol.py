@@ -126,7 +126,8 @@ LOADER_TABLE: Mapping[LoaderState, Mapping[LoaderEvent, LoaderState]] = {
     _L.STOPPING_WORKERS: {_LE.SIGNALLED: _L.JOINING, _LE.TERMINATED: _L.CLOSED},
     _L.JOINING: {_LE.JOINED: _L.TERMINATING, _LE.TERMINATED: _L.CLOSED},
     _L.TERMINATING: {_LE.TERMINATED: _L.CLOSED},
-    _L.CLOSED: {_LE.NEXT: _L.CLOSED, _LE.EPOCH_END: _L.CLOSED, _LE.RAISE: _L.CLOSED},
+    # A signal's handler may close the loader while a batch is on its way to the consumer, which still gets it.
+    _L.CLOSED: {event: _L.CLOSED for event in (_LE.NEXT, _LE.YIELD, _LE.RAISE, _LE.EPOCH_END)},
 }
 _AFTER_SHUT_DOWN = {_L.STOPPING_PIN, _L.STOPPING_WORKERS, _L.JOINING, _L.TERMINATING, _L.CLOSED}
 

@@ -24,7 +24,7 @@ from torch._C import _error_if_any_worker_fails
 import minidl
 from minidl.check import examine
 from minidl.loader import crew as module
-from minidl.loader import iterators, pin_memory
+from minidl.loader import driver, iterators, pin_memory
 from minidl.loader import worker as worker_module
 from minidl.loader.progress import WorkerProgress
 from minidl.loader.protocol import LoaderState
@@ -588,6 +588,19 @@ def test_a_signal_handler_may_close_the_iterator_that_is_waited_for(
         assert list(loader) == []
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_signal_handler_may_close_the_iterator_while_a_batch_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The consumer gets this batch, and no other one."""
+    loader: minidl.DataLoader[int] = minidl.DataLoader(wl.Numbers(3), batch_size=None, num_workers=1)
+    yielded = driver.Driver.yielded
+
+    def closed_before(itself: driver.Driver) -> None:
+        loader.close()
+        yielded(itself)
+
+    monkeypatch.setattr(driver.Driver, "yielded", closed_before)
+    assert list(loader) == [0]
 
 
 ON_THE_WAY: dict[str, tuple[Any, str]] = {
