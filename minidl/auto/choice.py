@@ -4,7 +4,8 @@ The training loop takes a batch each `step + take` seconds at most. All processe
 the CPUs give in `(worker_cpu + own_cpu) / cpus` seconds at least. The larger of the two is the least `period`. Workers
 that need `fetch + send` seconds for a batch keep up with it if there are `(fetch + send) / period` of them. One slow
 batch holds up a loop that wants them in order; the others make `prefetch_factor` batches each meanwhile, so `longest /
-(prefetch_factor x period)` workers bridge it. Loading in the loop itself takes `fetch + step`.
+(prefetch_factor x period)` workers bridge it. Loading in the loop itself takes `fetch + step`. With workers, the loop
+takes longer than these bounds by what waking up costs: by as much as it did when it was measured.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class BatchCosts:
 
     longest: of all fetches; worker_cpu: CPU time of the worker's process. step: of the training loop; take: CPU time of
     the loop's thread for a batch that workers have made; own_cpu: CPU time of this process for both. period: from a
-    batch to the next; waits: those of it in next(). size: bytes of the largest batch's tensors.
+    batch to the next with so many `workers`; waits: those of it in next(). size: bytes of the largest batch's tensors.
     """
 
     fetch: float
@@ -46,6 +47,7 @@ class BatchCosts:
     period: float
     waits: float
     size: int
+    workers: int
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,8 @@ def choose(seen: BatchCosts, limits: Limits, prefetch_factor: int, periods: Mapp
     most, bound = limits.most(seen.size, prefetch_factor)
     workers = min(wanted, most)
     costs = f"a batch takes {_ms(fetch)} in a worker, and the loop {_ms(loop)}"
-    takes = max(LESS * max(period, fetch / max(1, workers)), periods.get(workers, 0.0))
+    slack = max(1.0, seen.period / max(period, fetch / seen.workers))
+    takes = max(LESS * slack * max(period, fetch / max(1, workers)), periods.get(workers, 0.0))
     if limits.alone and workers and seen.fetch + seen.step < takes:
         return Choice(0, f"{costs}: to send batches costs more than workers save")
     if workers < wanted:

@@ -134,4 +134,5 @@ class LoopMeter:
             period=(step + taking)[WALL],
             waits=taking[WALL],
             size=self.size,
+            workers=len(self.rows),
         )

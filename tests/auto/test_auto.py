@@ -25,7 +25,7 @@ from minidl.check import check
 from minidl.tracefile.reader import read_trace
 
 SEEN = BatchCosts(fetch=0.02, send=0, longest=0.02, worker_cpu=0.001, step=0.004, take=0.0, own_cpu=0.001, period=0.02,
-                waits=0.016, size=1 << 20)  # fmt: skip
+                waits=0.016, size=1 << 20, workers=1)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,8 @@ def test_the_choice_by_what_is_measured(
 
 
 def test_no_workers_if_those_that_were_tried_took_longer() -> None:
-    seen = replace(SEEN, fetch=0.002, longest=0.002, take=0.002)
+    seen = replace(SEEN, fetch=0.002, longest=0.002, take=0.002, period=0.006)
+    assert choose(replace(seen, period=0.008), Limits(2.0), 2, {}).workers == 0  # the loop took longer than its parts
     assert [choose(seen, Limits(2.0), 2, tried).workers for tried in ({}, {1: 0.007}, {1: 0.005})] == [1, 0, 1]
 
 
