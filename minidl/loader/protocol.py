@@ -127,7 +127,7 @@ LOADER_TABLE: Mapping[LoaderState, Mapping[LoaderEvent, LoaderState]] = {
     _L.JOINING: {_LE.JOINED: _L.TERMINATING, _LE.TERMINATED: _L.CLOSED},
     _L.TERMINATING: {_LE.TERMINATED: _L.CLOSED},
     # A signal's handler may close the loader while a batch is on its way to the consumer, which still gets it.
-    _L.CLOSED: {event: _L.CLOSED for event in (_LE.NEXT, _LE.YIELD, _LE.RAISE, _LE.EPOCH_END)},
+    _L.CLOSED: dict.fromkeys((_LE.NEXT, _LE.YIELD, _LE.RAISE, _LE.EPOCH_END), _L.CLOSED),
 }
 _AFTER_SHUT_DOWN = {_L.STOPPING_PIN, _L.STOPPING_WORKERS, _L.JOINING, _L.TERMINATING, _L.CLOSED}
 
