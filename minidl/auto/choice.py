@@ -2,8 +2,9 @@
 
 The training loop takes a batch each `step + take` seconds at most. All processes together need CPU time for it, which
 the CPUs give in `(worker_cpu + own_cpu) / cpus` seconds at least. The larger of the two is the least `period`. Workers
-that need `fetch + send` seconds for a batch keep up with it if there are `(fetch + send) / period` of them. One slow
-batch holds up a loop that wants them in order; the others make `prefetch_factor` batches each meanwhile, so `longest /
+that need `fetch + send` seconds for a batch keep up with it if there are `(fetch + send) / period` of them. If the CPUs
+limit, some more keep them busy: as many as wait, instead of computing, out of a worker for each CPU. One slow batch
+holds up a loop that wants them in order; the others make `prefetch_factor` batches each meanwhile, so `longest /
 (prefetch_factor x period)` workers bridge it. Loading in the loop itself takes `fetch + step`. With workers, the loop
 takes longer than these bounds by what waking up costs: by as much as it did when it was measured.
 """
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 SPARE: Final = 1.1
-"""So many times as many workers as keep up on average: batches differ."""
+"""So many times as many workers as keep up on average with the loop: batches differ."""
 
 LESS: Final = 0.9
 """No workers are chosen only if the loop is to take less than this share of its time with workers: it is for good.
@@ -87,8 +88,9 @@ def choose(seen: BatchCosts, limits: Limits, prefetch_factor: int, periods: Mapp
     """The number of workers for batches as they were measured. periods: s that those take which were tried."""
     fetch, loop, cpu = seen.fetch + seen.send, seen.step + seen.take, (seen.worker_cpu + seen.own_cpu) / limits.cpus
     period, limit = max((loop, "the training loop limits"), (cpu, "the CPUs limit"))
-    spare = SPARE if loop > cpu else 1.0
-    wanted = max(1, math.ceil(spare * fetch / period), math.ceil(seen.longest / (prefetch_factor * period)))
+    waiting = limits.cpus * max(0.0, 1 - seen.worker_cpu / fetch)
+    enough = SPARE * fetch / period if loop > cpu else fetch / period + waiting
+    wanted = max(1, math.ceil(enough), math.ceil(seen.longest / (prefetch_factor * period)))
     most, bound = limits.most(seen.size, prefetch_factor)
     workers = min(wanted, most)
     costs = f"a batch takes {_ms(fetch)} in a worker, and the loop {_ms(loop)}"

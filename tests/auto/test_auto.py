@@ -34,6 +34,7 @@ SEEN = BatchCosts(fetch=0.02, send=0, longest=0.02, worker_cpu=0.001, step=0.004
         ({}, {}, 6, "the training loop limits"),
         ({"longest": 0.1}, {}, 13, "the training loop limits"),  # one slow batch, bridged by two of each other worker
         ({"worker_cpu": 0.02}, {}, 2, "the CPUs limit"),
+        ({"worker_cpu": 0.014}, {}, 4, "the CPUs limit"),  # three, and of two workers on the CPUs 0.6 wait
         ({"send": 0.02}, {}, 11, "the training loop limits"),
         ({"fetch": 0.0001, "longest": 0.0001, "take": 0.001}, {}, 0, "to send batches costs more than workers save"),
         ({"fetch": 0.0001, "longest": 0.0001, "take": 0.001}, {"alone": False}, 1, "the training loop limits"),
