@@ -139,7 +139,7 @@ def _rate(workload: Workload, setting: LoaderSetting) -> float:
 
 
 def _run_recorded(workload: Workload, setting: LoaderSetting, place: str) -> None:
-    with minidl.trace(place):
+    with minidl.trace(place, cpu_time=True):
         workload.run(setting)
 
 
