@@ -622,6 +622,17 @@ SEMAPHORES = [
          sharing(worker(1, user("with total.get_lock():", "Data.count", 20),
                         user("self.count()", line=30, within=("with total.get_lock():",)), call=LOCKED)),
          cause=HangCause.SELF_LOCK, says="that it holds itself", fix="multiprocessing.RLock"),
+    case("others wait for the lock that a process has taken twice, too", sharing(loop(1)),
+         sharing(worker(0, user("with total.get_lock():", "Data.count", 20), call=LOCKED)),
+         sharing(worker(1, user("with total.get_lock():", "Data.count", 20),
+                        user("self.count()", line=30, within=("with total.get_lock():",)), call=LOCKED)),
+         cause=HangCause.SELF_LOCK, says="that it has taken itself; others wait for it, too"),
+    *(
+        case(f"a child that {words} has not held the permit", sharing(loop(1)), sharing(IDLE), SLOTS,
+             replace(process(300, LOOP, thread(300, None, None), ended=True, exit_code=code), name=name),
+             cause=HangCause.PERMIT_LOST, never="perhaps process")
+        for words, code, name in (("has left by itself", 0, "python"), ("was killed and ran another program", 9, "git"))
+    ),
     case("a process was killed that may have held the permit", sharing(loop(1)), sharing(IDLE), SLOTS,
          process(300, LOOP, thread(300, None, None), ended=True, exit_code=9), cause=HangCause.PERMIT_LOST,
          ends="is about to release: perhaps process python (pid 300), which has ended (SIGKILL), held it"),

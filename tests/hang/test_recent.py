@@ -174,3 +174,16 @@ def test_of_a_large_trace_that_grows_the_doctor_reads_the_end_and_knows_the_long
     assert known is not None
     for name in ("task", "worker", "sample", "past", "epoch"):
         assert getattr(told, name) == getattr(known, name)
+
+
+def test_of_the_epochs_that_began_before_the_newest_events_the_last_one_of_each_loader_is_kept(
+    followed: LiveTrace,
+) -> None:
+    """A ring's file does not begin with its oldest event; loader 9's last epoch has begun among the newest ones."""
+    calls = np.zeros(6, read_trace(followed.directory).events.dtype)
+    calls["code"], calls["seq"], calls["loader"] = ev.EPOCH[0], (30, 200, 12, 10, 20, 11), (7, 9, 8, 7, 7, 8)
+    newest = np.zeros(3, calls.dtype)
+    newest["seq"], newest["process"], newest["pid"] = (100, 101, 102), 1, 42
+    rows = examine._with_epoch(newest, calls, 1)
+    assert rows["seq"].tolist() == [12, 30, 100, 101, 102]
+    assert (set(rows["process"]), set(rows["pid"])) == ({1}, {42})

@@ -71,6 +71,11 @@ def test_a_job_in_memory_is_read_as_here_by_events_and_by_digests(job: Path, mem
     assert JobReport(by_events).finding.sentence == JobReport(known).finding.sentence
 
 
+def test_a_job_may_be_a_whole_archive(job: Path, tmp_path: Path) -> None:
+    archive = shutil.make_archive(str(tmp_path / "archive"), "zip", job)
+    assert same(read_remote(f"zip://::{archive}", "processes"), here(job))
+
+
 def test_what_is_not_read_is_said(tmp_path: Path, memory: str) -> None:
     with pytest.raises(TraceError, match="no traces of ranks are there"):
         read_remote(str(tmp_path), "processes")
