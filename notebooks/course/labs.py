@@ -281,8 +281,8 @@ def batches(module: Any, dice: random.Random) -> None:
     """Batches hold the samples of `batch_size` indices; the last is shorter, or dropped; a structure becomes that structure, with a batch in each place."""
     for _ in range(8):
         _map(module, dice)
-    compared(module, Samples(7, float), batch_size=3)
-    compared(module, Samples(7, float), batch_size=3, drop_last=True)
+    for options in ({}, {"drop_last": True}, {"sampler": []}):
+        compared(module, Samples(7, float), batch_size=3, **options)
 
 
 @trial(1)

@@ -51,10 +51,10 @@ class _BaseDataLoaderIter:
     """What both iterators share."""
 
     def __init__(self, loader):
-        stream = isinstance(loader.dataset, IterableDataset)
-        indices = itertools.repeat(None) if stream else loader.sampler or range(len(loader.dataset))
-        self._fetching = loader.dataset, loader.collate_fn, loader.drop_last
-        self._sampler_iter = iter(batches_of(indices, loader.batch_size, loader.drop_last))
+        dataset, sampler = loader.dataset, loader.sampler
+        own = itertools.repeat(None) if isinstance(dataset, IterableDataset) else range(len(dataset))
+        self._fetching = dataset, loader.collate_fn, loader.drop_last
+        self._sampler_iter = iter(batches_of(own if sampler is None else sampler, loader.batch_size, loader.drop_last))
         self._pin_memory, self._timeout = loader.pin_memory, loader.timeout
         self._base_seed = int(torch.empty((), dtype=torch.int64).random_())
 
