@@ -28,9 +28,9 @@ from minidl.playback.words import lines
 NUMBERS = dict(zip(
     ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen"],
     range(17), strict=True,
-)) | {"none": 0, "nothing": 0, "never": 0, "zero": 0, "once": 1, "twice": 2, "an": 1, "single": 1, "both": 2}  # fmt: skip
+)) | {"none": 0, "nothing": 0, "never": 0, "zero": 0, "once": 1, "twice": 2, "an": 1, "single": 1, "both": 2, "pair": 2, "couple": 2}  # fmt: skip
 
-NO_NUMBER = ("no", "none", "nothing", "never", "once", "twice", "an", "single", "both")
+NO_NUMBER = ("no", "none", "nothing", "never", "once", "twice", "an", "single", "both", "pair", "couple")
 """Those of them that name no worker."""
 
 COUNTED = re.compile(
@@ -39,7 +39,7 @@ COUNTED = re.compile(
 )
 """What may stand behind a number. Any other word could turn its meaning: "not 4", "more than 4", "4 or 5"."""
 
-MEASURED = re.compile("^([0-9.,零一二两三四五六七八九十]+)(?![零一二两三四五六七八九十])(?=[\u4e00-\u9fff])")
+MEASURED = re.compile("^([单双俩]|[0-9.,零一二两三四五六七八九十]+)(?![零一二两三四五六七八九十])(?=[\u4e00-\u9fff])")
 """A number to which its measure word is joined, as Chinese writes it."""
 
 UNITS = {"b": 1, "byte": 1, "bytes": 1, "kb": 1e3, "kib": 2**10, "mb": 1e6, "mib": 2**20}
