@@ -28,10 +28,11 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Article:
-    """An article: title and author ("" if it names none), language, and its sections in order."""
+    """An article: title, author and address ("" = none is known), language, and its sections in order."""
 
     title: str
     author: str
+    address: str
     language: str
     about: str
     sections: tuple[Section, ...]
@@ -44,14 +45,14 @@ def table(package: str, name: str) -> dict[str, Mapping[str, str]]:
     return {key: dict(parser[key]) for key in parser.sections()}
 
 
-def _article(number: int, fields: Mapping[str, str]) -> Article:
+def _article(number: int, told: Mapping[str, str]) -> Article:
     """sections: lines of "anchor name" or "anchor name | heading"."""
     found = []
-    for line in fields["sections"].strip().splitlines():
+    for line in told["sections"].strip().splitlines():
         anchor, _, rest = line.partition(" ")
         name, _, heading = rest.partition(" | ")
         found.append(Section(number, anchor, name, heading))
-    return Article(fields["title"], fields["author"], fields["language"], fields["about"], tuple(found))
+    return Article(told["title"], told["author"], told["address"], told["language"], told["about"], tuple(found))
 
 
 ARTICLES: Final = {int(key): _article(int(key), fields) for key, fields in table("minidl", "articles.ini").items()}

@@ -101,8 +101,7 @@ def _wide_lines(text: str, width: int) -> Iterator[str]:
         closes = piece in _CLOSING  # such a character never begins a line
         if used + columns > width and line and not closes:
             yield line
-            line, used = "", 0
-            piece = piece.lstrip()
+            line, used, piece = "", 0, piece.lstrip()
         line, used = line + piece, used + columns
     if line:
         yield line
