@@ -142,30 +142,32 @@ def _let_go(lock: Any) -> None:
 
 
 class _News:
-    """A condition with one waiter, a queue's feeder thread, that an exception in `put` leaves as it was.
+    """A condition with one waiter, a queue's feeder thread, that an error or a handler's `put` in `put` leaves whole.
 
-    `with` calls functions in C alone, so it never takes the lock without giving it back. A `threading.Condition` may.
+    `with`, `wait` and `notify` call functions in C alone: none takes the lock without giving it back, and none stands
+    between two looks at the news. A `threading.Condition` may.
     """
 
     __enter__ = property(operator.attrgetter("_lock.__enter__"))
     __exit__ = property(operator.attrgetter("_lock.__exit__"))
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._at_fork_reinit()
+
+    def _at_fork_reinit(self) -> None:
+        """Begin anew; in a forked child, another thread of the parent may have the lock."""
+        self._lock, self._news = threading.RLock(), queue.SimpleQueue[None]()
         self.acquire, self.release = self._lock.acquire, self._lock.release
-        self._none = threading.Lock()  # held while there is no news
-        self._none.acquire()
 
     def wait(self) -> None:
-        """Give the lock back, wait for news, take the lock."""
+        """Give the lock back, wait for news, take the lock. News that came before counts: the buffer may be empty."""
         self.release()
-        self._none.acquire()
+        self._news.get()
         self.acquire()
 
     def notify(self) -> None:
         """There is news."""
-        if self._none.locked():
-            self._none.release()
+        self._news.put(None)
 
 
 class BoundedQueue(LiveRepr, _Queue):  # type: ignore[misc]

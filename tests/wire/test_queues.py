@@ -299,6 +299,33 @@ def test_queues_and_flags_between_processes(method: str) -> None:
         each.join_thread()
 
 
+@pytest.mark.live
+def test_a_forked_process_puts_into_a_queue_whose_feeder_thread_runs_in_its_parent() -> None:
+    """The thread is not in the child, which starts its own; and the parent may be in the middle of a put."""
+    context: Any = torch.multiprocessing.get_context("fork")
+    both = BoundedQueue(context)
+    both.put("of the parent")
+    assert both.get(timeout=wl.BOUND) == "of the parent"
+    with both._notempty:
+        process = context.Process(target=both.put, args=("of the child",))
+        process.start()
+    assert both.get(timeout=wl.BOUND) == "of the child"
+    process.join(wl.BOUND)
+    assert process.exitcode == 0
+    both.close()
+    both.join_thread()
+
+
+def test_news_that_comes_while_news_is_told_is_no_error() -> None:
+    """A signal's handler may put a message while the program puts one."""
+    news = queues._News()
+    for _ in range(2):
+        news.notify()
+    with news:
+        news.wait()
+        news.wait()
+
+
 def test_who_finds_the_queue_being_read_waits_no_longer_than_its_timeout(pipe: Any) -> None:
     write(pipe, framed("for the other one"))
     reader = threading.Thread(target=pipe._rlock.acquire)
