@@ -156,9 +156,8 @@ def taken(loader: Any, count: int | None = None) -> list[Any]:
         raise
     except Exception as error:
         got.append(type(error).__name__)
-        traceback.clear_frames(
-            error.__traceback__
-        )  # torch's `reraise` makes a circle of them, which keeps the iterator
+        # torch's `reraise` makes a circle of the frames, which keeps the iterator.
+        traceback.clear_frames(error.__traceback__)
     return got
 
 
@@ -223,7 +222,7 @@ class Stream(torch.utils.data.IterableDataset):
         return ((number, one) for one in range(self.sizes[number]))
 
     def __repr__(self) -> str:
-        return f"streams of {', '.join(map(str, self.sizes))} samples"
+        return f"streams of {', '.join(map(str, self.sizes))} samples" if self.sizes else "a stream whose iter() raises"
 
 
 def structured(dice: random.Random) -> Callable[[int], Any]:
@@ -288,14 +287,8 @@ def batches(module: Any, dice: random.Random) -> None:
 @trial(1)
 def collates(module: Any, dice: random.Random) -> None:
     """Tensors are stacked; numbers become a tensor, floats of 64 bits; a tuple of samples becomes a list of batches, a dict a dict; strings stay."""
-    for make in (
-        float,
-        int,
-        str,
-        lambda i: (i, float(i)),
-        lambda i: {"a": i, "b": (float(i), str(i))},
-        lambda i: np.ones(2) * i,
-    ):
+    nested = [lambda i: (i, float(i)), lambda i: {"a": i, "b": (float(i), str(i))}, lambda i: np.ones(2) * i]
+    for make in (float, int, str, *nested):
         compared(module, Samples(5, make), batch_size=2)
     compared(module, Samples(5, int), batch_size=2, collate_fn=tuple)
     compared(module, Samples(4, lambda i: [0] * (i + 1)), batch_size=2)
@@ -387,7 +380,10 @@ def seeds(module: Any, dice: random.Random) -> None:
 def errors_of_a_worker(module: Any, dice: random.Random) -> None:
     """An error is a message: the worker puts it in the place of the batch, and the loop raises it, as the same type."""
     compared(module, Samples(8, doing(dice.randrange(8), broken)), batch_size=2, num_workers=1)
-    compared(module, Samples(8, int), batch_size=2, num_workers=1, collate_fn=broken_collate)
+    compared(module, Stream(), num_workers=1)
+    iterator = iter(module.DataLoader(Samples(8, int), batch_size=2, num_workers=1, collate_fn=broken_collate))
+    got = [taken(iterator) for _ in range(5)]
+    same("collate_fn raises, 4 batches: next() five times", [["ValueError"]] * 4 + [[]], got)
 
 
 @trial(2)
@@ -563,6 +559,9 @@ def two_at_once(module: Any, dice: random.Random) -> None:
     pairs = [(plain(one), plain(other)) for one, other in zip(loader, loader, strict=True)]
     same("zip(loader, loader)", [(batch, batch) for batch in alone], pairs)
     left("both iterators are at their end")
+    held = [iter(loader)]
+    taken(module.DataLoader(Samples(2, doing(0, held.clear)), num_workers=1))
+    same("a worker of a second loader lets go of its copy of the first iterator", alone, taken(held[0]))
 
 
 # --- Lab 5 ------------------------------------------------------------------------------------------------------------
