@@ -215,6 +215,8 @@ class JobReport:
 
     def _found(self, outcome: RunOutcome, what: str, step: str, evidence: Sequence[str] = (), **more: Any) -> Finding:
         cause = HangCause.SLOW if outcome is RunOutcome.SLOW else HangCause.NONE
+        if all(str(one.path or self.record.name).startswith(self.record.name) for one in self.tables):  # it is a path
+            step = step.replace("minidl summary --rank", f"minidl summary {self.record.name} --rank")
         said = from_trace(*evidence, *self.lacks)
         return Finding(outcome, what, cause, evidence=said, sure=Sure.LIKELY, next_step=step, **more)
 
@@ -226,13 +228,12 @@ class JobReport:
 
     def _lacks(self) -> Iterator[str]:
         yield from self.record.problems[: 2 * NAMED]
-        if len(self.record.problems) > 2 * NAMED:
-            yield f"{len(self.record.problems) - 2 * NAMED} more problems"
+        if (more := len(self.record.problems) - 2 * NAMED) > 0:
+            yield f"{more} more problems"
         if missing := self.record.missing:
             yield f"no trace of {counted(len(missing), 'rank')} of {self.record.world}: {listed(missing)}"
         if hurt := [one for one in self.facts if one.problem]:
-            alike = ", or alike" * (len(hurt) > 1)
-            yield f"{named_ranks([one.rank for one in hurt], NAMED)}: {hurt[0].problem}{alike}"
+            yield f"{named_ranks([one.rank for one in hurt], NAMED)}: {hurt[0].problem}{', or alike' * (len(hurt) > 1)}"
         yield from self._differences()
         yield from self._late_starts()
         if self.record.kept > 1:
@@ -242,9 +243,8 @@ class JobReport:
         whole = not any(one.running or one.outcome in _STOPPED for one in self.facts)
         for what, of in (_ALIKE | (_ALIKE_AT_THE_END if whole else {})).items():
             values = {table.facts.rank: value for table in self.tables if (value := of(table))}
-            (usual, _), *others = Counter(values.values()).most_common() or [(None, 0)]
-            if others:
-                odd = {rank: value for rank, value in values.items() if value != usual}
+            usual = Counter(values.values()).most_common(1)[0][0] if values else None
+            if odd := {rank: value for rank, value in values.items() if value != usual}:
                 theirs = listed(dict.fromkeys(odd.values()), NAMED)
                 yield f"the ranks have different {what}: {named_ranks([*odd], NAMED)}: {theirs}; the others: {usual}"
 
