@@ -45,10 +45,11 @@ def write(plan: SpeedPlan, path: Path) -> Path:
     params = {name: recorded.params[name] for name in names.split() if name in recorded.params}
     params |= {name: getattr(setting, name) for name in ("num_workers", *OF_WORKERS, "pin_memory")}
     params |= {"timeout_s": 0, "transport": "thread" if setting.threads else setting.transport}
+    params |= {"batch_size": setting.batch_size} if setting.batch_size else {}
     lines = [{"kind": "loader", "loader": LOADER, **params},
              {"kind": "program_end", "monotonic_ns": START + int(run.machine.now)}]  # fmt: skip
     simulated = {"of": str(recorded.trace.path), "setting": setting.name}
     with tempfile.TemporaryDirectory(prefix="minidl-plan-") as place:
-        facts = {"planned": simulated, "cpus": setting.cpus, "command": recorded.trace.manifest.get("command", [])}
+        facts = {"planned": simulated, "cpu_quota": setting.cpus, "command": recorded.trace.manifest.get("command", [])}
         made = run.made.write(Path(place, "run"), lines, facts, host="a simulation, not a machine")
         return read_trace(made).pack(path)

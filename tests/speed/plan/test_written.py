@@ -12,6 +12,7 @@ from made_trace import write as write_made
 from minidl import cli
 from minidl.check import examine
 from minidl.hang.headline import headline
+from minidl.speed.cpu_use import cpus_of
 from minidl.speed.plan.prediction import plan
 from minidl.speed.plan.written import write
 from minidl.tracefile.reader import Trace, read_trace
@@ -57,6 +58,12 @@ def test_every_view_marks_it_as_simulated(tmp_path: Path, capsys: pytest.Capture
     assert trace.manifest["planned"]["setting"] == "2 workers"
     assert cli.main(["summary", str(tmp_path / "plan.minidl")]) == cli.OK
     assert "simulated by minidl plan, 2 workers" in capsys.readouterr().out.splitlines()[0]
+
+
+def test_it_has_the_settings_batches_and_cpus(tmp_path: Path) -> None:
+    _, trace = simulated(tmp_path, num_workers=2, batch_size=16, cpus=1.5)
+    assert (trace.loaders[1]["batch_size"], cpus_of(trace.manifest)) == (16, 1.5)
+    assert not trace.problems
 
 
 def test_the_command_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
