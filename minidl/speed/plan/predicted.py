@@ -88,20 +88,11 @@ def predict(recorded: Recorded, setting: LoaderSetting, off: float) -> Predicted
     found = load(costs, setting, recorded.order(setting))
     model = MODEL * (setting != recorded.base)
     spread = float(np.exp(np.hypot(LIKELY * np.hypot(_spread(costs, setting), model), off)))
+    low, high = found.by_s / spread, found.by_s * spread
     first, batches = float(found.yields[0]) / 1e9, recorded.epoch / recorded.larger(setting)
     ends = setting.num_workers and not (setting.persistent_workers or setting.threads)
-    ending = recorded.shutdown / 1e9 if ends else 0.0
-    return Predicted(
-        setting,
-        found.by_s,
-        found.by_s / spread,
-        found.by_s * spread,
-        found.waiting,
-        first,
-        first + max(0.0, batches - 1) / found.by_s + ending,
-        *found.peak,
-        _limit(found),
-    )
+    epoch = first + max(0.0, batches - 1) / found.by_s + (recorded.shutdown / 1e9 if ends else 0.0)
+    return Predicted(setting, found.by_s, low, high, found.waiting, first, epoch, *found.peak, _limit(found))
 
 
 def _spread(costs: Costs, setting: LoaderSetting) -> float:

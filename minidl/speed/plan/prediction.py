@@ -41,25 +41,30 @@ class SpeedPlan:
         """The setting to choose: see the module's rules of use."""
         best = min(one.epoch for one in self.predicted)
         close = [one for one in self.predicted if one.epoch <= best * (1 + CLOSE)]
-        return min(
-            close, key=lambda one: (one.setting.num_workers, one.setting.capacity, self._changes(one), one.epoch)
-        )
+        return min(close, key=self._cost)
 
-    def _changes(self, one: Predicted) -> int:
-        return sum(getattr(one.setting, name) != getattr(self.recorded.base, name) for name in OPTIONS)
+    def _factor(self, one: Predicted) -> float:
+        """By what the rate of samples differs from the recorded one."""
+        return one.by_s * self.recorded.larger(one.setting) / self.recorded.rate
+
+    def _cost(self, one: Predicted) -> tuple[float, ...]:
+        """Workers, batches in advance, changes, and the epoch: of equal settings, the one with the least is chosen."""
+        changes = sum(getattr(one.setting, name) != getattr(self.recorded.base, name) for name in OPTIONS)
+        return one.setting.num_workers, one.setting.capacity, changes, one.epoch
 
     @property
     def sentence(self) -> str:
         """The recommended setting, what it gives, and what limits it then."""
         best, now = self.recommended, self.recorded.rate
-        factor = best.by_s * self.recorded.larger(best.setting) / now
+        factor = self._factor(best)
         gain = f"{factor:.3g} times today's" if abs(factor - 1) > CLOSE else "as today"
         gain += " in samples/s" * bool(best.setting.batch_size)
         limits = f"{best.limited_by} limit{'s' * (best.limited_by not in ('the CPUs', 'the workers'))}"
         if best.setting == self.recorded.base:
-            return f"keep {best.setting.name}: no setting is faster than today's {_three(now)} batches/s; {limits}"
-        there = max(one.setting.num_workers for one in self.predicted)
-        more = f"more do not help, {limits}" if 0 < best.setting.num_workers < there else limits
+            return f"keep {best.setting.name}: {_three(now)} batches/s, and no setting has a shorter epoch; {limits}"
+        larger = [self._factor(one) for one in self.predicted if one.setting.num_workers > best.setting.num_workers > 0]
+        even = max(larger, default=0.0) <= (1 + CLOSE) * factor
+        more = f"more {'do not help' if even else 'take too long to start'}, {limits}" if larger else limits
         rate = f"{_three(best.by_s)} batches/s ({_three(best.low)} to {_three(best.high)})"
         return f"{best.setting.name}: {rate}, {gain}; {more}"
 
@@ -159,8 +164,8 @@ def _notes(recorded: Recorded, same: Predicted, threads: Predicted, several: boo
             recorded.steps.others > 0,
         "the costs of another transport, or of none, are typical ones: minidl bench transport --calibrate measures "
         "this machine's": not recorded.transports.measured,
-        "the dataset is iterable: it is assumed that any number of workers shares its samples equally":
-            recorded.params.get("dataset_kind") == "iterable",
+        "the dataset is iterable: it is assumed that any number of workers shares its samples equally; if it has fewer "
+        "shards than workers, record that number": recorded.params.get("dataset_kind") == "iterable",
         f"{threads.setting.name}: {_three(threads.low)} to {_three(threads.high)} batches/s; the low end and the "
         f"batches/s of threads are those of code that always holds the interpreter's lock, the high end those of code "
         f"that never does: record a run with worker_method='thread', and give both recordings":

@@ -26,7 +26,7 @@ from minidl.tracefile.arrays import Floats, Ints, Rows
 from minidl.tracefile.batches import keys_at, latest
 from minidl.tracefile.loaders import only
 from minidl.tracefile.spans import durations, total
-from minidl.tracefile.words import counted
+from minidl.tracefile.words import and_joined, counted
 
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
@@ -36,6 +36,9 @@ FEWEST: Final = 20
 
 LEAST_RESIZED: Final = 5
 """Batches of another size that the recorded samples must make."""
+
+UNEQUAL: Final = 1.5
+"""An iterable dataset whose busiest worker has so many times the mean of batches cannot be shared by another number."""
 
 MOST: Final = 1000
 """Batches of a simulated epoch."""
@@ -226,6 +229,11 @@ class _CostsReader:
             why = f"; {counted(lost, 'event')} are lost: record with minidl run --full" if lost else ""
             raise PlanError(f"{path} shows {counted(count, 'batch', 'batches')} from begin to end, at least {FEWEST} "
                             f"are needed: record a longer run{why}")  # fmt: skip
+        shares = np.bincount(self.fetches["worker"] + 1, minlength=self.base.num_workers + 1)[1:]
+        if self.params.get("dataset_kind") == "iterable" and max(shares, default=0) > UNEQUAL * np.mean(shares):
+            raise PlanError(f"{path}: the workers had {and_joined([*map(str, shares)])} batches: the dataset is "
+                            f"iterable and shares its samples unequally. The run has {self._rate():.3g} batches/s, and "
+                            f"tells nothing about other numbers of workers: record each that you compare")  # fmt: skip
         if not self.fetches["cpu"].any():
             raise PlanError(f"{path} has no CPU times, so it does not tell which steps need a CPU: it shows "
                             f"{self._rate():.3g} batches/s with {counted(self.base.num_workers, 'worker')}, and "

@@ -127,6 +127,26 @@ def test_the_sentence_and_the_table(tmp_path: Path) -> None:
     assert found.predicted[3].peak_bytes == found.predicted[3].peak_batches * (MIB + 900)
 
 
+def test_faster_workers_may_take_too_long_to_start_for_a_short_epoch(tmp_path: Path) -> None:
+    found = planned(made(tmp_path / "t"), num_workers=[4, 16])
+    four, more = found.predicted
+    assert (
+        "; more take too long to start, the workers limit"
+        in replace(found, predicted=[four, replace(more, epoch=2 * four.epoch)]).sentence
+    )
+    kept = planned(read_trace(tmp_path / "t"), num_workers=2).sentence
+    assert re.match(r"keep 2 workers: 25\d batches/s, and no setting has a shorter epoch; the workers limit", kept), (
+        kept
+    )
+
+
+def test_unequal_shares_of_a_stream_tell_nothing_of_another_number() -> None:
+    with pytest.raises(
+        PlanError, match=r"had 2, 6, 10 and 14 batches: .* shares .* unequally.* 17\.9 batches/s, .*record"
+    ):
+        plan(TRACES / "iterable-uneven-shards.minidl")
+
+
 def test_facts_are_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made(tmp_path / "t")
     assert cli.main(["plan", str(tmp_path / "t"), "--workers", "0,4", "--transport", "arena", "--json"]) == cli.OK
