@@ -205,14 +205,17 @@ class AutoIterator(_BaseDataLoaderIter):
         return self.held.pop()
 
     def _has_yielded_all(self) -> bool:
-        return bool(self.inner._rcvd_idx == self.inner._send_idx) and not self.inner._shutdown
+        inner = self.inner  # whose next(), if it was interrupted, may have a batch that it has not returned
+        given = inner._rcvd_idx == inner._send_idx and inner._pending.effect is None
+        return bool(given) and not inner._shutdown
 
     def _choose(self) -> None:
         """Choose; if it is another number, the present iterator draws no more."""
-        before, in_threads = self.auto.now, self.loader.worker_method == "thread"
-        self.auto.worker_bytes = 0 if in_threads else private_memory(self.inner._workers[0].pid)
+        processes = self.loader.worker_method != "thread"
+        self.auto.worker_bytes = private_memory(self.inner._workers[0].pid) if processes else 0
         self.auto.choose(self.loader)
-        self.follows = self.inner._record.cut = self.auto.now != before  # in this order: what is cut has to go on
+        another = self.auto.now != self.inner._num_workers
+        self.follows = self.inner._record.cut = another  # in this order: what is cut has to go on
         if not self.follows:
             self.auto.tell(self.inner._ports)
 
@@ -223,8 +226,9 @@ class AutoIterator(_BaseDataLoaderIter):
             self.rest = RestOfEpoch(first._record, first._send_idx, int(first._base_seed) + first._num_workers)
         loader._live_iterators.add(self)  # whose `close` the loader calls, as long as no other iterator is there
         first.close()
-        host, loader._host, auto.rest = loader._host, self.host, self.rest
+        host = loader._host
         try:
+            loader._host, auto.rest = self.host, self.rest
             self.inner = auto.start(loader, loader._make_iterator)
         finally:
             loader._host, auto.rest = host, None
@@ -358,13 +362,13 @@ class Auto:
     def _take(self, choice: Choice, loader: Any) -> None:
         """Let the loader have the number that is chosen. Its first choice is said, by one rank."""
         words = counted(choice.workers, "worker") if choice.workers else "no workers"
-        text = f'num_workers="auto" (made at {os.path.basename(loader._made_at)}): {words}: {choice.reason}'
-        if not self.chosen and launched(os.environ).rank <= 0:
-            say_once(text)
-        if not self.chosen or choice.workers != self.now:
+        first = not self.chosen
+        if first or choice.workers != self.now:
             self.news = Chosen(choice.workers, self.now, choice.reason)
-        self.chosen, self.why = True, choice.reason
         self.set(choice.workers, loader)
+        self.chosen, self.why = True, choice.reason  # at last: a choice that a signal's handler ends is made again
+        if first and launched(os.environ).rank <= 0:
+            say_once(f'num_workers="auto" (made at {os.path.basename(loader._made_at)}): {words}: {choice.reason}')
 
     def tell(self, ports: Ports) -> None:
         """Note the last choice, once."""

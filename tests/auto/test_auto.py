@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -249,6 +250,37 @@ def test_an_interrupt_after_the_batch_has_come_loses_none(
         assert next(iterator).tolist() == [0, 1]
         assert loader.state_dict()["yielded"] == 1
         assert [n for batch in iterator for n in batch.tolist()] == list(range(2, 40))
+
+
+@pytest.mark.live
+def test_a_batch_that_an_interrupted_next_has_does_not_silently_go_with_its_workers(
+    told: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told(3)
+    with seeded("auto", shuffle=False) as loader:
+        iterator: Any = iter(loader)
+        next(iterator)
+        while not (iterator.follows and iterator._rcvd_idx == iterator._send_idx - 1):
+            next(iterator)
+        with monkeypatch.context() as interrupted:
+            interrupted.setattr(loading.FollowedRecord, "hand_out", mock.Mock(side_effect=KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                next(iterator)  # the last batch of these workers
+        with pytest.raises(RuntimeError, match="that batch may be lost"):
+            next(iterator)
+
+
+@pytest.mark.live
+def test_an_interrupted_choice_is_made_again(told: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    told(3)
+    with seeded("auto", shuffle=False) as loader:
+        iterator: Any = iter(loader)
+        with monkeypatch.context() as interrupted:
+            interrupted.setattr(loader._auto, "set", mock.Mock(side_effect=KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                list(iterator)
+        list(iterator)
+        assert (loader.num_workers, iterator._num_workers) == (3, 3)
 
 
 def test_a_batch_that_holds_itself_has_no_size() -> None:
