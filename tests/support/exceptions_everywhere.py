@@ -26,6 +26,7 @@ import types
 from collections.abc import Callable, Collection, Iterator
 from types import FrameType, TracebackType
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.utils.data
@@ -36,6 +37,8 @@ import minidl.loader.driver
 import minidl.loader.pin_memory
 import minidl.loader.worker
 from minidl.arena.arena import TAKEN
+from minidl.auto import loading
+from minidl.auto.choice import Choice
 from minidl.device import sim
 from minidl.device.loader import DeviceLoader
 from minidl.loader.pin_memory import PinMemoryThread
@@ -44,9 +47,9 @@ from minidl.wire import signal_handling
 CODE = {
     f"minidl.{name}"
     for name in (
-        "arena.arena", "arena.arena_queue", "arena.farewell", "arena.packets", "arena.pickling", "data.fetch",
-        "data.sampler", "device.loader", "device.streams", "loader.dataloader", "loader.dispatcher", "loader.driver",
-        "loader.iterators", "loader.liveness", "loader.pin_memory", "loader.ports", "loader.progress",
+        "arena.arena", "arena.arena_queue", "arena.farewell", "arena.packets", "arena.pickling", "auto.loading",
+        "data.fetch", "data.sampler", "device.loader", "device.streams", "loader.dataloader", "loader.dispatcher",
+        "loader.driver", "loader.iterators", "loader.liveness", "loader.pin_memory", "loader.ports", "loader.progress",
         "loader.protocol", "loader.crew", "loader.threads", "loader.worker", "resume.frameworks", "resume.position",
         "resume.stateful", "wire.atomic", "wire.message", "wire.messages", "wire.queues", "wire.signal_handling",
         "wire.tensors",
@@ -240,6 +243,7 @@ LOADERS: dict[str, dict[str, Any]] = {
     "threads": {"worker_method": "thread"},
     "threads, pinned": {"worker_method": "thread", "pin_memory": True},
     "threads, stream": {"worker_method": "thread", "dataset": Stream(), "state_every": 2},
+    "auto": {"num_workers": "auto"},
     "alone": {"num_workers": 0},
     "alone, states": {"num_workers": 0, "dataset": Knowing(), "state_every": 1},
     "alone, stream": {"num_workers": 0, "dataset": Stream(), "state_every": 2},
@@ -334,6 +338,23 @@ def next_(options: dict[str, Any], tries: Tries) -> Iterator[str]:
                 continue
             gc.collect()
             yield slabs_taken(iterator) or verdict(seen, ordered=options.get("in_order", True))
+
+
+def changes(options: dict[str, Any], tries: Tries) -> Iterator[str]:
+    """The calls of next() within which a loader that has one worker goes on with two, and the rest of the epoch."""
+    two = mock.Mock(return_value=Choice(2, "for a test"))
+    for interrupting in tries:
+        with mock.patch.multiple(loading, ENOUGH=2, ENOUGH_SECONDS=0.0, choose=two), made(options) as loader:
+            iterator, batches = iter(loader), []
+            seen = taken_from(iterator, 3)
+            tried(interrupting, lambda: batches.extend(itertools.islice(iterator, 4)))  # noqa: B023
+            try:
+                what = verdict(seen + taken_from(batches) + taken_from(iterator))
+            except Exception as error:
+                what = in_words(error)
+            if what == "again" and loader.num_workers != 2:
+                what = "no change"
+        yield what
 
 
 def next_state(options: dict[str, Any], tries: Tries) -> Iterator[str]:
@@ -561,6 +582,7 @@ ALONE = ("alone", "alone, states", "alone, stream")
 
 SCENES: dict[str, tuple[Callable[..., Iterator[str]], tuple[str, ...]]] = {
     "next": (next_, tuple(LOADERS)),
+    "next, other workers": (changes, ("auto",)),
     "next, state_dict": (next_state, (*BOTH, "arena, as they come", *STATES, *ALONE)),
     "state_dict": (state_dict, (*BOTH, "arena, as they come", *STATES, *ALONE)),
     "load_state_dict": (load_state, ("alone", "arena")),
@@ -601,10 +623,11 @@ def sweep(name: str, loader: str, steps: str = "line", stride: int = 1, first: i
     for what in scene(LOADERS[loader], tries()):
         faulthandler.cancel_dump_traceback_later()
         where, behind = current.where, ""
-        if name not in KEPT and (behind := left(before)):
+        if at and name not in KEPT and (behind := left(before)):
             before = counts()  # the next run is not to blame
         if not at:
             assert what == "again", what
+            gc.collect()
             before = counts()
         elif not where:  # a run may have more steps if a batch is not there yet
             missed += 1
