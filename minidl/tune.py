@@ -284,9 +284,7 @@ def note_writes(notes: str, trace: str) -> None:
             os.write(target, b"what a program writes that it starts\n")
         elif event == "os.mkdir" and os.path.isdir(args[0]):
             pass  # `exist_ok` asks for a folder that is there: it changes nothing
-        elif event in _CHANGES or (
-            event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR)
-        ):
+        elif event in _CHANGES or (event == "open" and isinstance(args[2], int) and args[2] & _WRITES):
             note(args[0])
         elif event == "socket.connect" and isinstance(args[1], tuple):
             os.write(target, f"a connection to {args[1][0]}\n".encode("utf-8", "backslashreplace"))

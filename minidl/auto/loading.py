@@ -206,16 +206,15 @@ class AutoIterator(_BaseDataLoaderIter):
 
     def _has_yielded_all(self) -> bool:
         inner = self.inner  # whose next(), if it was interrupted, may have a batch that it has not returned
-        given = inner._rcvd_idx == inner._send_idx and inner._pending.effect is None
-        return bool(given) and not inner._shutdown
+        return bool(inner._rcvd_idx == inner._send_idx and inner._pending.effect is None) and not inner._shutdown
 
     def _choose(self) -> None:
         """Choose; if it is another number, the present iterator draws no more."""
         processes = self.loader.worker_method != "thread"
         self.auto.worker_bytes = private_memory(self.inner._workers[0].pid) if processes else 0
         self.auto.choose(self.loader)
-        another = self.auto.now != self.inner._num_workers
-        self.follows = self.inner._record.cut = another  # in this order: what is cut has to go on
+        # In this order: what is cut has to go on.
+        self.follows = self.inner._record.cut = self.auto.now != self.inner._num_workers
         if not self.follows:
             self.auto.tell(self.inner._ports)
 
