@@ -95,8 +95,7 @@ def _polls_a_pipe_of(link: ThreadFacts, workers: list[ThreadFacts]) -> bool:
     if link.call.name:
         holders = {holder.pid for holder in link.wait.holders}
         return link.kind is Blocked.PIPE_READ and link.wait.bounded and any(one.pid in holders for one in workers)
-    late = any(not worker.is_idle for worker in workers)
-    return link.polls(if_hidden=late)
+    return link.polls(if_hidden=any(not worker.is_idle for worker in workers))
 
 
 def _maker(link: ThreadFacts) -> ThreadFacts | None:

@@ -254,8 +254,7 @@ class Finding:
 
     @property
     def _degree_words(self) -> str:
-        shown = self.outcome in (RunOutcome.HUNG, RunOutcome.MAYBE_HUNG)
-        return f"a hang: {self.degree.value}; " if shown else ""
+        return f"a hang: {self.degree.value}; " if self.outcome in (RunOutcome.HUNG, RunOutcome.MAYBE_HUNG) else ""
 
     @property
     def begins(self) -> str:

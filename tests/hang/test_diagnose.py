@@ -353,6 +353,7 @@ RESULT = (*FUTURE, user("pool.submit(f).result()", "step", 40))
 READY = (WAIT, library("Event.wait"), user("ready.wait()"))
 REFRESH = thread(150, (user("with lock:", "hold"),), SLEEPS, name="refresher")
 SYNCS = thread(150, (user("time.sleep(990)", "sync", 80),), SLEEPS, name="sync")
+IMPORTS = thread(150, (user("from lab.augment import read; read()", "sync", 80),), SLEEPS, name="sync")
 MONITOR = thread(151, (WAIT, library("TMonitor.run", "/site-packages/tqdm/_monitor.py")), LOCKED, name="tqdm")
 WATCHES = thread(190, (library("_end_orphan", "/home/a/minidl/loader/worker.py"), library("Thread.run")), SLEEPS,
                  name="end_orphan")  # fmt: skip
@@ -362,6 +363,21 @@ PUMPS = thread(202, (user("conn.recv()", "pump", 70),), READS, name="io")
 DECODER = process(300, 102, thread(300, None, SLEEPS, state="T"), name="sh",
                   descriptors=(Descriptor(1, "pipe", "pipe:[60]", 60, mode="w"),))  # fmt: skip
 ASKS_POOL = loop(stack=(*RESULT, MAIN_OF), call=LOCKED)
+BOOTSTRAP = "<frozen importlib._bootstrap>"
+
+
+def at_import(tid: int, name: str) -> SeenThread:
+    """A pool's thread that waits for the import lock of a module."""
+    lock = library("_ModuleLock.acquire", BOOTSTRAP), library("_lock_unlock_module", BOOTSTRAP)
+    stack = (*lock, user(f"from lab.{name} import SIZES", "kernel", 4), library("_worker", POOL[1]))
+    return thread(tid, stack, futex(tid), name=f"pool_{tid}")
+
+
+def imports_augment(*others: SeenThread, file: str = "augment.py") -> SeenProcess:
+    """A worker that imports the module augment, whose code waits for a pool."""
+    runs = replace(user("list(pool.map(f, SIZES))", "<module>"), file=f"/home/a/lab/{file}")
+    loads = (library(name, BOOTSTRAP) for name in ("_call_with_frames_removed", "_load_unlocked", "_find_and_load"))
+    return worker(1, *FUTURE, runs, *loads, user("from . import augment"), call=LOCKED, others=others)
 
 
 def of_pool(pid: int, *inside: Frame) -> SeenProcess:
@@ -385,6 +401,12 @@ def mutex(tid: int, function: str, line: int, at: int, owner: int) -> SeenThread
 
 TOKENIZES = of_pool(300, user("open(fifo)", "tokenize"))
 OPENING = of_pool(300, user("open(fifo)")), of_pool(301, user("open(fifo)"))
+
+
+def barred(number: int) -> SeenProcess:
+    return worker(number, library("Barrier.wait"), user("barrier.wait()"), call=LOCKED)
+
+
 ONE_PROCESS = [
     case("a lock that a thread of the parent holds was held at the fork", loop(1, REFRESH), IDLE,
          worker(1, user("with lock:"), call=LOCKED), cause=HangCause.FORK_LOCK, sure=Sure.LIKELY, fact="refresher"),
@@ -400,9 +422,10 @@ ONE_PROCESS = [
     case("two threads that wait for each other's mutex have no other end", loop(1), IDLE,
          worker(1, *RESULT, call=LOCKED, others=(mutex(190, "one", 22, 8192, 191), mutex(191, "two", 33, 8256, 190))),
          says="one (one at data.py:22) is waiting for a mutex", never="the other end"),
-    case("a barrier names who has not come", loop(1), IDLE,
-         worker(1, library("Barrier.wait"), user("barrier.wait()"), call=LOCKED),
+    case("a barrier names who has not come", loop(1), IDLE, barred(1),
          cause=HangCause.BARRIER, says="it waits at a barrier; worker 0 (pid 101) has not reached it"),
+    case("a barrier that all workers have reached is for more parties", loop(1), *map(barred, (0, 1)),
+         cause=HangCause.BARRIER, says="no worker is missing, so it is for more parties than these"),
     case("an event names the threads that could set it, and whom they wait for", loop(1), IDLE,
          worker(1, *READY, call=LOCKED, others=(PUMPS,), descriptors=(QUEUE,)), DECODER, worker=1,
          says=("its thread io (pump at data.py:70) is waiting for data in pipe 60",
@@ -416,6 +439,16 @@ ONE_PROCESS = [
          worker(1, *RESULT, call=LOCKED, others=(OUTER,)), thread=202, sample=37, step="sample",
          cause=HangCause.NOBODY, also="which has no free thread",
          says="its thread pool_0 (outer at data.py:50) for 41.0 s waits in Future.result"),
+    case("an import waits for threads that wait for it", loop(1), IDLE,
+         imports_augment(at_import(202, "augment"), at_import(203, "augment"), MONITOR), cause=HangCause.CYCLE,
+         outcome=HUNG, says="is in a cycle: the import of augment waits for threads that wait for it"),
+    case("an import waits for one thread that waits for it", loop(1), IDLE,
+         imports_augment(at_import(202, "augment"), SYNCS, file="augment/__init__.py"), outcome=HUNG, thread=202,
+         says="is in a cycle: the import of augment waits for threads that wait for it"),
+    case("an import waits for threads that wait for another one", loop(1), IDLE,
+         imports_augment(at_import(202, "scipy"), at_import(203, "scipy")), cause=HangCause.NOBODY, never="import of"),
+    case("an import waits for threads, one of which waits for no import", loop(1), IDLE,
+         imports_augment(at_import(202, "augment"), at_import(203, "augment"), IMPORTS), never="import of"),
 ]  # fmt: skip
 
 

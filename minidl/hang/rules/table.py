@@ -85,6 +85,7 @@ RULES: Final = (
     CauseRule(threads.exit_waits, "a thread that is no daemon holds up Python's exit", "the thread ends"),
     CauseRule(threads.thread_is_missing, "fork copied no threads", "a thread of the process could answer"),
     CauseRule(threads.pool_does_nothing, "a pool lost the task", "one of the pool is at work"),
+    CauseRule(threads.import_waits_for_itself, "an import waits for threads that wait for it", "one of them goes on"),
     CauseRule(threads.thread_answers_late, "another thread does not answer", "that thread is at work"),
     CauseRule(threads.no_thread_answers, "no thread can answer", "a thread of the process could answer"),
     CauseRule(threads.native_pool_is_missing, "fork copied no threads of a C library", "the line takes a lock"),

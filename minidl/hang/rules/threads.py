@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from minidl.hang.case import ThreadFacts, spot
@@ -76,6 +77,38 @@ def pool_does_nothing(chain: Chain) -> Judgement | None:
         "find what killed the process that had the task: a multiprocessing.Pool silently starts another one; "
         "ProcessPoolExecutor raises BrokenProcessPool",
     )  # fmt: skip
+
+
+def import_waits_for_itself(chain: Chain) -> Judgement | None:
+    """The code of a module waits, while it is imported, for threads that wait for the end of this import."""
+    end = chain.end
+    waiter = next((link for link in chain.links if link.pid == end.pid and waiting_in(link)), end)
+    others = [one for one in end.case.helpers(end.pid, but=end.tid) if one.place.users] if waiter is end else [end]
+    modules = sorted(set(map(_awaited_module, others)))
+    if not waiting_in(waiter) or not modules or not {*modules} <= {*_imports(waiter)}:
+        return None
+    return Judgement(
+        HangCause.CYCLE, f"is in a cycle: the import of {and_joined(modules)} waits for threads that wait for it",
+        Sure.LIKELY, (waits_of(others),), (), "start no threads while a module is imported: do that in a function",
+    )  # fmt: skip
+
+
+def _at_import(one: ThreadFacts) -> bool:
+    """Whether a thread waits for the import lock of a module."""
+    return any(frame.function.startswith("_ModuleLock") for frame in one.place.inside[:2])
+
+
+def _awaited_module(one: ThreadFacts) -> str:
+    """The last name of the module whose import lock a thread waits for, by its line; "" = it waits for none."""
+    line = next((frame.source for frame in one.place.inside if not frame.file.startswith("<frozen")), "")
+    found = re.search(r"\b(?:from|import) [\w.]*?(\w+)\b(?!\.)", line) if _at_import(one) else None
+    return found[1] if found else ""
+
+
+def _imports(one: ThreadFacts) -> Iterable[str]:
+    """The last names of the modules whose code a thread runs for an import."""
+    runs = (code for code, by in pairwise(one.stack) if by.name == "_call_with_frames_removed")
+    return (found[1] for code in runs if (found := re.search(r"(\w+)(/__init__)?\.py$", code.file)))
 
 
 _CAUSES: Final = (
@@ -162,10 +195,7 @@ _ANY_POOL: Final = PoolRow(
     "; for OpenMP (torch, NumPy) also torch.set_num_threads(1) or OMP_NUM_THREADS=1 before the workers start",
 )  # fmt: skip
 NATIVE_POOLS: Final = {
-    frozenset(): PoolRow(
-        "such as OpenMP's", "GNU's OpenMP, or a plain lock of a C library,",
-        "; for OpenMP (torch, NumPy) also torch.set_num_threads(1) or OMP_NUM_THREADS=1 before the workers start",
-    ),
+    frozenset(): _ANY_POOL._replace(whose="such as OpenMP's", like="GNU's OpenMP, or a plain lock of a C library,"),
     frozenset({"bitset"}): PoolRow(
         "of a library's pool, such as rayon's in tokenizers and Polars", "Rust's standard library",
         "; for tokenizers also TOKENIZERS_PARALLELISM=false (OMP_NUM_THREADS does not matter here)",
@@ -228,8 +258,7 @@ def lock_of_another_thread(chain: Chain) -> Judgement | None:
 def _each_waits_for_a_lock(found: _LockWait) -> bool:
     """Whether all threads of a process that are in the user's code wait for locks, and for different ones."""
     others = [one for one in found.own if one.place.users is not None]
-    targets = {one.wait.target for one in (found.end, *others)}
-    return all(waiting_in(one) == "" for one in others) and len(targets) > 1
+    return all(waiting_in(one) == "" for one in others) and len({one.wait.target for one in (found.end, *others)}) > 1
 
 
 _SO_NONE_RELEASES: Final = ", so none can release it"
@@ -240,8 +269,7 @@ _AT_THE_FORK: Final = "another thread held it when the worker was forked: use 'f
 def module_lock(chain: Chain) -> Judgement | None:
     """The import lock of a module was held at the fork: by itself a thread would notice."""
     found, end = _lock_wait(chain.end), chain.end
-    importing = any(frame.function.startswith("_ModuleLock") for frame in end.place.inside)
-    if found is None or not importing or end.case.forked(end.pid) is not True:
+    if found is None or not _at_import(end) or end.case.forked(end.pid) is not True:
         return None
     return Judgement(
         HangCause.FORK_LOCK, "waits for the import lock of a module, which was held when the worker was forked",
@@ -288,8 +316,7 @@ def _held_in_an_idle_fork(end: ThreadFacts) -> str:
 
 
 def _held_in_the_parent(end: ThreadFacts) -> str:
-    held = end.seen.copies.get(str(end.process.ppid)) == 0
-    return "the same lock is held in the parent process now" if held else ""
+    return "the same lock is held in the parent process now" if end.seen.copies.get(str(end.process.ppid)) == 0 else ""
 
 
 def _same_code_in_the_parent(end: ThreadFacts) -> str:
