@@ -253,9 +253,12 @@ EXITS = library("_exit_function", "/lib/python3.11/multiprocessing/util.py", "p.
 SHUTS_DOWN = library("It._shutdown_workers", DATALOADER, "w.join()")
 
 
-def after_its_end(path: Path, call: Call, sees: RunEvidence, seconds: float, hang_after: float = 2.0) -> Finding:
+def after_its_end(
+    path: Path, call: Call, sees: RunEvidence, seconds: float, hang_after: float = 2.0, *ended: bytes
+) -> Finding:
     """Of a run whose program has ended, and that a watchdog then saw in what the evidence shows, for so long."""
     events = [{"code": code, "time": time} for code, time in ((ev.EPOCH[0], 1), (ev.NEXT[0], 2), (ev.NEXT[1], 3))]
+    events += [{"code": ev.GC[0], "time": 5}, {"code": ev.GC[1], "time": 6}] * (call is Call.OWN)
     events += [{"code": ev.INDEX_WRITE[0], "time": 7, "tid": LOOP + 50}]
     events += [{"code": ev.SHUTDOWN[0], "time": 6}] * (call is Call.SHUTDOWN)
     lines: list[dict[str, object]] = [{"kind": "program_end", "monotonic_ns": 5}, {"kind": "loader", "loader": 1}]
@@ -263,7 +266,7 @@ def after_its_end(path: Path, call: Call, sees: RunEvidence, seconds: float, han
     stall, end = watched.Stall(1, call, 4, LOOP), round(seconds * SECOND)
     looks = [watched.look(stall, n, end - (3 - n) * SECOND, json.loads(sees.to_json())) for n in (1, 2)]
     seen = watched.sample(watched.Sample(end, {LOOP: watched.Vitals("S", 1, 1, 1, 1, 1)}, 0, 0))
-    data = [watched.description("0", LOOP, hang_after), *looks, seen, watched.over(1)]
+    data = [watched.description("0", LOOP, hang_after), *looks, seen, *ended, watched.over(1)]
     (path / f"watch-{LOOP}-1.attachment.jsonl").write_bytes(b"".join(data))
     return headline(read_trace(path))
 
@@ -284,6 +287,20 @@ def test_a_program_that_has_ended_and_whose_process_has_not_hangs(tmp_path: Path
     )
     allowed = after_its_end(tmp_path / "b", Call.OWN, joins(EXITS), 4.0, hang_after=5.0)
     assert allowed.outcome is RunOutcome.FINE, "the watchdog was told to allow 5 s"
+
+
+def test_a_process_that_is_killed_at_its_exit_may_have_hung(tmp_path: Path) -> None:
+    """A person ends with kill -9 what the watchdog still allowed."""
+
+    def ended(name: str, seconds: float, code: int) -> Finding:
+        end = watched.ended(watched.Ended(LOOP, round((seconds + 0.5) * SECOND), code))
+        return after_its_end(tmp_path / name, Call.OWN, joins(EXITS), seconds, 120.0, end)
+
+    assert ended("a", 6.0, -signal.SIGKILL).title == (
+        "cut: may hang: the loop, at Python's exit, waits for worker 0, which is idle; it was not told to end"
+    )
+    assert ended("b", 6.0, 0).outcome is RunOutcome.FINE, "it has ended by itself"
+    assert ended("c", 4.0, -signal.SIGKILL).outcome is RunOutcome.FINE, "an exit may last so long"
 
 
 def test_a_loader_that_hangs_in_its_shutdown_after_the_program(tmp_path: Path) -> None:
@@ -383,7 +400,7 @@ def test_of_two_ranks_the_one_whose_worker_hangs_is_named(tmp_path: Path) -> Non
     assert any(text.startswith("rank 1 loader") and "may wait for the other" in text for text in found.notes())
 
 
-def test_ctrl_c_in_a_hang_is_a_hang_that_ended(tmp_path: Path) -> None:
+def test_ctrl_c_in_a_hang_is_a_hang_that_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stuck worker is interrupted as well, a little before the loader writes its end."""
     path = write(tmp_path / "t", Run(**LONG))
     end = int(read_trace(path).events["time"][-1])
@@ -410,6 +427,10 @@ def test_ctrl_c_in_a_hang_is_a_hang_that_ended(tmp_path: Path) -> None:
     )
     assert focus_of(found, trace) == ("worker 1 (pid 1101)", "sample")
     assert "last events: worker 1 0.0" in found.evidence[-1].text, "while it hung, and not when it was interrupted"
+    doctor_says(monkeypatch, Finding(RunOutcome.MAYBE_HUNG, "the loop waits: it is asleep", HangCause.SLEEP))
+    assert headline(read_trace(path)).title == (
+        "waited for 30.0 s, since 0.01 s, until it was interrupted: the loop waits: it is asleep"
+    )
 
 
 def add(path: Path, pid: int, events: list[dict[str, int]]) -> None:
@@ -638,7 +659,9 @@ def test_a_run_that_is_cut_while_all_moves(tmp_path: Path) -> None:
     trace.events = trace.events[: len(trace.events) // 2]
     found = headline(trace)
     assert found.outcome is RunOutcome.CUT
-    assert "no sign of a hang" in found.evidence[0].text or "too short" in found.evidence[0].text
+    too_short = "too short" in found.evidence[0].text
+    assert too_short or "no sign of a hang" in found.evidence[0].text
+    assert ("may have been a hang" if too_short else "it was still making progress") in found.next_step
     stop_recording(path, LOADER_PID, 300, 28, int(trace.events["time"][-1]))
     assert headline(read_trace(path)).outcome is not RunOutcome.HUNG
 
@@ -703,6 +726,17 @@ def test_a_worker_that_died_is_named_with_its_sample(tmp_path: Path, code: int, 
     late = read_trace(path)
     late.watched.ended = [watched.Ended(1101, end + 9_000_000, code)]  # later than the loader
     assert headline(late).evidence[0].text == "found dead 0 ns after its last sign of life"
+
+
+def test_a_worker_that_died_before_it_recorded_anything_died_while_it_started(tmp_path: Path) -> None:
+    path = write(tmp_path / "t", Run(**HUNG))
+    dead = {"loader": 1, "worker": 1, "tid": LOADER_PID, "code": ev.FOUND_DEAD, "x": ev.Actor.WORKER, "y": 4711, "z": 1}
+    add(path, LOADER_PID, [dead | {"time": int(read_trace(path).events["time"][-1]) + 1}])
+    (path / next(one.name for one in path.glob("1101-*.events"))).unlink()
+    (path / next(one.name for one in path.glob("1101-*.jsonl"))).unlink()
+    found = headline(read_trace(path))
+    assert found.title.endswith("ended with exit code 1 while it started")
+    assert "__main__" in found.next_step
 
 
 def test_what_the_loader_ends_itself_has_not_died(tmp_path: Path) -> None:

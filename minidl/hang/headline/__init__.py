@@ -74,6 +74,7 @@ CAUSES: Final = (
     RunCause("the program raised an error", ends.uncaught),
     RunCause("a worker outlived its loader", hangs.outlived),
     RunCause("the run goes on", hangs.running),
+    RunCause("a signal ended a process that waited after its program", lambda run: hangs.at_exit(run, killed=True)),
     RunCause("the recording ends before the run", hangs.cut),
     RunCause("the loader was slow, or fast enough", bounds.what_bounds),
 )

@@ -64,8 +64,7 @@ def _deaths(run: RunContext) -> Rows:
 
 def _dead(row: np.void) -> tuple[int, int]:
     """The pid and exit code of a death: the two events that report one have them in different fields."""
-    pid, code = ("y", "z") if row["code"] == ev.FOUND_DEAD else ("x", "y")
-    return int(row[pid]), int(row[code])
+    return (int(row["y"]), int(row["z"])) if row["code"] == ev.FOUND_DEAD else (int(row["x"]), int(row["y"]))
 
 
 def _hung_before(run: RunContext, death: np.void) -> Finding | None:
@@ -99,12 +98,13 @@ def _worker_died(run: RunContext, deaths: Rows) -> Finding:
     last = min(run.until[process], time)  # a watchdog may notice the end later than the loader
     others = {(int(other["loader"]), int(other["worker"])) for other in deaths} - {(loader, worker)}
     also = f"; so did {counted(len(others), 'other worker')}" if others else ""
-    what = f"{of}worker {worker} (pid {pid}), last seen at {run.at(last)}, {_exit(code)}{_while_it_was(step)}{also}"
+    who, new = f"{of}worker {worker} (pid {pid})", "" if run.processes[process].pid == pid else " while it started"
+    what = f"{who}, last seen at {run.at(last)}, {_exit(code)}{new or _while_it_was(step)}{also}"
     focus = run.focus(step, last if step is None else min(int(step["begin"]), last), time, worker, loader, process)
     evidence = [f"found dead {duration(time - last)} after its last sign of life", *run.steps_around(focus)]
     evidence += _shared_memory_at(run, time) if code == -signal.SIGBUS else []
     helps = remedies.after_signal(code, run.sample(focus), in_user_code=focus.code in (ev.SAMPLE[0], ev.FETCH[0]))
-    return run.finding(RunOutcome.DIED, what, evidence, helps, focus)
+    return run.finding(RunOutcome.DIED, what, evidence, remedies.START if new and code >= 0 else helps, focus)
 
 
 def _shared_memory_at(run: RunContext, moment: int) -> list[str]:

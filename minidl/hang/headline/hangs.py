@@ -60,7 +60,8 @@ def hung(run: RunContext, wait: LastWait, others: list[LastWait]) -> Finding:
     if found is not None:
         focus = _stopped(run, wait, held.focus, found)
         if found.outcome is not RunOutcome.HUNG:
-            return dataclasses.replace(found, head=f"cut: {found.begins}", focus=focus)
+            head = f"waited for {for_how_long}{rank}" if wait.ended else f"cut: {found.begins}"
+            return dataclasses.replace(found, head=head, focus=focus)
         return dataclasses.replace(
             found, head=head, next_step=found.next_step if found.helps else held.step, focus=focus
         )
@@ -78,7 +79,8 @@ def _evidence(run: RunContext, wait: LastWait, focus: Focus, behind: list[str], 
         *([waiting] if wait.for_data else []),
         *run.steps_around(focus),
         *(behind if wait.for_data else []),
-        *(f"{_who(run, other)} for {duration(other.took)}: it may wait for the other" for other in others),
+        *(f"{run.processes[one.home].name} has been {doing(one.row)} for {duration(one.took)}: it may wait for the "
+          "other" for one in others),
         f"last events: {run.signs(focus, wait.at_its_end)}",
     ]
 
@@ -91,8 +93,7 @@ def _stopped(run: RunContext, wait: LastWait, focus: Focus, found: Finding) -> F
     at = pids.index(found.who["pid"]) if found.who.get("pid") in pids else focus.process
     if at != focus.process:
         focus = run.focus_in(wait, at, -1, run.processes[at].worker)
-    needed = found.wait.task if found.wait.worker_pid == pids[at] else -1
-    return still(run, wait, focus, "stopped:", needed)
+    return still(run, wait, focus, "stopped:", found.wait.task if found.wait.worker_pid == pids[at] else -1)
 
 
 def _at_work(run: RunContext, wait: LastWait) -> list[str]:
@@ -105,22 +106,19 @@ def _at_work(run: RunContext, wait: LastWait) -> list[str]:
     return [f"pid {pid} used {duration(used)} of CPU time in {duration(seen[-1].at - seen[0].at)} of that"]
 
 
-def _who(run: RunContext, wait: LastWait) -> str:
-    return f"{run.processes[wait.home].name} has been {doing(wait.row)}"
-
-
 # --- At the end of the program ----------------------------------------------------------------------------------------
-def at_exit(run: RunContext) -> Finding | None:
+def at_exit(run: RunContext, *, killed: bool = False) -> Finding | None:
     """The finding of a process that hangs after its program: at Python's exit, or in a loader's shutdown.
 
+    killed: of one that may have hung there, or after its last loader, until a signal ended it.
     The evidence is a watchdog's. A wait is a hang if the doctor says so, or if it exceeds the watchdog's limit.
     """
-    found = (_after(run, home, stall) for home in run.homes if (stall := _stall_after(run, home)) is not None)
+    found = (_after(run, home, stall, killed) for home in run.homes if (stall := _stall_after(run, home)) is not None)
     return next((one for one in found if one is not None), None)
 
 
-def _after(run: RunContext, home: int, stall: Stall) -> Finding | None:
-    """The finding of a stall after a process's program, if that is a hang."""
+def _after(run: RunContext, home: int, stall: Stall, killed: bool) -> Finding | None:
+    """The finding of a stall after a process's program, if that is a hang. killed: may have been one."""
     ends = [line for line in run.trace.described("program_end") if line["process"] == home]
     begin = max([stall.since, *(line.get("monotonic_ns", 0) for line in ends)])
     took, own = run.trace.watched.until - begin, stall.call is Call.OWN
@@ -134,11 +132,14 @@ def _after(run: RunContext, home: int, stall: Stall) -> Finding | None:
         return None
     in_place = found.loop_step is (LoaderStep.EXIT if own else LoaderStep.SHUTDOWN)
     head, found = f"hung for {run.unit.of(took)}, since {run.at(begin)}", dataclasses.replace(found, wait=told)
+    there = in_place or (own and _no_loader_waits(run, home, stall.since))
     if found.outcome is RunOutcome.HUNG:
-        there = in_place or (own and _no_loader_waits(run, home, stall.since))
         return dataclasses.replace(found, head=head) if there else None
-    too_long = home in run.over and took >= allowed
-    return _after_the_end(found, head) if in_place and too_long else None
+    if killed:
+        death, maybe = run.trace.watched.death_of(stall.pid), found.outcome is RunOutcome.MAYBE_HUNG
+        ended = death is not None and (death.code or 0) < 0 and there and told.hung and maybe
+        return dataclasses.replace(found, head=f"cut: {found.begins}") if ended else None
+    return _after_the_end(found, head) if in_place and home in run.over and took >= allowed else None
 
 
 def _after_the_end(found: Finding, head: str) -> Finding | None:
@@ -161,14 +162,14 @@ def _no_loader_waits(run: RunContext, home: int, moment: int) -> bool:
 def _stall_after(run: RunContext, home: int) -> Stall | None:
     """The last stall that the watchdog saw, if it came after the program: Python's exit, or an open shutdown."""
     pid = run.processes[home].pid
-    stall = next((one.stall for one in reversed(run.trace.watched.looks) if one.stall.pid == pid), None)
-    if stall is None or stall.call not in (Call.OWN, Call.SHUTDOWN):
+    look = next((one for one in reversed(run.trace.watched.looks) if one.stall.pid == pid), None)
+    if look is None or (stall := look.stall).call not in (Call.OWN, Call.SHUTDOWN):
         return None
     if stall.call is Call.SHUTDOWN:
         after = home in run.over and bool(np.any(run.spans_of(ev.SHUTDOWN[:1], process=home)["end"] < 0))
     else:
         own = (run.events["process"] == home) & (run.events["tid"] == pid)  # its feeders may go on for a while
-        after = stall.since >= run.events["time"][own].max(initial=0)
+        after = look.at >= run.events["time"][own].max(initial=0)  # a collection of garbage ends no wait
     return stall if after else None
 
 
@@ -228,11 +229,12 @@ def cut(run: RunContext) -> Finding | None:
         f"the recording ends after {counted(batches, 'batch', 'batches')}, before the run's end (killed, or "
         f"still running){whole}; {home.name} was {doing(wait.row if step is None else step)} since {run.at(wait.begin)}"
     )
+    helps = "run it longer, or run minidl doctor PID while it waits: the recorded wait may have been a hang or work"
     moved = f"too short for a hang: the longest wait before was {duration(wait.past)}"
     if wait.took <= wait.past:
+        helps = "if the run was killed, it was still making progress: find the sender of the signal (scheduler, dmesg)"
         moved = f"no sign of a hang: {home.name} had a longer wait before ({duration(wait.past)})"
     evidence = (moved, f"last events: {run.signs(None, run.last)}", what_bounds(run).sentence)
-    helps = "if the run was killed, it was still making progress: find the sender of the signal (scheduler, dmesg)"
     held = held_up(run, wait)
     found = held.opinion(evidence) if wait.long else None
     if found is not None and found.outcome is RunOutcome.MAYBE_HUNG:
