@@ -1,8 +1,8 @@
 """What this process may use of its machine: CPUs and memory, and how many ranks share them.
 
 Interface: `usable_cpus()` describes the CPUs; `cpu_share()` is this rank's part of them, `memory_left()` what may still
-be allocated, `ranks_here()` how many ranks of this job the machine has; `private_memory()` is what one process
-has to itself, `size_of()` reads a size that a user gives.
+be allocated, `tasks_left()` how many processes and threads may be started, `ranks_here()` how many ranks of this job
+the machine has; `private_memory()` is what one process has to itself, `size_of()` reads a size that a user gives.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -64,6 +65,26 @@ def shared_memory_left() -> int | None:
         shm = os.statvfs("/dev/shm")
         return shm.f_bavail * shm.f_frsize
     return None
+
+
+def tasks_left(root: Path = Path("/")) -> int | None:
+    """Return how many more processes and threads may be started; None = nothing limits them.
+
+    By the cgroups, and by RLIMIT_NPROC, which counts all that the user has, and does not bind root.
+    """
+    found = []
+    for group in _groups(root, "pids"):
+        with contextlib.suppress(OSError, ValueError):  # "max"
+            found.append(int((group / "pids.max").read_text()) - int((group / "pids.current").read_text()))
+    limit, user = resource.getrlimit(resource.RLIMIT_NPROC)[0], os.getuid()
+    if user and limit != resource.RLIM_INFINITY:
+        for status in (root / "proc").glob("[0-9]*/status"):
+            with contextlib.suppress(OSError):
+                text = status.read_text()
+                if f"\nUid:\t{user}\t" in text:
+                    limit -= int(text.partition("\nThreads:")[2].split()[0])
+        found.append(limit)
+    return max(0, min(found)) if found else None
 
 
 def private_memory(pid: int | None) -> int:

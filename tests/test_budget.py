@@ -28,9 +28,9 @@ AT_MOST = {
     "minidl/views": 4280,
     "minidl/explore": 2704,
     "minidl/prove": 6367,
-    "minidl": 50050,
+    "minidl": 50073,
     "notebooks": 4871,
-    "tests": 50711,
+    "tests": 50748,
 }
 
 

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
 
 from minidl import usable
-from minidl.usable import cpu_quota, cpu_share, memory_left, private_memory, ranks_here, shared_memory_left, size_of
+from minidl.usable import (
+    cpu_quota,
+    cpu_share,
+    memory_left,
+    private_memory,
+    ranks_here,
+    shared_memory_left,
+    size_of,
+    tasks_left,
+)
 
 
 @pytest.fixture
@@ -95,6 +105,24 @@ def test_the_cpus_that_a_rank_may_count_on(
 @pytest.mark.parametrize(("text", "size"), [("2G", 2 << 30), ("1.5 MiB", 3 << 19), ("700", 700), ("much", None)])
 def test_sizes_in_words(text: str, size: int | None) -> None:
     assert size_of(text) == size
+
+
+def test_the_processes_and_threads_that_may_be_started(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / "proc/self/cgroup").write_text("0::/job")
+    group, limit = root / "sys/fs/cgroup/job", {"": resource.RLIM_INFINITY}
+    group.mkdir(parents=True)
+    monkeypatch.setattr(usable.resource, "getrlimit", lambda of: (limit[""], 1 << 20))
+    for pid, uid, threads in ((7, 9, 5), (8, 0, 3), (9, 9, 2)):
+        (root / f"proc/{pid}").mkdir()
+        (root / f"proc/{pid}/status").write_text(f"Name:\tx\nUid:\t{uid}\t0\t0\t0\nThreads:\t{threads}\nSig:\t1\n")
+    found = []
+    for user, most, allowed in ((9, -1, "max"), (0, 40, "max"), (9, 40, "max"), (9, 40, "30"), (9, 4, "30")):
+        monkeypatch.setattr(usable.os, "getuid", lambda user=user: user)
+        limit[""] = most
+        (group / "pids.max").write_text(f"{allowed}\n")
+        (group / "pids.current").write_text("10\n")
+        found.append(tasks_left(root))
+    assert found == [None, None, 33, 20, 0]
 
 
 def test_what_this_machine_says() -> None:

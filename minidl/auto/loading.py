@@ -34,7 +34,7 @@ from minidl.loader.ports import Chosen, EpochRecord, Fetching, Ports
 from minidl.process_stat import launched
 from minidl.record.harmless import say_once
 from minidl.resume.stateful import has_state
-from minidl.usable import cpu_share, memory_left, private_memory, ranks_here, shared_memory_left, size_of
+from minidl.usable import cpu_share, memory_left, private_memory, ranks_here, shared_memory_left, size_of, tasks_left
 
 BUDGET_VARIABLE: Final = "MINIDL_AUTO_BYTES"
 
@@ -52,6 +52,9 @@ FIRST: Final = 4
 
 KEEPS_UP: Final = 0.05
 """The share of waiting below which the number of workers stays."""
+
+TASKS: Final = 6
+"""Processes and threads for a worker: itself, its three threads, the one that feeds its tasks, and one to spare."""
 
 _LACKS: Final = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC)
 """Errors of a machine or a limit that allows no further process."""
@@ -269,7 +272,10 @@ class Auto:
         """Let the loader, which is made, have the number of workers with which it begins to measure."""
         self.given = loader.num_workers, loader.prefetch_factor
         loader.prefetch_factor = loader.prefetch_factor or 2
-        self.set(1 if may_change_within(loader) else max(1, min(int(cpu_share()), FIRST)), loader)
+        most = _startable()
+        self.set(1 if may_change_within(loader) else int(max(1, min(cpu_share(), most, FIRST))), loader)
+        if most < 1 and may_be_alone(loader):
+            self._take(Choice(0, "this process may start no more processes and threads"), loader)
 
     def leave(self, loader: Any) -> None:
         """Give the loader what it had before."""
@@ -356,7 +362,8 @@ class Auto:
     def _limits(self, loader: Any) -> Limits:
         left = [memory_left(), shared_memory_left() if loader.transport == "upstream" else None]
         share = min((one for one in left if one is not None), default=math.inf) * SHARE / ranks_here(os.environ)
-        return Limits(cpu_share(), budget() or share, self.worker_bytes, may_be_alone(loader), self.started)
+        most = min(self.started, max(self.now, _startable()))  # as many as were there can be there again
+        return Limits(cpu_share(), budget() or share, self.worker_bytes, may_be_alone(loader), most)
 
     def _take(self, choice: Choice, loader: Any) -> None:
         """Let the loader have the number that is chosen. Its first choice is said, by one rank."""
@@ -384,6 +391,12 @@ def may_change_within(loader: Any) -> bool:
 def may_be_alone(loader: Any) -> bool:
     """Whether the loader may have no workers, given its other options."""
     return not (loader.persistent_workers or loader.timeout or loader.worker_init_fn)
+
+
+def _startable() -> float:
+    """The workers that the limits of processes and threads allow."""
+    left = tasks_left()
+    return math.inf if left is None else left // TASKS
 
 
 def budget() -> float | None:

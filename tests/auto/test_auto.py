@@ -448,6 +448,21 @@ def test_a_process_that_may_start_no_more_workers(
     assert "no more could be started: Resource temporarily unavailable" in repr(loader)
 
 
+@pytest.mark.live
+@pytest.mark.usefixtures("told")
+@pytest.mark.parametrize(("left", "persistent", "number"), [(5, False, 0), (5, True, 1), (6, False, 1), (20, False, 3)])
+def test_limits_of_processes_and_threads(
+    left: int, persistent: bool, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker needs some of both: the limit is known before one fails in a worker, in a thread that sends a batch."""
+    monkeypatch.setattr(loading, "tasks_left", lambda: left)
+    loader = seeded("auto", persistent_workers=persistent)
+    monkeypatch.setattr(loading.LoopMeter, "measured", lambda meter: replace(SEEN, fetch=1.0))
+    assert epochs_of(loader, 1) == epochs_of(seeded(1), 1)
+    assert loader.num_workers == number
+    assert "this process may start no more" in repr(loader)
+
+
 class Fails(torch.utils.data.Sampler[list[int]]):
     """Batches of two, in order. Before its ninth, it raises an error `times` times: then, workers are being started."""
 
