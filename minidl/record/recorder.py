@@ -288,11 +288,11 @@ class Recorder:
         if slots <= have or self._off:
             return current
         want = max(slots, FIRST_SLOTS, min(2 * have, have + GROW_SLOTS))
-        if self._ring:
-            want = min(want, self._ring)
+        want = min(want, self._ring or want)
         size = -(-(HEADER_BYTES + want * SLOT_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
         grown = self._with_descriptors(lambda: _mapped(self._stem + EVENTS_SUFFIX, size, new=not have))
-        HEADER.pack_into(grown, 0, MAGIC, FORMAT_VERSION, self.numbers[0], *self._start, self._ring)
+        if not have:  # once: pack_into clears it first, and a kill then would lose all events
+            HEADER.pack_into(grown, 0, MAGIC, FORMAT_VERSION, self.numbers[0], *self._start, self._ring)
         if not self._off:
             self._header = grown
             self._lose()

@@ -126,6 +126,16 @@ def test_a_kill_at_any_moment_leaves_whole_records_only(place: Path, ring: int |
         )  # one thread: one event at most was in the making
 
 
+def test_the_header_is_written_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it is written it is cleared, and a kill then would lose all events."""
+    pen = Recorder(TraceConfig(str(place)))
+    numbered(pen, 1)
+    monkeypatch.setattr(recorder, "HEADER", None)
+    numbered(pen, recorder.FIRST_SLOTS, start=1)
+    pen.close()
+    assert len(read_trace(place).events) == 1 + recorder.FIRST_SLOTS
+
+
 def test_a_slot_is_emptied_before_it_is_written_and_numbered_last() -> None:
     slot = bytearray(b"\xff" * 64)
     with pytest.raises(struct.error):

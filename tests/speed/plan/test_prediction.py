@@ -344,10 +344,11 @@ def test_only_the_whole_part_of_a_ring_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_recording_of_sleeping_samples_predicts_other_workers(tmp_path: Path, workers: int) -> None:
     """The ratios: how long a sleep takes depends a little on the machine's load."""
-    with minidl.trace(tmp_path / "t"), minidl.DataLoader(Sleepy(), 2, num_workers=workers) as loader:
+    place = tmp_path / "t"
+    with minidl.trace(place, cpu_time=True), minidl.DataLoader(Sleepy(), 2, num_workers=workers) as loader:
         for _ in loader:
             time.sleep(0.001)
-    found = minidl.plan(tmp_path / "t", num_workers=[0, 1, 2], transport="upstream")
+    found = minidl.plan(place, num_workers=[0, 1, 2], transport="upstream")
     alone, one, two = rates(found)
     assert 0.9 * alone < one
     assert two == pytest.approx(2 * one, rel=0.15)
