@@ -59,7 +59,7 @@ class ThreadQueue(ReadyQueue):
 
     def put(self, message: Any) -> None:
         """Hand over the message itself."""
-        self._messages.put(getattr(message, "message", message))
+        super().put(getattr(message, "message", message))
 
     def writer(self, worker_id: int) -> ThreadQueue:
         """What a worker writes to."""
@@ -200,9 +200,9 @@ def _interrupt_left() -> None:
         interrupt(ctypes.c_ulong(thread), ctypes.py_object())
     try:
         interrupt(ctypes.c_ulong(threading.get_ident()), ctypes.py_object(_TakenError))
-        while time.monotonic() < until + LAST_JOIN:
+        while time.monotonic() < until + LAST_JOIN:  # pragma: no cover: it is raised in the tracer, before this counts
             time.sleep(0)
-    except _TakenError:  # pragma: no cover: it ends the tracing, since it is raised within the tracer
+    except _TakenError:
         pass
 
 

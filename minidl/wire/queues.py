@@ -374,15 +374,23 @@ def _not_written(reference: Callable[[], BoundedQueue | None], error: Exception,
 class ReadyQueue(LiveRepr):
     """A queue between threads, of which one gets: the pin thread's output.
 
-    A `queue.Queue` waits and takes in Python, where an error that a signal's handler raises can lose a message.
+    A `queue.Queue` waits and takes in Python, where an error that a signal's handler raises can lose a message. And
+    `queue.SimpleQueue` waits for ever once a handler has taken longer than what was left of its timeout.
     """
 
     def __init__(self) -> None:
         self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._no_news = threading.Lock()  # the one that gets takes it, and looks for messages; `put` releases it
 
     def put(self, message: Any) -> None:
         """Hand over a message."""
         self._messages.put(message)
+        try:
+            if self._no_news.locked():
+                self._no_news.release()
+        except RuntimeError as error:  # another thread has released it, or a signal's handler raises
+            if "unlocked" not in str(error):
+                raise
 
     def _phrases(self) -> Iterator[str]:
         yield counted(self._messages.qsize(), "message")
@@ -395,8 +403,12 @@ class ReadyQueue(LiveRepr):
         """
         if self._messages.empty():
             signal_handling.raise_now()
+        until = None if timeout is None else time.monotonic() + timeout
+        while self._messages.empty():
+            if not self._no_news.acquire(timeout=-1 if until is None else max(0.0, until - time.monotonic())):
+                raise queue.Empty
         inbox = [] if inbox is None else inbox
-        inbox.extend(map(self._messages.get, (True,), (timeout,)))  # waited for, taken and stored in one step
+        inbox.extend(map(self._messages.get, (False,)))  # taken and stored in one step
         return inbox[-1]
 
 

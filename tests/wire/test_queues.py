@@ -9,8 +9,10 @@ import os
 import pickle
 import queue
 import select
+import signal
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -457,3 +459,16 @@ def test_a_tracker_alone_is_started_in_a_session_of_its_own(fails: bool, monkeyp
     apart = f"import os; os.setsid(); {tracker[-1]}"
     assert spawned == [("/python", [*tracker[:-1], apart], [5]), ("/python", ["python", "-c", "main()"], [6])]
     assert queues.util.spawnv_passfds is spawnv_passfds  # type: ignore[attr-defined]
+
+
+def test_a_signal_handler_may_take_longer_than_the_timeout_of_the_ready_queue() -> None:
+    """CPython's SimpleQueue then waits without a bound."""
+    before = signal.signal(signal.SIGUSR1, lambda *_: time.sleep(0.4))
+    signals = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1))
+    signals.start()
+    try:
+        with pytest.raises(queue.Empty):
+            ReadyQueue().get(timeout=0.3)
+    finally:
+        signals.join()
+        signal.signal(signal.SIGUSR1, before)
