@@ -472,3 +472,17 @@ def test_a_signal_handler_may_take_longer_than_the_timeout_of_the_ready_queue() 
     finally:
         signals.join()
         signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("message", ["release unlocked lock", "DataLoader worker (pid 7) is killed"])
+def test_of_two_threads_that_put_at_once_one_tells_the_news(message: str) -> None:
+    """The other one finds the lock released. The error of a signal's handler goes on, and the message is there."""
+
+    def release() -> None:
+        raise RuntimeError(message)
+
+    ready = ReadyQueue()
+    ready._no_news = SimpleNamespace(locked=lambda: True, release=release)  # type: ignore[assignment]
+    with contextlib.nullcontext() if "unlocked" in message else pytest.raises(RuntimeError, match="is killed"):
+        ready.put(message)
+    assert ready.get() == message
