@@ -394,9 +394,9 @@ def may_be_alone(loader: Any) -> bool:
 
 
 def _startable() -> float:
-    """The workers that the limits of processes and threads allow."""
+    """The workers that the limits of processes and threads allow each rank."""
     left = tasks_left()
-    return math.inf if left is None else left // TASKS
+    return math.inf if left is None else left // (TASKS * ranks_here(os.environ))
 
 
 def budget() -> float | None:

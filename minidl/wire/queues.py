@@ -142,10 +142,32 @@ def _let_go(lock: Any) -> None:
 
 
 class _News:
+    """Tells one thread that something has come; the thread then looks what is there, which may be nothing.
+
+    A signal's handler that raises within `tell` may lose the news: the loader repeats a `put` that was interrupted.
+    """
+
+    def __init__(self) -> None:
+        self._none = threading.Lock()  # taken by the one that waits; released as soon as there is news
+
+    def tell(self) -> None:
+        """There is news."""
+        try:
+            if self._none.locked():
+                self._none.release()
+        except RuntimeError as error:  # another thread or a handler has told meanwhile; or a handler raises
+            if "unlocked" not in str(error):
+                raise
+
+    def wait(self, seconds: float = -1) -> bool:
+        """Wait for news, at most so long (-1 = without a bound); return whether there is any."""
+        return self._none.acquire(timeout=seconds)
+
+
+class _NotEmpty:
     """A condition with one waiter, a queue's feeder thread, that an error or a handler's `put` in `put` leaves whole.
 
-    `with`, `wait` and `notify` call functions in C alone: none takes the lock without giving it back, and none stands
-    between two looks at the news. A `threading.Condition` may.
+    `with` calls functions in C alone, so it never takes the lock without giving it back. A `threading.Condition` may.
     """
 
     __enter__ = property(operator.attrgetter("_lock.__enter__"))
@@ -156,18 +178,14 @@ class _News:
 
     def _at_fork_reinit(self) -> None:
         """Begin anew; in a forked child, another thread of the parent may have the lock."""
-        self._lock, self._news = threading.RLock(), queue.SimpleQueue[None]()
-        self.acquire, self.release = self._lock.acquire, self._lock.release
+        self._lock, self._news = threading.RLock(), _News()
+        self.acquire, self.release, self.notify = self._lock.acquire, self._lock.release, self._news.tell
 
     def wait(self) -> None:
-        """Give the lock back, wait for news, take the lock. News that came before counts: the buffer may be empty."""
+        """Give the lock back, wait for news, take the lock."""
         self.release()
-        self._news.get()
+        self._news.wait()
         self.acquire()
-
-    def notify(self) -> None:
-        """There is news."""
-        self._news.put(None)
 
 
 class BoundedQueue(LiveRepr, _Queue):  # type: ignore[misc]
@@ -187,7 +205,7 @@ class BoundedQueue(LiveRepr, _Queue):  # type: ignore[misc]
         super()._reset(after_fork)
         if not after_fork:
             # A signal handler may interrupt a put and shut the loader down: its own put must not wait for the first.
-            self._notempty = _News()
+            self._notempty = _NotEmpty()
         self._failure: Exception | None = None
         self._ends_process = self._let_go = False
         self._on_queue_feeder_error = partial(_not_written, weakref.ref(self))
@@ -380,17 +398,12 @@ class ReadyQueue(LiveRepr):
 
     def __init__(self) -> None:
         self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._no_news = threading.Lock()  # the one that gets takes it, and looks for messages; `put` releases it
+        self._news = _News()
 
     def put(self, message: Any) -> None:
         """Hand over a message."""
         self._messages.put(message)
-        try:
-            if self._no_news.locked():
-                self._no_news.release()
-        except RuntimeError as error:  # another thread has released it, or a signal's handler raises
-            if "unlocked" not in str(error):
-                raise
+        self._news.tell()
 
     def _phrases(self) -> Iterator[str]:
         yield counted(self._messages.qsize(), "message")
@@ -405,7 +418,7 @@ class ReadyQueue(LiveRepr):
             signal_handling.raise_now()
         until = None if timeout is None else time.monotonic() + timeout
         while self._messages.empty():
-            if not self._no_news.acquire(timeout=-1 if until is None else max(0.0, until - time.monotonic())):
+            if not self._news.wait(-1 if until is None else max(0.0, until - time.monotonic())):
                 raise queue.Empty
         inbox = [] if inbox is None else inbox
         inbox.extend(map(self._messages.get, (False,)))  # taken and stored in one step

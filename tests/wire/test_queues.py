@@ -318,14 +318,21 @@ def test_a_forked_process_puts_into_a_queue_whose_feeder_thread_runs_in_its_pare
     both.join_thread()
 
 
-def test_news_that_comes_while_news_is_told_is_no_error() -> None:
-    """A signal's handler may put a message while the program puts one."""
+@pytest.mark.parametrize("message", ["release unlocked lock", "DataLoader worker (pid 7) is killed"])
+def test_news_may_be_told_twice_at_once(message: str) -> None:
+    """By a signal's handler, or by another thread. The error of a handler goes on."""
+
+    def release() -> None:
+        raise RuntimeError(message)
+
     news = queues._News()
     for _ in range(2):
-        news.notify()
-    with news:
-        news.wait()
-        news.wait()
+        news.tell()
+    assert news.wait()
+    assert not news.wait(0)
+    news._none = SimpleNamespace(locked=lambda: True, release=release)  # type: ignore[assignment]
+    with contextlib.nullcontext() if "unlocked" in message else pytest.raises(RuntimeError, match="is killed"):
+        news.tell()
 
 
 def test_who_finds_the_queue_being_read_waits_no_longer_than_its_timeout(pipe: Any) -> None:
@@ -472,17 +479,3 @@ def test_a_signal_handler_may_take_longer_than_the_timeout_of_the_ready_queue() 
     finally:
         signals.join()
         signal.signal(signal.SIGUSR1, before)
-
-
-@pytest.mark.parametrize("message", ["release unlocked lock", "DataLoader worker (pid 7) is killed"])
-def test_of_two_threads_that_put_at_once_one_tells_the_news(message: str) -> None:
-    """The other one finds the lock released. The error of a signal's handler goes on, and the message is there."""
-
-    def release() -> None:
-        raise RuntimeError(message)
-
-    ready = ReadyQueue()
-    ready._no_news = SimpleNamespace(locked=lambda: True, release=release)  # type: ignore[assignment]
-    with contextlib.nullcontext() if "unlocked" in message else pytest.raises(RuntimeError, match="is killed"):
-        ready.put(message)
-    assert ready.get() == message
