@@ -159,8 +159,10 @@ class _News:
             if "unlocked" not in str(error):
                 raise
 
+    @signal_handling.wait
     def wait(self, seconds: float = -1) -> bool:
         """Wait for news, at most so long (-1 = without a bound); return whether there is any."""
+        signal_handling.raise_now()
         return self._none.acquire(timeout=seconds)
 
 
@@ -408,14 +410,11 @@ class ReadyQueue(LiveRepr):
     def _phrases(self) -> Iterator[str]:
         yield counted(self._messages.qsize(), "message")
 
-    @signal_handling.wait
     def get(self, timeout: float | None = None, inbox: list[Any] | None = None) -> Any:
         """The next message. Raises queue.Empty if none comes within `timeout` seconds.
 
         inbox: the message is put there in the step that takes it from the queue.
         """
-        if self._messages.empty():
-            signal_handling.raise_now()
         until = None if timeout is None else time.monotonic() + timeout
         while self._messages.empty():
             if not self._news.wait(-1 if until is None else max(0.0, until - time.monotonic())):

@@ -20,7 +20,7 @@ import workloads as wl
 import minidl
 from minidl.loader import iterators, liveness
 from minidl.loader.crew import Crew
-from minidl.wire import signal_handling
+from minidl.wire import queues, signal_handling
 from minidl.wire.queues import BoundedQueue, ReadyQueue
 
 pytestmark = pytest.mark.live
@@ -179,7 +179,7 @@ def test_an_error_that_was_put_off_is_raised_once_and_in_the_main_thread() -> No
     thread.start()
     thread.join()
     assert queue.get() == "raises nothing here"  # without a wait
-    assert ReadyQueue.get.__code__ in signal_handling._waits
+    assert queues._News.wait.__code__ in signal_handling._waits
     with pytest.raises(RuntimeError, match="worker is killed"):
         queue.get(timeout=0)
     queue.put("the next")
