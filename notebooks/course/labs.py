@@ -25,6 +25,7 @@ import threading
 import time
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -33,7 +34,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from course import place
+from course import place, schedules
 from course.checking import Outcome, Wrong, apart, judged
 from course.data import until
 from course.texts import FOLDER
@@ -69,6 +70,7 @@ def trial(lab: int) -> Callable[[Trial], Trial]:
 # --- Judging ----------------------------------------------------------------------------------------------------------
 def check(lab: int, loader: str | Path | Any = "loader.py", rounds: int = 3, seed: int = 0) -> Outcome:
     """What the trials of a lab say of a file's DataLoader, or of a module's; the first that fails, or that all are right."""
+    notes = []
     for number, one in itertools.product(range(rounds), TRIALS[lab]):
         with tempfile.TemporaryFile("w+", errors="replace") as errors:
             job = functools.partial(judged, _tried, one, loader, f"{one.__name__} {seed + number}", errors.fileno())
@@ -79,8 +81,15 @@ def check(lab: int, loader: str | Path | Any = "loader.py", rounds: int = 3, see
             return outcome
         if not outcome.passed:
             where = f"Lab {lab}, trial `{one.__name__}`, round {number + 1}: {outcome.words}"
-            return Outcome(False, where, f"{one.__doc__} {outcome.step}".strip(), printed)
-    return Outcome(True, f"Right. Lab {lab}: {len(TRIALS[lab])} trials, each {rounds} times.")
+            evidence = "\n".join(part for part in (outcome.evidence, printed) if part)
+            return Outcome(False, where, f"{one.__doc__} {outcome.step}".strip(), evidence)
+        notes.append(outcome.words.removeprefix("Right. "))
+    return Outcome(
+        True,
+        " ".join(
+            [f"Right. Lab {lab}: {len(TRIALS[lab])} trials, each {rounds} times.", *filter(None, dict.fromkeys(notes))]
+        ),
+    )
 
 
 def _tried(one: Trial, loader: str | Path | Any, seed: str, errors: int) -> str:
@@ -88,7 +97,10 @@ def _tried(one: Trial, loader: str | Path | Any, seed: str, errors: int) -> str:
     pages = int(Path("/proc/self/statm").read_text().split()[0])  # code that takes all memory ends by itself
     resource.setrlimit(resource.RLIMIT_AS, (pages * os.sysconf("SC_PAGE_SIZE") + MEMORY, resource.RLIM_INFINITY))
     sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
-    one(loaded(loader), random.Random(seed))
+    try:
+        one(loaded(loader), random.Random(seed))
+    except schedules.Unknown as name:
+        return f"(`{one.__name__}` has tried nothing: `{name}` of your file is not simulated.)"
     return ""
 
 
@@ -101,6 +113,7 @@ def loaded(loader: str | Path | Any) -> Any:
             raise Wrong(f"There is no file {loader}.", "Copy labs/loader.py, and fill it in.")
         module = sys.modules["students_loader"] = ModuleType("students_loader")
         source = solved() if path == SOLUTION else importlib.util.decode_source(path.read_bytes())
+        module.__dict__["its_source"] = source, str(path)
         exec(compile(source, path, "exec"), module.__dict__)
     if isinstance(module, ModuleType) and hasattr(module, "MP_STATUS_CHECK_INTERVAL"):
         module.MP_STATUS_CHECK_INTERVAL = INTERVAL  # type: ignore[attr-defined]
@@ -459,6 +472,37 @@ def few(module: Any, dice: random.Random) -> None:
     left("the epochs are over, num_workers=3")
 
 
+def _explored(module: Any, dice: random.Random, *, taking: bool = False, kills: int = 0, pin: bool = False) -> None:
+    """The loader in many orders of its steps: a whole epoch; or dropped after some batches; or a worker is killed."""
+    if not hasattr(module, "its_source"):
+        return
+    simulated = schedules.executed(*module.its_source)
+    size, each = dice.randrange(4, 8), dice.randrange(1, 3)
+    options = {"num_workers": 2, "batch_size": each, "prefetch_factor": dice.randrange(1, 3)}
+    wanted = [list(range(size))[at : at + each] for at in range(0, size, each)]
+    count = dice.randrange(len(wanted)) if taking else None
+    given = f"{size} samples, {options}" + f", pin_memory={pin}" * pin
+    given += f"; the loop breaks after {count} batches" if taking else "; a worker is killed" * kills
+
+    def program() -> None:
+        iterator = iter(simulated.DataLoader(range(size), collate_fn=list, pin_memory=pin, **options))
+        got, alive = taken(iterator, count), weakref.ref(iterator)
+        lost = bool(kills and got) and str(got[-1]) in LOST
+        same(given, wanted[: len(got) - lost if lost else count], got[: len(got) - lost])
+        del iterator
+        if alive() is not None:
+            gc.collect()
+
+    with pinning(simulated, lambda data: data):
+        schedules.explored(program, given, dice, kills)
+
+
+@trial(3)
+def any_order(module: Any, dice: random.Random) -> None:
+    """Who goes next is chosen, and many orders are tried: in each, every batch comes, in its turn, and the workers leave. The steps of the order that goes wrong are below."""
+    _explored(module, dice)
+
+
 # --- Lab 4 ------------------------------------------------------------------------------------------------------------
 def _broken_off(
     module: Any, given: str, dataset: Any, batches: int, ready: Callable[[], object] = lambda: None, **options: Any
@@ -552,6 +596,12 @@ def pin_broken_off(module: Any, dice: random.Random) -> None:
 
 
 @trial(4)
+def broken_off_in_any_order(module: Any, dice: random.Random) -> None:
+    """The loop breaks, and many orders of what follows are tried, where a pipe holds one message: in each, the pin thread and all workers end."""
+    _explored(module, dice, taking=True, pin=dice.random() < 0.5)
+
+
+@trial(4)
 def two_at_once(module: Any, dice: random.Random) -> None:
     """Each iterator has its own queues and workers. A worker of the second has a copy of the first, which is not its own to shut down."""
     loader = module.DataLoader(Samples(12, int), batch_size=2, num_workers=2)
@@ -603,6 +653,12 @@ def killed_behind_the_pin_thread(module: Any, dice: random.Random) -> None:
     with pinning(module, lambda data: data):
         kill = Samples(24, doing(at, lambda: os.kill(os.getpid(), signal.SIGKILL)))
         _dies(module, f"a worker is killed in sample {at}, pin_memory=True", kill, num_workers=2, pin_memory=True)
+
+
+@trial(5)
+def killed_before_any_step(module: Any, dice: random.Random) -> None:
+    """A worker is killed before any of its steps: each batch comes in its turn, or RuntimeError in the place of one; the loop never waits for ever."""
+    _explored(module, dice, kills=1, pin=dice.random() < 0.5)
 
 
 @trial(5)

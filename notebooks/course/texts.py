@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parents[1]
-SHARED = {"course": ("__init__", "asking", "checking"), "labs": ("labs",)}
+SHARED = {"course": ("__init__", "asking", "checking"), "labs": ("labs", "schedules")}
 """A file of translations -> modules of which several notebooks show texts."""
 
 ENTRY = re.compile(r"^<!-- (\S+) ([0-9a-f]{8}) -->\n", re.MULTILINE)

@@ -74,6 +74,25 @@ WRONG: list[tuple[int, list[Change], str]] = [
 ]  # fmt: skip
 """Lab, what is changed in the solution, and what is said of it."""
 
+UNBOUNDED: list[Change] = [
+    (r"            if worker\.is_alive\(\):\n.*?worker\.join\(\)\n", ""),
+    (r"worker\.join\(MP_STATUS_CHECK_INTERVAL\)", "worker.join()"),
+]  # fmt: skip
+IN_ANOTHER_ORDER: list[tuple[str, list[Change], str]] = [
+    ("any_order", [(r"self\._task_info\[idx\] \+= \(data,\)", "return data")], "Expected: an end"),
+    ("any_order", [(r"(?<=for index_queue in self\._index_queues:\n            )index_queue\.put.*?\n", "pass\n"),
+                   (r"worker\.kill\(\)", "return")], "nobody is left. Got: worker 0: takes from index_queue"),
+    ("broken_off_in_any_order", [(r"if self\._pin_thread is not None", "if False")],
+     "nobody is left. Got: thread of pin_memory_loop: takes from _worker_result_queue"),
+    ("broken_off_in_any_order", [(r"        data_queue\.cancel_join_thread\(\)", "        pass"), *UNBOUNDED],
+     "leaves once its feeder threads have written"),
+    ("broken_off_in_any_order", [OTHERWISE[1], *UNBOUNDED], "leaves once its feeder threads have written"),
+    ("killed_before_any_step", [(r"if dead:", "if False:")], "There is no end"),
+    ("killed_before_any_step", [(r"self\._data_queue\.get\(timeout=.*?\)\n", "self._data_queue.get()\n")],
+     "There is no end"),
+]  # fmt: skip
+"""Trial, what is changed in the solution, and what is said of it: in all but the first two, not in each order."""
+
 ENDLESS = {
     "trial ahead", "trial in_order", "trial streams_of_workers", "trial long_sample", "trial pin_raises",
     "trial killed", "trial exits",
@@ -91,7 +110,7 @@ def changed(place: Path, changes: list[Change]) -> Path:
 
 
 RIGHT: list[tuple[str, Any, tuple[int, ...]]] = [
-    ("mini", mini, (1, 2, 3, 4, 5)),
+    ("mini", Path(mini.__file__), (1, 2, 3, 4, 5)),
     ("solution", [], (1, 2, 3, 4, 5)),
     ("otherwise", OTHERWISE, (4, 5)),
     ("naive", NAIVE, (1, 2, 3)),
@@ -108,6 +127,21 @@ RIGHT: list[tuple[str, Any, tuple[int, ...]]] = [
 def test_a_right_loader_passes(lab: int, loader: Any, tmp_path: Path) -> None:
     outcome = labs.check(lab, changed(tmp_path, loader) if isinstance(loader, list) else loader, rounds=1)
     assert outcome.passed, repr(outcome)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(("name", "changes", "said"), IN_ANOTHER_ORDER)
+def test_a_loader_that_is_wrong_in_one_order_is_told_its_steps(
+    name: str, changes: list[Change], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab, one = next((lab, one) for lab, those in labs.TRIALS.items() for one in those if one.__name__ == name)
+    monkeypatch.setitem(labs.TRIALS, lab, [one])
+    outcome = labs.check(lab, changed(tmp_path, changes), rounds=1)
+    assert outcome.passed is False
+    assert said in outcome.words
+    first, *steps = outcome.evidence.splitlines()
+    assert re.fullmatch(r"Run \d+, its steps in their order:", first)
+    assert len(steps) > 10
 
 
 @pytest.mark.live

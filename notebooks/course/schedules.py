@@ -1,0 +1,594 @@
+"""A student's loader under a scheduler: each run takes its steps in another order, and a worker may be killed before any of them.
+
+Interface: `explored(loader, program, given, dice)`. The file is executed with a `multiprocessing`, `threading`, `queue`, `os`
+and `time` of this module. Its processes and threads are threads here, of which one runs at a time; before each step (a put, a
+get, a join, a look at an event) the scheduler chooses who goes next. By itself it lets one go on until it waits. The runs
+that are tried: each that differs from this in one choice, in a random order, then runs of random choices. Time passes only
+when everybody waits. Simulated: a queue's feeder threads, pipes that hold one message, kills, SIGCHLD. Not simulated: other
+signals, memory that is shared, a kill in the middle of a step.
+"""
+
+from __future__ import annotations
+
+import builtins
+import itertools
+import linecache
+import math
+import multiprocessing
+import os
+import pickle
+import queue
+import random
+import re
+import signal
+import sys
+import textwrap
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+
+from course.checking import Wrong
+
+RUNS = 400
+"""How many orders of the steps a trial tries."""
+STEPS = 3000
+"""A run of more steps does not end."""
+SPIN = 50
+"""Who takes so many steps in turn lets the others go: it waits by looking again and again."""
+VAIN = ": in vain"
+"""The end of a step whose time was up."""
+SHOWN = 40
+"""How many of its last steps are shown of a run that goes wrong."""
+
+
+class Ended(BaseException):
+    """Raised at each step of one that was killed, or whose run is over."""
+
+
+class Stuck(BaseException):
+    """Nobody can go on, or the run has no end. Raised at each step of the loop."""
+
+
+class Unknown(BaseException):
+    """The student's file uses something that is not simulated."""
+
+
+def _always() -> bool:
+    return True
+
+
+@dataclass(eq=False)
+class Actor:
+    """One thread of one process, or the loop. ready: whether its next step can be taken; deadline: when it gives up."""
+
+    name: str
+    process: Process | None = None
+    doing: str = "begins"
+    ready: Callable[[], bool] = _always
+    deadline: float = math.inf
+    over: bool = False
+    thread: threading.Thread | None = None
+    go: threading.Semaphore = field(default_factory=partial(threading.Semaphore, 0))
+
+
+@dataclass(eq=False)
+class Feeder:
+    """The thread that writes what one process has put into a queue."""
+
+    queue: Queue
+    process: Process | None
+    buffer: deque[bytes] = field(default_factory=deque)
+    joined: bool = True
+
+    def ready(self) -> bool:
+        return bool(self.buffer) and len(self.queue.pipe) < 1
+
+    def act(self) -> None:
+        self.queue.pipe.append(self.buffer.popleft())
+        HERE.trail.append(f"feeder thread of {self.process or 'the loop'}: writes to {self.queue}")
+
+
+@dataclass(eq=False)
+class Kill:
+    """A worker is killed from outside."""
+
+    process: Process
+
+    def act(self) -> None:
+        HERE.kills -= 1
+        HERE.trail.append(f"{self.process} is killed")
+        self.process.die(-9)
+
+
+class World:
+    """One run. choose: given how many can go on, which of them does."""
+
+    def __init__(self, choose: Callable[[int], int] = lambda options: 0, kills: int = 0) -> None:
+        self.choose, self.kills = choose, kills
+        self.loop = Actor("the loop", thread=threading.current_thread())
+        self.actors, self.processes, self.feeders = [self.loop], [], []
+        self.trail: list[str] = []
+        self.now, self.spun, self.stuck = 0.0, 0, ""
+        self.names: dict[str, int] = {}
+        self.handler: Any = signal.SIG_DFL
+        self.signalled = False
+
+    def me(self) -> Actor:
+        """The actor that runs."""
+        thread = threading.current_thread()
+        return next((actor for actor in reversed(self.actors) if actor.thread is thread), Actor("", over=True))
+
+    def step(self, doing: str, ready: Callable[[], bool] = _always, timeout: float | None = None) -> bool:
+        """Let the scheduler choose; take the step once it is ready. Returns False if it was not within `timeout`."""
+        me = self.me()
+        self._goes_on(me)
+        me.doing, me.ready = doing, ready
+        me.deadline = math.inf if timeout is None else self.now + max(0.0, timeout)
+        self._wait(me)
+        if me is self.loop and self.signalled:
+            self.signalled = False
+            self.trail.append("the loop: its handler of SIGCHLD runs")
+            self.handler(signal.SIGCHLD, None)  # what it raises comes out of the step
+            return self.step(doing, ready, timeout)
+        done = ready()
+        self.trail.append(f"{me.name}: {doing}{'' if done else VAIN}")
+        return done
+
+    def _wait(self, me: Actor) -> None:
+        """Let others go, until this one is chosen."""
+        chosen = self._next(me)
+        if chosen is not me:
+            chosen.go.release()
+            if not me.over:  # or it was killed before this step
+                me.go.acquire()
+        self._goes_on(me)
+
+    def _goes_on(self, me: Actor) -> None:
+        if me.over:
+            raise Ended
+        if self.stuck and me is self.loop:
+            raise Stuck(self.stuck)
+
+    def _next(self, me: Actor) -> Actor:
+        while True:
+            place = self.actors.index(me)
+            order = [actor for actor in self.actors[place:] + self.actors[:place] if not actor.over]
+            if self.spun > SPIN:
+                order, self.spun = order[1:] + order[:1], 0
+            able: list[Any] = [one for one in (*order, *self.feeders) if one.ready()]
+            if self.signalled and self.loop in order and self.loop not in able:
+                able.append(self.loop)
+            if not able:
+                soonest = min((actor.deadline for actor in order if actor.deadline < math.inf), default=self.now)
+                self.now = soonest
+                able = [actor for actor in order if actor.deadline == soonest]
+            if not able or len(self.trail) > STEPS:
+                why = "Nobody can go on" if not able else f"There is no end after {STEPS:,} steps"
+                self.stuck = ". ".join([why, *(f"{actor.name}: {actor.doing}" for actor in order)])
+                return self.loop
+            if self.kills:
+                able += [Kill(process) for process in self.processes if process.exitcode is None]
+            chosen = able[self.choose(len(able)) if len(able) > 1 else 0]
+            if isinstance(chosen, Actor):
+                self.spun = self.spun + 1 if chosen is me else 0
+                return chosen
+            chosen.act()
+
+    def begin(self, actor: Actor, function: Callable[[], object]) -> None:
+        """Start an actor, which waits until it is chosen."""
+        actor.thread = threading.Thread(target=self._life, args=(actor, function), daemon=True)
+        self.actors.append(actor)
+        actor.thread.start()
+
+    def _life(self, actor: Actor, function: Callable[[], object]) -> None:
+        actor.go.acquire()
+        code = 0
+        try:
+            if not actor.over:
+                function()
+        except Ended:
+            return
+        except SystemExit as leaving:
+            code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        except BaseException:
+            traceback.print_exc()
+            code = 1
+        try:
+            if actor.process is not None:
+                actor.process.leave(code)
+        except Ended:
+            return
+        actor.over = True
+        self._next(actor).go.release()
+
+    def end(self, actors: list[Actor]) -> None:
+        """End these actors: each of their steps raises."""
+        for actor in actors:
+            if not actor.over and actor is not self.loop:
+                actor.over = True
+                if actor.thread is not threading.current_thread():
+                    actor.go.release()
+                    actor.thread.join(1)  # type: ignore[union-attr]
+
+    def name(self, kind: str) -> str:
+        """A name for an object: what the student's line assigns it to, with a number from the second on."""
+        frame = sys._getframe()
+        while frame.f_code.co_filename == __file__:
+            frame = frame.f_back  # type: ignore[assignment]
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        found = re.match(r"\s*(?:self\.)?(\w+)\s*=[^=]", line)
+        name = found[1] if found else kind
+        number = self.names[name] = self.names.get(name, -1) + 1
+        return f"{name} {number}" if number else name
+
+
+HERE = World()
+
+
+# --- What stands in the places of multiprocessing, threading, queue, os and time --------------------------------------
+class Named:
+    """Something with a name."""
+
+    kind = "queue"
+
+    def __init__(self) -> None:
+        self.label = HERE.name(self.kind)
+
+    def __repr__(self) -> str:
+        return self.label
+
+
+class Inside(Named):
+    """A queue between threads: what is put is there."""
+
+    def __init__(self, maxsize: int = 0) -> None:
+        super().__init__()
+        self.pipe: deque[Any] = deque()
+        self.most = maxsize if maxsize > 0 else math.inf
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        self._step(f"puts {_short(item)} into {self}", lambda: len(self.pipe) < self.most, block, timeout, queue.Full)
+        self._add(item)
+
+    def _add(self, item: Any) -> None:
+        self.pipe.append(item)
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        self._step(f"takes from {self}", lambda: bool(self.pipe), block, timeout, queue.Empty)
+        item = self._take()
+        HERE.trail[-1] += f" {_short(item)}"
+        return item
+
+    def _take(self) -> Any:
+        return self.pipe.popleft()
+
+    @staticmethod
+    def _step(
+        doing: str, ready: Callable[[], bool], block: bool, timeout: float | None, error: type[Exception]
+    ) -> None:
+        HERE.step(doing, ready if block else _always, timeout)
+        if not ready():
+            raise error
+
+    def empty(self) -> bool:
+        HERE.step(f"looks whether {self} is empty")
+        return not self.pipe
+
+    def qsize(self) -> int:
+        return len(self.pipe)
+
+    def put_nowait(self, item: Any) -> None:
+        self.put(item, block=False)
+
+    def get_nowait(self) -> Any:
+        return self.get(block=False)
+
+
+class Queue(Inside):
+    """A queue between processes: a feeder thread of each process that puts writes into its pipe."""
+
+    def __init__(self, maxsize: int = 0, ctx: object = None) -> None:
+        super().__init__(maxsize)
+        self.closed: set[Process | None] = set()
+
+    def feeder(self) -> Feeder:
+        """The feeder of this process."""
+        process = HERE.me().process
+        found = next((one for one in HERE.feeders if (one.queue, one.process) == (self, process)), None)
+        if found is None:
+            HERE.feeders.append(found := Feeder(self, process))
+        return found
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        if HERE.me().process in self.closed:
+            raise ValueError(f"Queue {self!r} is closed")
+        super().put(item, block, timeout)
+
+    def _add(self, item: Any) -> None:
+        self.feeder().buffer.append(pickle.dumps(item))
+
+    def _take(self) -> Any:
+        return pickle.loads(self.pipe.popleft())
+
+    def cancel_join_thread(self) -> None:
+        self.feeder().joined = False
+
+    def join_thread(self) -> None:
+        feeder = self.feeder()
+        if feeder.joined:
+            HERE.step(f"waits for its feeder thread of {self}", lambda: not feeder.buffer)
+
+    def close(self) -> None:
+        self.closed.add(HERE.me().process)
+
+
+class Event(Named):
+    kind = "event"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flag = False
+
+    def set(self) -> None:
+        HERE.step(f"sets {self}")
+        self.flag = True
+
+    def clear(self) -> None:
+        HERE.step(f"clears {self}")
+        self.flag = False
+
+    def is_set(self) -> bool:
+        HERE.step(f"looks at {self}")
+        return self.flag
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return HERE.step(f"waits for {self}", lambda: self.flag, timeout)
+
+
+class Task:
+    """What can be started and joined."""
+
+    def __init__(
+        self, group: None = None, target: Callable[..., object] | None = None, name: str | None = None, args: Any = (),
+        kwargs: Any = None, *, daemon: bool | None = None,
+    ) -> None:  # fmt: skip
+        self.run: Callable[[], object] = partial(target or (lambda: None), *args, **kwargs or {})
+        self.name, self.daemon, self.actor = name or self._named(target), bool(daemon), None
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def start(self) -> None:
+        HERE.step(f"starts {self}")
+        self.actor = Actor(self.name, self._process())
+        HERE.begin(self.actor, self.run)
+        del self.run  # as `multiprocessing` does: a dropped iterator may be in its arguments
+
+    def join(self, timeout: float | None = None) -> None:
+        HERE.step(f"joins {self}", lambda: self._over(), timeout)
+
+    def is_alive(self) -> bool:
+        HERE.step(f"looks whether {self} lives")
+        return self.actor is not None and not self._over()
+
+
+class Thread(Task):
+    def _named(self, target: Any) -> str:
+        return f"thread of {getattr(target, '__name__', 'no name')}"
+
+    def _process(self) -> Process | None:
+        return HERE.me().process
+
+    def _over(self) -> bool:
+        return self.actor is not None and self.actor.over
+
+
+class Process(Task):
+    exitcode: int | None = None
+
+    def _named(self, target: Any) -> str:
+        return f"worker {len(HERE.processes)}"
+
+    def _process(self) -> Process:
+        self.parent, self.pid = HERE.me().process, 1000 + len(HERE.processes)
+        HERE.processes.append(self)
+        return self
+
+    def _over(self) -> bool:
+        return self.exitcode is not None
+
+    def leave(self, code: int) -> None:
+        """It has come to its end, and waits for its feeder threads."""
+        mine = [feeder for feeder in HERE.feeders if feeder.process is self and feeder.joined]
+        HERE.step("leaves once its feeder threads have written", lambda: not any(one.buffer for one in mine))
+        self.die(code)
+
+    def die(self, code: int) -> None:
+        """It is no more: what it has not yet written is lost."""
+        if self.exitcode is None:
+            self.exitcode = code
+            HERE.signalled = HERE.signalled or callable(HERE.handler)
+            HERE.feeders = [feeder for feeder in HERE.feeders if feeder.process is not self]
+            HERE.end([actor for actor in HERE.actors if actor.process is self])
+
+    def terminate(self) -> None:
+        HERE.step(f"terminates {self}")
+        self.die(-15)
+
+    def kill(self) -> None:
+        HERE.step(f"kills {self}")
+        self.die(-9)
+
+    def close(self) -> None:
+        pass
+
+
+class Simulated(ModuleType):
+    """A module of which some names are simulated. whole: an other name is not known; else it is the module's own."""
+
+    def __init__(self, real: ModuleType, known: dict[str, Any], *, whole: bool = False) -> None:
+        super().__init__(real.__name__)
+        self.__dict__.update(known)
+        self._real, self._whole = real, whole
+
+    def __getattr__(self, name: str) -> Any:
+        if self._whole:
+            raise Unknown(f"{self.__name__}.{name}")
+        return getattr(self._real, name)
+
+
+def _pid(process: Process | None) -> int:
+    return 999 if process is None else process.pid
+
+
+def _parent() -> Process | None:
+    process = HERE.me().process
+    return None if process is None else process.parent
+
+
+def _kill(pid: int, number: int) -> None:
+    HERE.step(f"sends signal {int(number)} to {pid}")
+    for process in HERE.processes:
+        if process.pid == pid and number:
+            if process is HERE.me().process:
+                raise Unknown("os.kill of the process itself")
+            process.die(-number)
+
+
+def _handle(number: int, handler: Any) -> Any:
+    if number != signal.SIGCHLD:
+        raise Unknown("signal.signal of another signal than SIGCHLD")
+    previous, HERE.handler = HERE.handler, handler
+    return previous
+
+
+def _children() -> list[Process]:
+    return [process for process in HERE.processes if process.exitcode is None]
+
+
+def _short(item: object) -> str:
+    return textwrap.shorten(repr(item), 50, placeholder=" ...")
+
+
+def _sleep(seconds: float) -> None:
+    HERE.step(f"sleeps {seconds:g} s", lambda: False, seconds)
+
+
+def _refused(module: str, *names: str) -> dict[str, Callable[..., Any]]:
+    def refuse(name: str, *_: object) -> Any:
+        raise Unknown(name)
+
+    return {name: partial(refuse, f"{module}.{name}") for name in names}
+
+
+LOCKS = "Lock", "RLock", "Condition", "Semaphore", "Barrier"
+
+
+def _modules() -> dict[str, ModuleType]:
+    between = {
+        "Queue": Queue, "Event": Event, "Process": Process, "active_children": _children,
+        "parent_process": lambda: SimpleNamespace(pid=_pid(_parent()), is_alive=lambda: True),
+    }  # fmt: skip
+    between["get_context"] = lambda method=None: modules["multiprocessing"]
+    clock = lambda: HERE.now  # noqa: E731
+    pids = {"getpid": lambda: _pid(HERE.me().process), "getppid": lambda: _pid(_parent())}
+    modules: dict[str, ModuleType] = {
+        "multiprocessing": Simulated(multiprocessing, between, whole=True),
+        "threading": Simulated(threading, {"Thread": Thread, "Event": Event, **_refused("threading", *LOCKS)}),
+        "queue": Simulated(queue, {"Queue": Inside, "SimpleQueue": Inside}),
+        "os": Simulated(os, {**pids, "kill": _kill, **_refused("os", "_exit", "killpg", "fork")}),
+        "signal": Simulated(
+            signal, {"signal": _handle, "getsignal": lambda number: HERE.handler, **_refused("signal", "set_wakeup_fd")}
+        ),
+        "time": Simulated(time, {"sleep": _sleep, "monotonic": clock, "perf_counter": clock, "time": clock}),
+    }
+    return modules
+
+
+def executed(source: str, path: str) -> ModuleType:
+    """The student's file as a module, whose imports are of what is simulated. Raises Unknown if it imports more."""
+    modules = _modules()
+    torch.multiprocessing = modules["multiprocessing"]
+
+    def imported(name: str, *more: Any) -> Any:
+        top, _, rest = name.removeprefix("torch.").partition(".")
+        if top in modules and rest:
+            raise Unknown(name)
+        return modules[name] if name in modules else builtins.__import__(name, *more)
+
+    module = sys.modules["students_loader"] = ModuleType("students_loader")
+    module.__dict__["__builtins__"] = {**vars(builtins), "__import__": imported}
+    linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
+    exec(compile(source, path, "exec"), module.__dict__)
+    return module
+
+
+def _unraisable(what: Any) -> None:
+    """Say nothing of what this module raises in a `__del__`."""
+    if what.exc_type not in (Ended, Stuck):
+        sys.__unraisablehook__(what)
+
+
+# --- The runs ---------------------------------------------------------------------------------------------------------
+class Choices:
+    """What is chosen in a run: at each place what `at` says, else the first; how many could be, for the next runs."""
+
+    def __init__(self, at: dict[int, int], dice: random.Random | None = None) -> None:
+        self.at, self.dice = at, dice
+        self.options: list[int] = []
+
+    def __call__(self, options: int) -> int:
+        self.options.append(options)
+        if self.dice is not None and self.dice.random() < 0.3:
+            return self.dice.randrange(options)
+        return min(self.at.get(len(self.options) - 1, 0), options - 1)
+
+
+def _orders(dice: random.Random) -> Iterator[Choices]:
+    yield (first := Choices({}))
+    single = [{place: other} for place, options in enumerate(first.options) for other in range(1, options)]
+    dice.shuffle(single)
+    yield from map(Choices, single)
+    while True:
+        yield Choices({}, dice)
+
+
+def explored(program: Callable[[], None], given: str, dice: random.Random, kills: int = 0, soon: float = 10) -> None:
+    """Run the program in RUNS orders of its steps. Raises Wrong for the first that goes wrong, with its steps.
+
+    program: raises Wrong if something else came than it expects. kills: how many workers are killed in a run, at most. After
+    it, nobody may be left for more than `soon` seconds.
+    """
+    global HERE
+    sys.unraisablehook = _unraisable
+    for number, choices in enumerate(itertools.islice(_orders(dice), RUNS)):
+        HERE = World(choices, kills)
+        try:
+            program()
+            others = [actor for actor in HERE.actors if actor is not HERE.loop]
+            HERE.kills = 0
+            HERE.step("is over", lambda: all(one.over for one in others), soon)  # noqa: B023
+            left = [f"{one.name}: {one.doing}" for one in others if not one.over]
+            if left:
+                raise Wrong(f"Given: {given}. Expected: nobody is left. Got: {'; '.join(left)}.", "")
+        except (Wrong, Stuck) as error:
+            words = str(error) if isinstance(error, Wrong) else f"Given: {given}. Expected: an end. Got: {error}."
+            raise Wrong(
+                words, "", evidence="\n".join([f"Run {number + 1}, its steps in their order:", *_shown()])
+            ) from None
+        finally:
+            HERE.end(HERE.actors)
+
+
+def _shown() -> list[str]:
+    """The last steps of the run that led to something."""
+    steps = [step for step in HERE.trail if not step.endswith(VAIN)]
+    return [f"... {len(steps) - SHOWN} steps before", *steps[-SHOWN:]] if len(steps) > SHOWN else steps
