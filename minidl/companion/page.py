@@ -8,7 +8,9 @@ package and of the torch that is installed when the page is made.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib.metadata
 import os
 import platform
 import re
@@ -61,7 +63,7 @@ def html(path: str | os.PathLike[str] | None = None) -> CompanionPage | Path:
     sources: dict[str, list[object]] = {}
     words = {key: Translated.of(fields).titles for key, fields in read("words.ini").items()}
     called: tuple[Callable[..., Any], ...] = (
-        *(inline, address, told, rules_of, rows_of, by_module, moments.find, moments.heading_of),
+        *(inline, address, release, told, rules_of, rows_of, by_module, moments.find, moments.heading_of),
         *(picture, diagram, figure, shares.caption, places, source_line, drifts_of),
         *(coverage.events_of, coverage.purposes, coverage.meanings, coverage.without_row),
     )
@@ -106,18 +108,30 @@ def inline(text: str) -> Markup:
     return Markup(re.sub(r"\b[1-4] §[0-9a-z_.x]*[0-9a-zA-Z_]", link, made))
 
 
+@functools.cache
+def release() -> str:
+    """Return where this release's files are, by the "Source" address of the package's metadata; "" if it has none."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        given = importlib.metadata.metadata("minidl")
+        for name, _, url in (one.partition(", ") for one in given.get_all("Project-URL") or ()):
+            if name == "Source":
+                return f"{url.rstrip('/')}/blob/v{given['Version']}"
+    return ""
+
+
 def address(place: SourcePlace) -> str:
-    """Return where GitHub has the lines, at the tag of the installed torch or of this Python; "" for our own."""
+    """Return where the lines are, at the tag of the installed torch, this Python or this release; "" if not known."""
     import torch
 
-    root, release = place.file.partition("/")[0], torch.__version__.partition("+")[0]
-    tag = f"v{release}" if release.replace(".", "").isdigit() else torch.version.git_version
+    version = torch.__version__.partition("+")[0]
+    tag = f"v{version}" if version.replace(".", "").isdigit() else torch.version.git_version
     at = {
-        "torch": f"pytorch/pytorch/blob/{tag}",
-        "multiprocessing": f"python/cpython/blob/v{platform.python_version()}/Lib",
+        "torch": f"https://github.com/pytorch/pytorch/blob/{tag}",
+        "multiprocessing": f"https://github.com/python/cpython/blob/v{platform.python_version()}/Lib",
+        "minidl": release(),
     }
-    file = place.file.replace("torch/include/", "")
-    return f"https://github.com/{at[root]}/{file}#L{place.first}-L{place.last}" if root in at else ""
+    base, file = at.get(place.file.partition("/")[0]), place.file.replace("torch/include/", "")
+    return f"{base}/{file}#L{place.first}-L{place.last}" if base else ""
 
 
 def _source(sources: dict[str, list[object]], place: SourcePlace) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import re
+from email.message import Message
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +45,23 @@ def test_each_row_is_there_and_each_link_leads_to_one(made: str) -> None:
     assert all(lines.fullmatch(link) for link in out)
     assert len(out) > 100
     assert all(f"without {guard}<" in made for entry in entries().values() for guard in entry.guards)
+
+
+def test_a_release_that_names_its_source_is_linked(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Message()
+    for name, value in (("Version", "9.8"), ("Project-URL", "Docs, https://d"), ("Project-URL", "Source, https://s/m/")):
+        told[name] = value
+    monkeypatch.setattr(importlib.metadata, "metadata", lambda name: told)
+    monkeypatch.setattr(page, "counterexample", lambda guard: (("loader begins",), ""))
+    page.release.cache_clear()
+    try:
+        links = {str(attributes.get("href")) for tag, attributes in Parsed(page.html()).tags if tag == "a"}
+    finally:
+        page.release.cache_clear()
+    own = {link for link in links if link.startswith("https://s/m/blob/v9.8/")}
+    assert "https://s/m/blob/v9.8/notebooks/04_one_page.ipynb" in own
+    assert len([link for link in own if re.search(r"/minidl/[\w/]+\.py#L\d+-L\d+$", link)]) > 100
+    assert len(own) < len(links)
 
 
 def test_it_refers_to_nothing_outside_and_holds_no_style_of_its_own(made: str) -> None:
