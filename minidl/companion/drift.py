@@ -4,10 +4,10 @@ Interface: `drifts()` -> the list; `Drift.findings(torch)` checks its evidence i
 of the one in a folder; `moved(torch)` reports which references of the rows stand elsewhere there, or are gone.
 
 The list is in `drift.ini`. A drift's fields, beside "en", "ru" and "zh" (see `rows`): `about`, the sections that say
-it, the main one first, or "note" for torch's note; `kind`, one of KINDS; `since`, for those of DATED, the version of
-torch that brought it (several if it came in steps); `evidence`, lines of the form "module:name has TEXT", "module:name
-lacks TEXT", "module:name is there" or "module:name is gone". Evidence that fails says that this torch differs from what
-was read.
+it, the main one first, or "note" for torch's note; `topics`, one a line, those of these sections' topics that have rows
+of their own and say it; `kind`, one of KINDS; `since`, for those of DATED, the version of torch that brought it
+(several if it came in steps); `evidence`, lines of the form "module:name has TEXT", "module:name lacks TEXT",
+"module:name is there" or "module:name is gone". Evidence that fails says that this torch differs from what was read.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class Drift:
     since: str
     words: Translated
     evidence: tuple[str, ...]
+    topics: tuple[str, ...]
 
     @property
     def section(self) -> Section | None:
@@ -106,20 +107,19 @@ def _drift(name: str, fields: Mapping[str, str]) -> Drift:
         raise RowError(f"drift {name!r}: about {about!r}: {error}") from error
     if not said and about != NOTE:
         raise RowError(f"drift {name!r}: about {about!r}: write a section, as 1 §2.4.2, or {NOTE}")
-    return Drift(name, said, kind, since, Translated.of(fields), listed(fields, "evidence"))
+    return Drift(name, said, kind, since, Translated.of(fields), listed(fields, "evidence"), listed(fields, "topics"))
 
 
 @functools.cache
 def drifts() -> tuple[Drift, ...]:
     """Return all drifts in the order of the articles, then those of torch's note."""
-    order = [section for article in ARTICLES.values() for section in article.sections]
-    found = [_drift(name, fields) for name, fields in read("drift.ini").items()]
-    return tuple(sorted(found, key=lambda d: len(order) if d.section is None else order.index(d.section)))
+    order = [*(section for article in ARTICLES.values() for section in article.sections), None]
+    return tuple(sorted(itertools.starmap(_drift, read("drift.ini").items()), key=lambda d: order.index(d.section)))
 
 
 def drifts_of(entry: Entry) -> list[Drift]:
-    """Return the drifts of what a row's section says."""
-    return [] if entry.topic else [drift for drift in drifts() if entry.section in drift.sections]
+    """Return the drifts of what a row's section says; of a topic's row, those about the topic."""
+    return [d for d in drifts() if (entry.topic in d.topics if entry.topic else True) and entry.section in d.sections]
 
 
 def moved(torch: Path) -> Iterator[str]:

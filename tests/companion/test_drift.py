@@ -57,8 +57,7 @@ def test_what_moved_in_another_torch_is_reported(tmp_path: Path) -> None:
     text = SOURCE.read_text(encoding="utf-8").replace("def _next_index(", "def _next_key(")
     (folder / "dataloader.py").write_text("\n" + text, encoding="utf-8")
     lines = list(drift.moved(tmp_path / "torch"))
-    reset = [line for line in lines if line.startswith("dataloader:_MultiProcessingDataLoaderIter._try_put_index: ")]
-    assert reset
+    assert any(line.startswith("dataloader:_MultiProcessingDataLoaderIter._try_put_index: ") for line in lines)
     assert any(line.startswith("dataloader:_BaseDataLoaderIter._next_index: ") and "gone" in line for line in lines)
     assert not [line for line in lines if line.startswith("drift worker-cycle")]
     assert [line for line in lines if line.startswith("dataloader:DataLoader.__init__: ") and line.endswith("the same")]
@@ -77,8 +76,7 @@ def test_each_article_and_the_note_have_drifts() -> None:
 
 
 def test_each_kind_has_a_word() -> None:
-    words = rows.read("words.ini")
-    assert [kind for kind in drift.KINDS if words[f"kind-{kind}"].keys() != rows.LANGUAGES.keys()] == []
+    assert all(rows.read("words.ini")[f"kind-{kind}"].keys() == rows.LANGUAGES.keys() for kind in drift.KINDS)
 
 
 @pytest.mark.parametrize(("about", "evidence"), [
@@ -130,9 +128,11 @@ def test_a_wrong_drift_is_named(fields: dict[str, str], message: str) -> None:
         drift._drift("x", fields)
 
 
-def test_a_drift_names_its_sections() -> None:
+def test_a_drift_names_its_sections_and_is_shown_at_its_topics() -> None:
     for about in ("1 §2.4.1, §2.4.5, 2 §1.3", "note"):
         assert drift._drift("x", {"about": about, "kind": "never"}).source == about
+    shown = sorted((d.name, e.topic) for e in rows.entries().values() if e.topic for d in drift.drifts_of(e))
+    assert shown == sorted((d.name, topic) for d in drifts() for topic in d.topics) != []
 
 
 def test_the_queue_is_that_of_python() -> None:
