@@ -2,8 +2,8 @@
 
 It yields the batches that torch yields, in the same order, from map-style and iterable datasets, in this process or
 from workers. It ends as torch's does, except that at Python's exit every iterator is shut down before multiprocessing
-terminates its workers. Names are those of torch and of the article; the article's `_tasks_outstanding`, which torch has
-no more, is left out. Processes and threads (§2.4.1):
+terminates its workers. Names are those of torch and of the article; their `_tasks_outstanding`, which only checks read,
+is left out. Processes and threads (§2.4.1):
 
     this process      _try_put_index --(idx, index)--> one index queue for each worker
     worker processes  _worker_loop   --(idx, data)---> the worker result queue
