@@ -247,7 +247,7 @@ OTHER_TESTS = {
     "data": "containers",
     "device": "pin_memory_differential",
     "prove/lab": "lab_runner lab_table",
-    "notebooks": "course exercises grading labs notebooks pages texts",
+    "notebooks": "course exercises grading labs notebooks pages schedules texts",
     "playback": "replay",
     "hang": "headline",
     "loader": "layers shutdown thread_peers",

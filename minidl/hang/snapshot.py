@@ -193,7 +193,7 @@ class Job:
         self.iterators: dict[int, _Iterator] = {}
         self.ended = 0  # iterators that were dropped
         self.gaps = Gaps()
-        self.longest = 0  # ns of a `next` that ended
+        self.longest = self.first = 0  # ns of a `next` that ended; of an epoch's first one
 
     def take(self, trace: Trace) -> None:
         """Follow the events of `trace`, which are later than all events taken before."""
@@ -204,7 +204,8 @@ class Job:
                 if number not in self.iterators:
                     self.iterators[number] = _Iterator(number, trace)
                 self.iterators[number].take(trace, rows[causal_order(rows)], missing)
-                self.longest = max(self.longest, self.iterators[number].calls.longest[Call.NEXT])
+                calls = self.iterators[number].calls
+                self.longest, self.first = max(self.longest, calls.longest[Call.NEXT]), max(self.first, calls.first)
         over = [number for number, one in self.iterators.items() if one.state.over]
         for number in over[:-1] if len(over) == len(self.iterators) else over:
             if number != max(self.iterators):

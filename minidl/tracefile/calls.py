@@ -13,24 +13,31 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from minidl.tracefile.arrays import Rows
-from minidl.tracefile.events import CALLS, Call
+from minidl.tracefile.events import CALLS, NEXT, Call
 
 _CODES: Final = np.array(sorted(CALLS), np.uint16)
 
 
 class OpenCall(NamedTuple):
-    """A call of an iterator, or the program's own code (`Call.OWN`). since: ns, CLOCK_MONOTONIC."""
+    """A call of an iterator, or the program's own code (`Call.OWN`). since: ns, CLOCK_MONOTONIC.
+
+    first: it is the first `next` of an epoch, in which workers start.
+    """
 
     loader: int
     call: Call
     since: int
+    first: bool = False
 
 
 class OpenCalls:
-    """The calls that one process is in. longest: ns of the longest ended call of a kind."""
+    """The calls that one process is in. longest: ns of the longest ended call of a kind; first: of an epoch's first
+    `next`, which is no measure for the others.
+    """
 
     def __init__(self) -> None:
         self.longest: dict[Call, int] = {Call.NEXT: 0, Call.OWN: 0}
+        self.first = 0
         self._now: dict[int, OpenCall] = {}
 
     def take(self, rows: Rows, *, gap: bool = False) -> None:
@@ -38,13 +45,21 @@ class OpenCalls:
         if gap:
             self._now.clear()
         for row in rows[np.isin(rows["code"], _CODES)]:
-            self._after(int(row["loader"]), CALLS[int(row["code"])], int(row["time"]))
+            first = bool(row["code"] == NEXT[0] and row["x"] == 0)
+            self._after(OpenCall(int(row["loader"]), CALLS[int(row["code"])], int(row["time"]), first))
 
-    def _after(self, loader: int, call: Call, time: int) -> None:
-        before = self._now.pop(loader, None)
-        if before is not None and before.call in self.longest and before.call is not call:
-            self.longest[before.call] = max(self.longest[before.call], time - before.since)
-        self._now[loader] = OpenCall(loader, call, time)
+    def _after(self, now: OpenCall) -> None:
+        before = self._now.pop(now.loader, None)
+        if before is not None and before.call in self.longest and before.call is not now.call:
+            took = now.since - before.since
+            self.first = max(self.first, took * before.first)
+            self.longest[before.call] = max(self.longest[before.call], took * (not before.first))
+        self._now[now.loader] = now
+
+    def past(self, one: OpenCall) -> int:
+        """The longest ended call that is like this one, ns."""
+        like = self.longest.get(one.call)
+        return max(self.first, self.longest[Call.NEXT]) if one.first or like is None else like
 
     def open(self) -> list[OpenCall]:
         """The open calls; one entry for the program's own code, from the last event on."""

@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from made_evidence import DATALOADER, LOCKED, LOOP, Frame, library, look, loop, user, worker
@@ -787,6 +788,20 @@ def test_a_worker_that_outlived_its_shutdown_hangs_though_the_recording_is_whole
     assert (found.outcome, found.cause) == (RunOutcome.HUNG, HangCause.SLEEP)
 
 
+def slow_before(slow: int) -> dict[str, Any]:
+    """A run that is killed after a wait of 6 s for task 9; one task took 10 s."""
+    cost = lambda task: HUNG["cost"](task) if task != slow else 10 * SECOND  # type: ignore[operator]  # noqa: E731
+    return dict(HUNG) | {"poll": SECOND, "polls": 6, "cost": cost}
+
+
+def test_how_long_workers_took_to_start_is_no_measure_for_a_later_wait(tmp_path: Path) -> None:
+    """The first batch took 10 s, as its workers started; no other one took a hundredth of 6 s."""
+    assert headline(made(tmp_path / "usual", **slow_before(3))).outcome is RunOutcome.CUT
+    found = headline(made(tmp_path / "slow start", **slow_before(0)))
+    assert found.outcome is RunOutcome.HUNG
+    assert "waiting for worker 1 (pid 1101), in sample 38 (task 9)" in found.title
+
+
 @pytest.mark.parametrize(
     ("state", "looks", "kind", "begin"),
     [
@@ -799,15 +814,14 @@ def test_a_worker_that_outlived_its_shutdown_hangs_though_the_recording_is_whole
 def test_a_wait_within_the_runs_past_hangs_if_the_evidence_shows_it(
     state: RunOutcome, looks: int, kind: RunOutcome, begin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first batch took 10 s, as its workers started; a later wait lasts for 6 s."""
-    run = dict(HUNG) | {"poll": SECOND, "polls": 6}
-    run["cost"] = lambda task: HUNG["cost"](task) if task else 10 * SECOND  # type: ignore[operator]
-    trace = made(tmp_path / "t", **run)
-    said = Finding(state, "the loop waits for worker 1", HangCause.SLEEP)
+    """The fourth batch took 10 s; a later wait lasts for 6 s."""
+    trace = made(tmp_path / "t", **slow_before(3))
+    said = Finding(state, "the loop waits for worker 1", HangCause.SLEEP, next_step="ask again")
     doctor_says(monkeypatch, said if looks else None)
     trace.watched.looks = [StallLook(Stall(1, Call.NEXT, trace.last, LOADER_PID), 1, trace.last, {})] * looks
     found = headline(trace)
     assert found.outcome is kind
+    assert kind is RunOutcome.HUNG or "again" not in found.next_step, "the recording has ended"
     assert re.sub(r"6\.\d+ s, since 10\.\d+", "6.0 s, since 10.0", found.title).startswith(begin)
 
 

@@ -13,11 +13,11 @@ from minidl.tracefile.events import CALLS, Call
 from minidl.tracefile.format import RECORD
 
 
-def rows(*events: tuple[int, int], loader: int = 1) -> Any:
-    """Events: (code, time)."""
+def rows(*events: tuple[int, int], loader: int = 1, x: int = 1) -> Any:
+    """Events: (code, time). x: of all of them; of a `next`, rcvd_idx."""
     out = np.zeros(len(events), RECORD)
     for row, (code, time) in zip(out, events, strict=True):
-        row["code"], row["time"], row["loader"], row["seq"] = code, time, loader, 1
+        row["code"], row["time"], row["loader"], row["seq"], row["x"] = code, time, loader, 1, x
     return out
 
 
@@ -56,3 +56,15 @@ def test_after_a_gap_an_older_wait_is_unknown() -> None:
     calls.take(rows((ev.NEXT[0], 7)))
     calls.take(rows((ev.RESULT_GET[0], 8)), gap=True)
     assert calls.open() == []
+
+
+def test_an_epochs_first_wait_is_no_measure_for_the_others() -> None:
+    """Workers start in it: 30 s there say nothing of a wait in the middle of an epoch."""
+    calls = OpenCalls()
+    calls.take(rows((ev.NEXT[0], 10), (ev.YIELD, 40), x=0))
+    calls.take(rows((ev.NEXT[0], 41), (ev.YIELD, 43), (ev.NEXT[0], 50)))
+    (now,) = calls.open()
+    assert (now.first, calls.past(now)) == (False, 2)
+    calls.take(rows((ev.YIELD, 51), (ev.NEXT[0], 61), x=0))
+    (now,) = calls.open()
+    assert (now.first, calls.past(now)) == (True, 30)

@@ -6,6 +6,7 @@ Also of recordings without the run's end in which no wait was a hang: the record
 from __future__ import annotations
 
 import dataclasses
+from typing import Final
 
 import numpy as np
 
@@ -20,6 +21,8 @@ from minidl.tracefile import events as ev
 from minidl.tracefile.events import Call, Outcome
 from minidl.tracefile.watched import Stall
 from minidl.tracefile.words import counted, doing, duration, signal_name
+
+_LONGER: Final = "run it longer, or run minidl doctor PID while it waits: this wait may have been a hang or work"
 
 
 # --- In the loop ------------------------------------------------------------------------------------------------------
@@ -61,7 +64,8 @@ def hung(run: RunContext, wait: LastWait, others: list[LastWait]) -> Finding:
         focus = _stopped(run, wait, held.focus, found)
         if found.outcome is not RunOutcome.HUNG:
             head = f"waited for {for_how_long}{rank}" if wait.ended else f"cut: {found.begins}"
-            return dataclasses.replace(found, head=head, focus=focus)
+            helps = found.next_step if run.runs else held.step if wait.ended else _LONGER
+            return dataclasses.replace(found, head=head, focus=focus, next_step=helps)
         return dataclasses.replace(
             found, head=head, next_step=found.next_step if found.helps else held.step, focus=focus
         )
@@ -229,7 +233,7 @@ def cut(run: RunContext) -> Finding | None:
         f"the recording ends after {counted(batches, 'batch', 'batches')}, before the run's end (killed, or "
         f"still running){whole}; {home.name} was {doing(wait.row if step is None else step)} since {run.at(wait.begin)}"
     )
-    helps = "run it longer, or run minidl doctor PID while it waits: the recorded wait may have been a hang or work"
+    helps = _LONGER
     moved = f"too short for a hang: the longest wait before was {duration(wait.past)}"
     if wait.took <= wait.past:
         helps = "if the run was killed, it was still making progress: find the sender of the signal (scheduler, dmesg)"
@@ -238,7 +242,7 @@ def cut(run: RunContext) -> Finding | None:
     held = held_up(run, wait)
     found = held.opinion(evidence) if wait.long else None
     if found is not None and found.outcome is RunOutcome.MAYBE_HUNG:
-        return dataclasses.replace(found, head=f"cut: {found.begins}", focus=held.focus)
+        return dataclasses.replace(found, head=f"cut: {found.begins}", focus=held.focus, next_step=_LONGER)
     return run.finding(RunOutcome.CUT, what, evidence, helps, held.focus, held.told(evidence))
 
 

@@ -203,7 +203,7 @@ class RunContext:
         if row["code"] == ev.CONSUMER[0]:  # the program's code may have gone on, and iterated over another loader
             own = self.events[(self.events["process"] == home) & (self.events["tid"] == row["tid"])]
             begin = max(begin, int(own["time"][-1]))
-        return LastWait(row, begin, max(begin, self.until[home]), self._past(mine, int(row["code"])))
+        return LastWait(row, begin, max(begin, self.until[home]), self._past(mine, row))
 
     def _interrupted_wait(self, mine: Rows) -> LastWait | None:
         """The last `next`, if it gave no batch, no task's error and no epoch's end; or else the consumer's span."""
@@ -212,7 +212,7 @@ class RunContext:
             return None
         row = nexts[-1]
         begin, end, inside = int(row["begin"]), int(row["end"]), self.within(row)
-        past = self._past(mine[mine["begin"] < begin], ev.NEXT[0])
+        past = self._past(mine[mine["begin"] < begin], row)
         timed_out = inside[inside["code"] == ev.TIMED_OUT]
         if len(timed_out):
             return LastWait(row, begin, int(timed_out["time"][-1]), past, _TIMED_OUT)
@@ -229,14 +229,16 @@ class RunContext:
             return None
         end = min(int(left["time"][0]), int(consumer["end"][-1]))
         own = self.events[(self.events["tid"] == row["tid"]) & (self.events["time"] < end)]
-        past = self._past(mine[mine["begin"] < consumer["begin"][-1]], ev.CONSUMER[0])
+        past = self._past(mine[mine["begin"] < consumer["begin"][-1]], consumer[-1])
         return LastWait(consumer[-1], int(own["time"][-1]), end, past, _INTERRUPTED)
 
-    def _past(self, mine: Rows, code: int) -> int:
-        """The longest of the process's earlier spans of this kind, ns."""
-        kind = ev.CONSUMER[0] if code == ev.CONSUMER[0] else ev.NEXT[0]
-        rows = mine[(mine["code"] == kind) & (mine["end"] >= 0)]
-        followed = self.job.longest if self.job is not None and kind == ev.NEXT[0] else 0
+    def _past(self, mine: Rows, row: np.void) -> int:
+        """The longest of the process's earlier spans like this one, ns: an epoch's first `next` starts workers."""
+        own = row["code"] == ev.CONSUMER[0]
+        rows = mine[(mine["code"] == (ev.CONSUMER[0] if own else ev.NEXT[0])) & (mine["end"] >= 0)]
+        later = row["code"] == ev.NEXT[0] and row["bx"] > 0
+        rows = rows[rows["bx"] > 0] if later else rows
+        followed = 0 if own or self.job is None else max(self.job.longest, 0 if later else self.job.first)
         return max(int(durations(rows).max(initial=0)), followed)
 
     # --- focus

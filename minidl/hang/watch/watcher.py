@@ -242,8 +242,8 @@ class Watcher:
         found = {}
         for reader in (reader for process in self.processes.values() for reader in process.readers):
             for wait in reader.calls():
-                longest = reader.longest.get(wait.call, reader.longest[Call.NEXT])
-                found[reader.pid, wait.loader] = Stall(wait.loader, wait.call, wait.since, reader.pid), longest
+                stall = Stall(wait.loader, wait.call, wait.since, reader.pid)
+                found[reader.pid, wait.loader] = stall, reader.past(wait)
         for key in self.stalls.keys() - found.keys():
             self._give_up(self.stalls.pop(key))
         for key, (stall, longest) in found.items():
@@ -412,9 +412,9 @@ class _CallReader:
         self.known: OpenCalls | None = None  # once it is known to have a loader
         self.works = False  # it is a worker, and what it waits for is no hang of the loader
 
-    @property
-    def longest(self) -> dict[Call, int]:
-        return {Call.NEXT: 0} if self.known is None else self.known.longest
+    def past(self, wait: OpenCall) -> int:
+        """The longest call before that is like this one, ns."""
+        return 0 if self.known is None else self.known.past(wait)
 
     def calls(self) -> list[OpenCall]:
         """Return the calls that the process is in, as of its newest event."""
