@@ -4,8 +4,9 @@ Interface: `explored(loader, program, given, dice)`. The file is executed with a
 and `time` of this module. Its processes and threads are threads here, of which one runs at a time; before each step (a put, a
 get, a join, a look at an event) the scheduler chooses who goes next. By itself it lets one go on until it waits. The runs
 that are tried: each that differs from this in one choice, in a random order, then runs of random choices. Time passes only
-when everybody waits. Simulated: a queue's feeder threads, pipes that hold one message, kills, SIGCHLD. Not simulated: other
-signals, memory that is shared, a kill in the middle of a step.
+when everybody waits: no timeout ends while another can go on. Simulated: a queue's feeder threads, pipes that hold one
+message, kills, SIGCHLD. Not simulated: other signals, memory that is shared, a copy of the iterator in a worker, a kill in
+the middle of a step. A file that uses a name that is not simulated, in a worker too, is not tried.
 """
 
 from __future__ import annotations
@@ -61,10 +62,6 @@ class Unknown(BaseException):
     """The student's file uses something that is not simulated."""
 
 
-def _always() -> bool:
-    return True
-
-
 @dataclass(eq=False)
 class Actor:
     """One thread of one process, or the loop. ready: whether its next step can be taken; deadline: when it gives up."""
@@ -72,7 +69,7 @@ class Actor:
     name: str
     process: Process | None = None
     doing: str = "begins"
-    ready: Callable[[], bool] = _always
+    ready: Callable[[], bool] = lambda: True
     deadline: float = math.inf
     over: bool = False
     thread: threading.Thread | None = None
@@ -117,6 +114,7 @@ class World:
         self.actors, self.processes, self.feeders = [self.loop], [], []
         self.trail: list[str] = []
         self.now, self.spun, self.stuck = 0.0, 0, ""
+        self.unknown: Unknown | None = None
         self.names: dict[str, int] = {}
         self.handler: Any = signal.SIG_DFL
         self.signalled = False
@@ -126,7 +124,7 @@ class World:
         thread = threading.current_thread()
         return next((actor for actor in reversed(self.actors) if actor.thread is thread), Actor("", over=True))
 
-    def step(self, doing: str, ready: Callable[[], bool] = _always, timeout: float | None = None) -> bool:
+    def step(self, doing: str, ready: Callable[[], bool] = lambda: True, timeout: float | None = None) -> bool:
         """Let the scheduler choose; take the step once it is ready. Returns False if it was not within `timeout`."""
         me = self.me()
         self._goes_on(me)
@@ -154,16 +152,17 @@ class World:
     def _goes_on(self, me: Actor) -> None:
         if me.over:
             raise Ended
-        if self.stuck and me is self.loop:
-            raise Stuck(self.stuck)
+        if me is self.loop and (self.unknown or self.stuck):
+            raise self.unknown or Stuck(self.stuck)
 
     def _next(self, me: Actor) -> Actor:
         while True:
             place = self.actors.index(me)
             order = [actor for actor in self.actors[place:] + self.actors[:place] if not actor.over]
-            if self.spun > SPIN:
-                order, self.spun = order[1:] + order[:1], 0
-            able: list[Any] = [one for one in (*order, *self.feeders) if one.ready()]
+            turns: list[Any] = [*order, *self.feeders]
+            if self.spun > SPIN:  # a feeder thread first, or those who look again and again would keep it from writing
+                turns, self.spun = [*self.feeders, *order[1:], *order[:1]], 0
+            able = [one for one in turns if one.ready()]
             if self.signalled and self.loop in order and self.loop not in able:
                 able.append(self.loop)
             if not able:
@@ -196,13 +195,15 @@ class World:
                 function()
         except Ended:
             return
+        except Unknown as name:
+            self.unknown = name
         except SystemExit as leaving:
             code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
         except BaseException:
             traceback.print_exc()
             code = 1
         try:
-            if actor.process is not None:
+            if actor.process is not None and actor.process.actor is actor:
                 actor.process.leave(code)
         except Ended:
             return
@@ -235,7 +236,7 @@ HERE = World()
 
 # --- What stands in the places of multiprocessing, threading, queue, os and time --------------------------------------
 class Named:
-    """Something with a name."""
+    """Something with a name. What it has not is not simulated."""
 
     kind = "queue"
 
@@ -245,6 +246,9 @@ class Named:
     def __repr__(self) -> str:
         return self.label
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name) if name.startswith("__") else Unknown(name)
+
 
 class Inside(Named):
     """A queue between threads: what is put is there."""
@@ -252,10 +256,11 @@ class Inside(Named):
     def __init__(self, maxsize: int = 0) -> None:
         super().__init__()
         self.pipe: deque[Any] = deque()
-        self.most = maxsize if maxsize > 0 else math.inf
+        self.size, self.most = 0, maxsize if maxsize > 0 else math.inf
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        self._step(f"puts {_short(item)} into {self}", lambda: len(self.pipe) < self.most, block, timeout, queue.Full)
+        self._step(f"puts {_short(item)} into {self}", lambda: self.size < self.most, block, timeout, queue.Full)
+        self.size += 1
         self._add(item)
 
     def _add(self, item: Any) -> None:
@@ -264,18 +269,17 @@ class Inside(Named):
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         self._step(f"takes from {self}", lambda: bool(self.pipe), block, timeout, queue.Empty)
         item = self._take()
+        self.size -= 1
         HERE.trail[-1] += f" {_short(item)}"
         return item
 
     def _take(self) -> Any:
         return self.pipe.popleft()
 
-    @staticmethod
-    def _step(
-        doing: str, ready: Callable[[], bool], block: bool, timeout: float | None, error: type[Exception]
-    ) -> None:
-        HERE.step(doing, ready if block else _always, timeout)
+    def _step(self, doing: str, ready: Callable[[], bool], block: bool, timeout: float | None, error: type) -> None:
+        HERE.step(doing, ready if block else lambda: True, timeout)
         if not ready():
+            HERE.trail[-1] = VAIN
             raise error
 
     def empty(self) -> bool:
@@ -283,7 +287,7 @@ class Inside(Named):
         return not self.pipe
 
     def qsize(self) -> int:
-        return len(self.pipe)
+        return self.size
 
     def put_nowait(self, item: Any) -> None:
         self.put(item, block=False)
@@ -353,15 +357,16 @@ class Event(Named):
         return HERE.step(f"waits for {self}", lambda: self.flag, timeout)
 
 
-class Task:
+class Task(Named):
     """What can be started and joined."""
 
     def __init__(
         self, group: None = None, target: Callable[..., object] | None = None, name: str | None = None, args: Any = (),
         kwargs: Any = None, *, daemon: bool | None = None,
     ) -> None:  # fmt: skip
-        self.run: Callable[[], object] = partial(target or (lambda: None), *args, **kwargs or {})
-        self.name, self.daemon, self.actor = name or self._named(target), bool(daemon), None
+        self.actor: Actor | None = None
+        self.work: partial[Any] = partial(target or (lambda: None), *args, **kwargs or {})
+        self.name, self.daemon = name or self._named(target), bool(daemon)
 
     def __repr__(self) -> str:
         return self.name
@@ -370,7 +375,10 @@ class Task:
         HERE.step(f"starts {self}")
         self.actor = Actor(self.name, self._process())
         HERE.begin(self.actor, self.run)
-        del self.run  # as `multiprocessing` does: a dropped iterator may be in its arguments
+
+    def run(self) -> None:
+        """What it does; a subclass may say something else."""
+        vars(self).pop("work")()  # not kept: a dropped iterator may be in its arguments
 
     def join(self, timeout: float | None = None) -> None:
         HERE.step(f"joins {self}", lambda: self._over(), timeout)
@@ -398,7 +406,10 @@ class Process(Task):
         return f"worker {len(HERE.processes)}"
 
     def _process(self) -> Process:
-        self.parent, self.pid = HERE.me().process, 1000 + len(HERE.processes)
+        given = getattr(self.work.func, "__self__", None), *self.work.args, *self.work.keywords.values()
+        if any(hasattr(type(one), "__del__") for one in given):  # the worker would have a copy of the iterator
+            raise Unknown("a worker that is given the iterator")
+        self.pid = LOOP + 1 + len(HERE.processes)
         HERE.processes.append(self)
         return self
 
@@ -432,26 +443,17 @@ class Process(Task):
 
 
 class Simulated(ModuleType):
-    """A module of which some names are simulated. whole: an other name is not known; else it is the module's own."""
+    """A module of which some names are simulated. but: these others are not known (None: all); else they are the module's own."""
 
-    def __init__(self, real: ModuleType, known: dict[str, Any], *, whole: bool = False) -> None:
+    def __init__(self, real: ModuleType, known: dict[str, Any], but: tuple[str, ...] | None = ()) -> None:
         super().__init__(real.__name__)
         self.__dict__.update(known)
-        self._real, self._whole = real, whole
+        self._real, self._but = real, but
 
     def __getattr__(self, name: str) -> Any:
-        if self._whole:
+        if name in self._but if self._but is not None else not name.startswith("__"):
             raise Unknown(f"{self.__name__}.{name}")
         return getattr(self._real, name)
-
-
-def _pid(process: Process | None) -> int:
-    return 999 if process is None else process.pid
-
-
-def _parent() -> Process | None:
-    process = HERE.me().process
-    return None if process is None else process.parent
 
 
 def _kill(pid: int, number: int) -> None:
@@ -470,45 +472,33 @@ def _handle(number: int, handler: Any) -> Any:
     return previous
 
 
-def _children() -> list[Process]:
-    return [process for process in HERE.processes if process.exitcode is None]
-
-
 def _short(item: object) -> str:
     return textwrap.shorten(repr(item), 50, placeholder=" ...")
 
 
-def _sleep(seconds: float) -> None:
-    HERE.step(f"sleeps {seconds:g} s", lambda: False, seconds)
-
-
-def _refused(module: str, *names: str) -> dict[str, Callable[..., Any]]:
-    def refuse(name: str, *_: object) -> Any:
-        raise Unknown(name)
-
-    return {name: partial(refuse, f"{module}.{name}") for name in names}
-
-
-LOCKS = "Lock", "RLock", "Condition", "Semaphore", "Barrier"
+LOOP = 999
+"""The process id of the loop."""
+NS = "monotonic_ns", "perf_counter_ns", "time_ns"
+LOCKS = "Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore", "Barrier", "Timer"
 
 
 def _modules() -> dict[str, ModuleType]:
     between = {
-        "Queue": Queue, "Event": Event, "Process": Process, "active_children": _children,
-        "parent_process": lambda: SimpleNamespace(pid=_pid(_parent()), is_alive=lambda: True),
+        "Queue": Queue, "Event": Event, "Process": Process, "get_context": lambda method=None: modules["multiprocessing"],
+        "active_children": lambda: [process for process in HERE.processes if process.exitcode is None],
+        "parent_process": lambda: HERE.me().process and SimpleNamespace(pid=LOOP, is_alive=lambda: True),
     }  # fmt: skip
-    between["get_context"] = lambda method=None: modules["multiprocessing"]
+    sleep = lambda seconds: HERE.step(f"sleeps {seconds:g} s", lambda: False, seconds)  # noqa: E731
     clock = lambda: HERE.now  # noqa: E731
-    pids = {"getpid": lambda: _pid(HERE.me().process), "getppid": lambda: _pid(_parent())}
+    pids = {"getpid": lambda: getattr(HERE.me().process, "pid", LOOP), "getppid": lambda: LOOP if HERE.me().process else 1}
+    handling = {"signal": _handle, "getsignal": lambda number: HERE.handler}
     modules: dict[str, ModuleType] = {
-        "multiprocessing": Simulated(multiprocessing, between, whole=True),
-        "threading": Simulated(threading, {"Thread": Thread, "Event": Event, **_refused("threading", *LOCKS)}),
-        "queue": Simulated(queue, {"Queue": Inside, "SimpleQueue": Inside}),
-        "os": Simulated(os, {**pids, "kill": _kill, **_refused("os", "_exit", "killpg", "fork")}),
-        "signal": Simulated(
-            signal, {"signal": _handle, "getsignal": lambda number: HERE.handler, **_refused("signal", "set_wakeup_fd")}
-        ),
-        "time": Simulated(time, {"sleep": _sleep, "monotonic": clock, "perf_counter": clock, "time": clock}),
+        "multiprocessing": Simulated(multiprocessing, between, None),
+        "threading": Simulated(threading, {"Thread": Thread, "Event": Event}, LOCKS),
+        "queue": Simulated(queue, {"Queue": Inside, "SimpleQueue": Inside}, ("LifoQueue", "PriorityQueue")),
+        "os": Simulated(os, {**pids, "kill": _kill}, ("_exit", "killpg", "fork", "wait", "waitpid")),
+        "signal": Simulated(signal, handling, ("set_wakeup_fd", "alarm", "setitimer", "pause")),
+        "time": Simulated(time, {"sleep": sleep, "monotonic": clock, "perf_counter": clock, "time": clock}, NS),
     }
     return modules
 
@@ -516,7 +506,7 @@ def _modules() -> dict[str, ModuleType]:
 def executed(source: str, path: str) -> ModuleType:
     """The student's file as a module, whose imports are of what is simulated. Raises Unknown if it imports more."""
     modules = _modules()
-    torch.multiprocessing = modules["multiprocessing"]
+    torch.multiprocessing = sys.modules["torch.multiprocessing"] = modules["multiprocessing"]
 
     def imported(name: str, *more: Any) -> Any:
         top, _, rest = name.removeprefix("torch.").partition(".")
@@ -591,4 +581,6 @@ def explored(program: Callable[[], None], given: str, dice: random.Random, kills
 def _shown() -> list[str]:
     """The last steps of the run that led to something."""
     steps = [step for step in HERE.trail if not step.endswith(VAIN)]
+    if len(HERE.trail) > STEPS:  # up to the last step that is new: what follows is said again and again
+        steps = steps[: max(map(steps.index, set(steps)), default=0) + 1]
     return [f"... {len(steps) - SHOWN} steps before", *steps[-SHOWN:]] if len(steps) > SHOWN else steps

@@ -25,64 +25,49 @@ ANSWERS: dict[str, dict[str, Any]] = {
     },
     "01_datasets": {
         "calls": {"one_by_one": ("four", 1), "together": (1, 4)}, "becomes": ("double", "float32"),
-        "counted": ("none", 12), "arrives": ("3 times", "once"), "short_batches": ("two", 1), "ends": ("more", 5),
-    },
+        "counted": ("none", 12), "arrives": ("3 times", "once"), "short_batches": ("two", 1), "ends": ("more", 5)},
     "02_samplers": {
         "never_drawn": ("a third", "hardly any"), "same_epochs": (False, "yes"), "same_with_workers": ("yes", False),
-        "drawn_by_then": (28, 4), "batch_count": ("three", 2), "zero_weight": ("never", 125),
-    },
+        "drawn_by_then": (28, 4), "batch_count": ("three", 2), "zero_weight": ("never", 125)},
     "03_ranks": {
         "share_of": ("1, 5, 9", [1, 2, 3]), "repeated": ("two", 4), "dropped": (2, 0), "forgotten": ("yes", False),
-        "other_seeds": ("both", "nothing"), "told_epoch": (2, 1),
-    },
+        "other_seeds": ("both", "nothing"), "told_epoch": (2, 1)},
     "04_one_page": {
         "alternates": ("never", 5), "flood": ("eleven", 12), "swapped": ("batch 1", 0), "waiting_for": ("worker 1", 0),
-        "early": ("four", 8), "between": ("the next task", "nothing"), "outstanding": (6, 24),
-    },
+        "early": ("four", 8), "between": ("the next task", "nothing"), "outstanding": (6, 24)},
     "05_many_workers": {
         "first_tasks": ("6 tasks", 2), "most_outstanding": (6, 5), "sent_for_each": ("one", 2),
         "owner": (2, "worker 0"), "buffered": ("six", 8), "next_after_slow": (3, 1), "fewest": ("worker 0", "w1"),
-        "last_batch": (False, "yes"),
-    },
+        "last_batch": (False, "yes")},
     "06_tensors": {
         "message_size": ("hardly any", 4_000_000), "moved": (True, "no"), "copier": ("feeder", "put"),
-        "segments": (3, 4), "view": ("640,000 bytes", 40_000), "copies": ("one", 2),
-    },
+        "segments": (3, 4), "view": ("640,000 bytes", 40_000), "copies": ("one", 2)},
     "07_device": {
         "pinner": ("pin thread", "worker"), "copied_meanwhile": (6, 5), "who_waits": ("the computing stream", "a"),
         "returns_early": {"pinned": ("yes", False), "pageable": (False, True)}, "hidden": ("nearly all", 0.5),
-        "times_the_bytes": ("four", 1),
-    },
+        "times_the_bytes": ("four", 1)},
     "08_shutdown": {
         "first_told": ("the pin thread", "workers"), "sentinels": (5, 4), "unyielded": (8, 0),
-        "died_of_it": ("none", 1), "unguarded": {"sentinel": ("late", "a"), "watchdog": ("orphans", "late")},
-    },
+        "died_of_it": ("none", 1), "unguarded": {"sentinel": ("late", "a"), "watchdog": ("orphans", "late")}},
     "09_hang_lab": {
         "who": (1, 0), "sample": (13, 12),
         "what": {
             "one": ("fifo", "file lock"), "two": ("stopped", "circle"), "three": ("lost", "a worker that has died"),
-            "four": ("deadlock", "signal"), "five": ("h", "barrier"), "six": ("a barrier that not all reach", "g"),
-        },
-    },
+            "four": ("deadlock", "signal"), "five": ("h", "barrier"), "six": ("a barrier that not all reach", "g")}},
     "10_bottleneck": {
         "inside_next": (8, 0), "who_waits": {"starved": ("loop", "workers"), "healthy": ("workers", "loop")},
         "doing": ("computing", "a disk"), "fewest_workers": ("eight", 12), "fastest": (8, 12),
-        "greatest": ("the first batch", "starting workers"), "blocked_by": ("worker 1", 0), "helps": (True, "no"),
-    },
+        "greatest": ("the first batch", "starting workers"), "blocked_by": ("worker 1", 0), "helps": (True, "no")},
     "11_transport": {
-        "segments": ("four", 8), "writer": ("main", "feeder"), "copies": ("none", 1),
+        "segments": ("four", 8), "writer": ("main", "feeder"), "copies": ("none", 1), "saver": ("recycling", "inline"),
         "files": {"inlined": (2, 4), "in_one": (1, 2)}, "made": ("a few", "one for each"),
-        "saver": ("recycling", "inline"),
-        "held": {"views": ("one for each", "a few"), "clones": ("a few", "one for each")},
-    },
+        "held": {"views": ("one for each", "a few"), "clones": ("a few", "one for each")}},
     "12_checkpointing": {
         "lost": ("24 samples", 28), "lost_late": (8, 16), "numbered": ("zero", 5), "again": (2, 6),
-        "count_alone": ("both", "nothing"),
-    },
+        "count_alone": ("both", "nothing")},
     "13_one_timeline": {
         "processes": (6, 4), "named": ("four", 1), "shifted": ("none", 6_137), "halfway": ("4 ms", 2),
-        "together": ("the end", "beginning"), "batches_each": (12, 48),
-    },
+        "together": ("the end", "beginning"), "batches_each": (12, 48)},
 }  # fmt: skip
 """Of each question a right answer and a wrong one, in readers' own forms; by its argument if it is asked twice."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -43,6 +44,7 @@ def ask(count, timeout=None):
 def real() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "multiprocessing", torch.multiprocessing)
+        patch.setitem(sys.modules, "torch.multiprocessing", torch.multiprocessing)
         yield
         schedules.HERE = schedules.World()
 
@@ -57,18 +59,40 @@ def goes_wrong(program: Callable[[], object], **options: int) -> Wrong:
     return caught.value
 
 
-def test_a_right_program_is_right_in_each_order() -> None:
-    module, said = module_of(SERVED), []
+PROCESS = "multiprocessing.Process"
+SERVER = f"class Server({PROCESS}):\n    def run(self): serve(*self.given)\n"
+FORMS: list[list[tuple[str, str]]] = [
+    [],
+    [("import multi", "from torch.multiprocessing import Process\nimport multi"), (PROCESS, "Process")],
+    [("def ask", f"{SERVER}\ndef ask"), (f"{PROCESS}(target=serve, args=(", "Server(); worker.given = ((")],
+    [("tasks.get()", "tasks.empty() or tasks.get()"), ("if task", "if task is True: continue\n        if task")],
+    [("    while", "    import threading\n    threading.Thread(target=list).start()\n    while")],
+]
+"""Ways to write the same, as (what it says, what it says then)."""
+
+
+@pytest.mark.parametrize("changes", FORMS)
+def test_a_right_program_is_right_in_each_order(changes: list[tuple[str, str]]) -> None:
+    source, said = SERVED, []
+    for old, new in changes:
+        source = source.replace(old, new)
+    module = module_of(source)
     schedules.explored(lambda: said.append(module.ask(3)), "this", random.Random(0))
     assert said == [[0, 2, 4]] * schedules.RUNS
+    assert source != SERVED or not changes
+
+
+def test_a_full_queue_holds_who_puts() -> None:
+    module = module_of(SERVED.replace("tasks = multiprocessing.Queue()", "tasks = multiprocessing.Queue(2)"))
+    module.serve = lambda *given: None
+    assert "the loop: puts 2 into tasks" in str(goes_wrong(lambda: module.ask(3)))
 
 
 def test_a_killed_worker_is_waited_for_without_an_end() -> None:
     module = module_of(SERVED)
     wrong = goes_wrong(lambda: module.ask(2), kills=1)
     assert "Expected: an end. Got: Nobody can go on. the loop: takes from answers." in str(wrong)
-    steps = wrong.evidence.splitlines()
-    assert "worker 0 is killed" in steps
+    assert "worker 0 is killed" in wrong.evidence.splitlines()
 
 
 def test_a_wait_with_a_timeout_ends() -> None:
@@ -105,7 +129,9 @@ def test_a_loop_that_looks_for_ever_has_no_end() -> None:
     module = module_of(
         SERVED.replace("worker.join()", "while worker.is_alive(): sleep(1)").replace("tasks.put(None)", "pass")
     )
-    assert "There is no end after 3,000 steps" in str(goes_wrong(lambda: module.ask(1)))
+    wrong = goes_wrong(lambda: module.ask(1))
+    assert "There is no end after 3,000 steps" in str(wrong)
+    assert len(wrong.evidence.splitlines()) < 20
 
 
 def test_who_is_left_is_named() -> None:
@@ -129,13 +155,11 @@ def test_the_same_dice_try_the_same_orders() -> None:
     assert len({tuple(trail) for trail in trails[0]}) > schedules.RUNS / 3
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["from multiprocessing import Pool", "import multiprocessing.pool", "import signal; signal.signal(15, None)"],
-)
-def test_what_is_not_simulated_is_refused(line: str) -> None:
+@pytest.mark.parametrize("line", ["from os import fork", "import signal; signal.signal(15, None)", "answers.full()"])
+def test_what_is_not_simulated_is_refused_in_a_worker_too(line: str) -> None:
+    module = module_of(SERVED.replace("    while", f"    {line}\n    while"))
     with pytest.raises(schedules.Unknown):
-        module_of(line)
+        schedules.explored(lambda: module.ask(1), "this", random.Random(0))
 
 
 @pytest.mark.live
