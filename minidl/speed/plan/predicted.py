@@ -31,6 +31,11 @@ MODEL: Final = 0.07
 """The standard deviation of what the model leaves out, as `minidl bench plan` measures it for other settings than the
 recorded one (median error 2.2%, 90th percentile 13%)."""
 
+HANDED: Final = 80e-6
+"""Seconds that a sample may lose if threads take the interpreter's lock from each other in it, as `minidl bench plan`
+measures with many tiny samples: without that, four threads had 0.47 times the low end, eight 0.41 times.
+"""
+
 LIKELY: Final = 1.96
 """Standard deviations of an interval of 95%."""
 
@@ -79,11 +84,12 @@ def predict(recorded: Recorded, setting: LoaderSetting, off: float) -> Predicted
     """Simulate one setting. off: the relative error of the simulation of the recorded one.
 
     What threads hold the interpreter's lock for is unknown: they are as fast as if it were for all of their CPU time,
-    and the range reaches to what they are if it is for none.
+    and the range reaches to what they are if it is for none, and if they take it from each other in each sample.
     """
     if setting.threads and recorded.held is None:
         slow, fast = (predict(replace(recorded, held=held), setting, off) for held in (1.0, 0.0))
-        return replace(slow, high=max(slow.high, fast.high))
+        handed = HANDED * recorded.steps.samples * recorded.larger(setting) * (1 - 1 / setting.num_workers)
+        return replace(slow, low=1 / (1 / slow.low + handed), high=max(slow.high, fast.high))
     costs = recorded.costs(setting)
     found = load(costs, setting, recorded.order(setting))
     model = MODEL * (setting != recorded.base)

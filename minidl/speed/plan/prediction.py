@@ -166,9 +166,9 @@ def _notes(recorded: Recorded, same: Predicted, threads: Predicted, several: boo
         "this machine's": not recorded.transports.measured,
         "the dataset is iterable: it is assumed that any number of workers shares its samples equally; if it has fewer "
         "shards than workers, record that number": recorded.params.get("dataset_kind") == "iterable",
-        f"{threads.setting.name}: {_three(threads.low)} to {_three(threads.high)} batches/s; the low end and the "
-        f"batches/s of threads are those of code that always holds the interpreter's lock, the high end those of code "
-        f"that never does: record a run with worker_method='thread', and give both recordings":
+        f"{threads.setting.name}: {_three(threads.low)} to {_three(threads.high)} batches/s; threads get the batches/s "
+        f"if their code always holds the interpreter's lock, the low end if it takes it many times in a sample, the "
+        f"high end if it never does: record a run with worker_method='thread', and give both recordings":
             recorded.held is None and threads.setting.threads,
         "recorded with threads: their waits for the interpreter's lock count as waits, which other settings have not: "
         "what is predicted is too good. Record processes": recorded.base.threads,

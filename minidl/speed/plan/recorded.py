@@ -285,10 +285,8 @@ class _CostsReader:
         draws, rebuilt = self.of(ev.SAMPLER_NEXT), self.of(ev.RESULT_REBUILD)
         fetch, warm = self._warmed(plus(self.split(self.fetches), -self._recording()))
         send = self.parts(ev.RESULT_PICKLE, ev.RESULT_WRITE)
-        epochs = max(1, int(np.count_nonzero(self.events["code"] == ev.EPOCH[0])))
         shutdown = durations(self.of(ev.SHUTDOWN))
         draw = self.aligned(draws, durations(draws).astype(float))
-        sends_itself = self.base.transport == "arena"
         free_threaded = str(self.trace.manifest.get("versions", {}).get("python")).endswith("t")
         uses_device = len(self.of(ev.H2D, ev.COPY, ev.TO_DEVICE, ev.PIN)) and not len(self.of(ev.DEVICE_COMPUTE))
         steps = Costs(
@@ -310,8 +308,8 @@ class _CostsReader:
             rate=self._rate(),
             steps=steps,
             tensors=float(rebuilt["ex"].mean()) if len(rebuilt) else 1.0,
-            worker=self._beside_fetches(float(np.median(send.sum(axis=0))) if sends_itself else 0.0),
-            epoch=max(1, len(self.trained) // epochs),
+            worker=self._beside_fetches(float(np.median(send.sum(axis=0))) if self.base.transport == "arena" else 0.0),
+            epoch=max(1, len(self.trained) // max(1, int(np.count_nonzero(self.events["code"] == ev.EPOCH[0])))),
             shutdown=float(shutdown.mean()) if len(shutdown) else 0.0,
             transports=transport_costs(self.trace.manifest),
             held=0.0 if free_threaded or self.base.threads else None,

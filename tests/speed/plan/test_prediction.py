@@ -209,6 +209,8 @@ def test_threads_compute_as_far_as_a_lock_lets_them(
     assert one.low < one.by_s < one.high
     assert one.high / one.by_s == pytest.approx(fastest / slowest * 1.15, rel=0.15)
     assert one.limited_by == limit
+    (more,) = planned(made(tmp_path / "more", cpu, batch_size=64), num_workers=4, worker_method="thread").predicted
+    assert more.low < 0.8 * one.low, "64 samples in which threads may take the lock from each other"
     assert one.facts()["transport"] is None
     note = next(note for note in planned(trace, num_workers=4).notes if note.startswith("4 workers, worker_method"))
     assert "record a run with worker_method='thread', and give both recordings" in note
