@@ -30,13 +30,15 @@ NOTEBOOKS: Final = TRACES.parent / "notebooks"
 
 
 @functools.cache
-def heading_of(notebook: str) -> str:
+def heading_of(notebook: str, language: str = "en") -> str:
     """Return the heading that "file.ipynb#3" stands for; "" if there is none, or no notebook."""
     file, _, number = notebook.partition("#")
-    path = NOTEBOOKS / file
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"] if path.is_file() else []
-    lines = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown").splitlines()
-    headings = [line.lstrip("#").strip() for line in lines if line.startswith("#")]
+    path = NOTEBOOKS / (file if language == "en" else f"texts/{language}/{Path(file).stem}.md")
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    if text and language == "en":
+        cells = json.loads(text)["cells"]
+        text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    headings = [line.lstrip("#").strip() for line in text.splitlines() if line.startswith("#")]
     return next((heading for heading in headings if heading.startswith(f"{number}. ")), "")
 
 

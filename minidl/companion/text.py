@@ -126,7 +126,7 @@ def _row(entry: Entry, language: str, width: int) -> Iterator[str]:
         yield f"  run    {moment.name}: {moment.state()[0]} ({moment.command})"
     yield from (f"  shares {caption(text)}" for text in entry.figures)
     if entry.notebook:
-        yield f"  notebook notebooks/{entry.notebook.partition('#')[0]}: {heading_of(entry.notebook)}"
+        yield f"  notebook notebooks/{entry.notebook.partition('#')[0]}: {heading_of(entry.notebook, language)}"
     yield from (f"  differs: {drift.words.titles[language]}" for drift in drifts_of(entry))
 
 

@@ -12,11 +12,12 @@ import torch
 from minidl.articles import ARTICLES
 from minidl.companion import coverage, moments, reading, rows
 from minidl.companion.drift import READ_WITH
-from minidl.companion.rows import Entry, RowError, Translated, entries
+from minidl.companion.rows import LANGUAGES, Entry, RowError, Translated, entries
 from minidl.explore import diagrams
 from minidl.explore.guards import GUARDS
 from minidl.references import places
 from minidl.tracefile.events import EVENTS
+from minidl.tracefile.words import and_joined
 
 AS_READ = torch.__version__.startswith(f"{READ_WITH}.")
 """Whether the installed torch is the one that the rows were written for; of another, the page says what is gone."""
@@ -34,7 +35,9 @@ def unresolved(entry: Entry) -> list[str]:
             out.append(f"line: {each} > {text}")
     out += [f"event: {name}" for name in entry.events if name not in EVENT_NAMES]
     out += [f"guard: {name}" for name in entry.guards if name not in GUARDS]
-    out += [f"notebook: {entry.notebook}"] * (bool(entry.notebook) and not moments.heading_of(entry.notebook))
+    if entry.notebook:
+        lacks = [code for code in LANGUAGES if not moments.heading_of(entry.notebook, code)]
+        out += [f"notebook: {entry.notebook} in {and_joined(lacks)}"] * bool(lacks)
     return out
 
 
@@ -65,7 +68,8 @@ def test_a_renamed_function_names_the_row() -> None:
             "notebook": "00.ipynb#1",
         },
     )
-    wrong = ["ours: dispatcher:Dispatcher.assigned", "upstream: dataloader:gone", "event: nope", "notebook: 00.ipynb#1"]
+    wrong = ["ours: dispatcher:Dispatcher.assigned", "upstream: dataloader:gone", "event: nope"]
+    wrong.append("notebook: 00.ipynb#1 in en, ru and zh")
     assert unresolved(renamed) == [each for each in wrong if AS_READ or not each.startswith("upstream")]
     assert "heading in Русский" in renamed.words.missing
 
