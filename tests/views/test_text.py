@@ -55,8 +55,8 @@ one needed); blank: nothing recorded; percent: of the time shown
 HUNG = """\
 cut: the recording ends after 9 batches, before the run's end (killed, or still
 running); loader (pid 1000) was waiting for task 9 of worker 1 since 6.2 ms
-  next step: run it longer, or run minidl doctor PID while it waits: the
-  recorded wait may have been a hang or work
+  next step: run it longer, or run minidl doctor PID while it waits: this wait
+  may have been a hang or work
 
               |0 ms                   |5                      |10
 epochs         >>>>> epoch did not end >>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>>
