@@ -8,8 +8,9 @@ yet stored, or a task that is assigned and not yet sent. There the handler puts 
 While a worker is started (`put_off_all`), every handler is put off: CPython prints what is raised while a process is
 forked, and drops it; and a worker that runs must be listed.
 
-In a worker, torch's C handlers for SIGBUS, SIGSEGV, SIGFPE and SIGTERM print what happened before the signal takes
-effect, since Python's own handlers would run too late. Article 4 §shutdown.
+In a worker, torch's C handlers for SIGBUS, SIGSEGV and SIGFPE print what happened before the signal takes effect, since
+Python's own handlers would run too late. That for SIGTERM prints nothing: sent by the parent, it ends the worker with
+exit code 0, so that SIGCHLD reports no failure; sent by any other process, it kills as usual. Article 4 §shutdown.
 """
 
 from __future__ import annotations
