@@ -28,9 +28,9 @@ AT_MOST = {
     "minidl/views": 4280,
     "minidl/explore": 2704,
     "minidl/prove": 6367,
-    "minidl": 50116,
+    "minidl": 50121,
     "notebooks": 5324,
-    "tests": 50951,
+    "tests": 50965,
 }
 
 

@@ -29,7 +29,7 @@ from minidl.auto.choice import Choice, Limits, choose
 from minidl.auto.measuring import COUNT, WALL, LoopMeter, MeasuredFetching, new_rows
 from minidl.data.fetch import _DatasetKind
 from minidl.live_repr import counted
-from minidl.loader.iterators import _BaseDataLoaderIter
+from minidl.loader.iterators import SAMPLER_ENDED, _BaseDataLoaderIter
 from minidl.loader.ports import Chosen, EpochRecord, Fetching, Ports
 from minidl.process_stat import launched
 from minidl.record.harmless import say_once
@@ -129,7 +129,7 @@ class RestOfEpoch(FollowedRecord):
         super().__init__(first.record, first.auto)
         self.indices, self.drawn, self.base_seed = first.indices, drawn, base_seed
         self.taken: list[Any] = []
-        self.starting = True
+        self.starting, self.drawing = True, False
 
     def opening(self, index_sampler: Any) -> Iterator[Any]:
         return iter(())
@@ -141,11 +141,16 @@ class RestOfEpoch(FollowedRecord):
         """An index while workers are started."""
         if not self.starting:
             raise StopIteration
-        count = len(self.taken)
-        self.taken.extend(islice(self.indices, 1))  # drawn and kept in one step
+        count, interrupted, self.drawing = len(self.taken), self.drawing, True
+        try:
+            self.taken.extend(islice(self.indices, 1))  # drawn and kept in one step
+        except Exception:  # the sampler's own
+            self.drawing = False
+            raise
+        self.drawing = False
         if len(self.taken) == count:
             self.cut = True  # the sampler is not asked again
-            raise StopIteration
+            raise RuntimeError(SAMPLER_ENDED) if interrupted else StopIteration
         return self.taken[-1]
 
     def started(self) -> None:

@@ -69,7 +69,7 @@ _INTERRUPTED = (
     "the state that was saved last"
 )
 
-_SAMPLER_ENDED = (
+SAMPLER_ENDED = (
     "the sampler has ended right after an exception that left it, as a generator does: for example, Ctrl-C came while "
     "it drew an index. The indices that it had left are not in this epoch. Call iter(loader) for a new epoch"
 )
@@ -158,7 +158,7 @@ class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderI
                 pending.drawing, pending.effect = False, None
                 raise
             if interrupted and not pending.taken:
-                raise RuntimeError(_SAMPLER_ENDED)
+                raise RuntimeError(SAMPLER_ENDED)
         pending.drawing = False
         if not pending.taken:
             raise StopIteration

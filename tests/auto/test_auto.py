@@ -502,6 +502,27 @@ def test_a_start_that_fails_loses_no_index(persistent: bool, times: int, told: C
     assert (errors, loader.num_workers) == (times, 3)
 
 
+class Interrupted(Fails):
+    """A generator, which a Ctrl-C ends while it draws the ninth batch."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for number in range(len(self)):
+            if number == 8:
+                raise KeyboardInterrupt
+            yield [2 * number, 2 * number + 1]
+
+
+@pytest.mark.live
+def test_a_sampler_that_an_interrupt_has_ended_is_told_while_workers_start(told: Callable[..., None]) -> None:
+    told(3)
+    with minidl.DataLoader(Numbers(), batch_sampler=Interrupted(), num_workers="auto") as loader:
+        iterator, found = iter(loader), []
+        with pytest.raises(KeyboardInterrupt):
+            found.extend(iterator)
+        with pytest.raises(RuntimeError, match="the sampler has ended right after an exception"):
+            found.extend(iterator)
+
+
 def _next(iterator: Iterator[Any]) -> Any:
     """The next batch, LookupError if that is raised, or None at the end."""
     try:
