@@ -52,8 +52,10 @@ class OpenCalls:
         before = self._now.pop(now.loader, None)
         if before is not None and before.call in self.longest and before.call is not now.call:
             took = now.since - before.since
-            self.first = max(self.first, took * before.first)
-            self.longest[before.call] = max(self.longest[before.call], took * (not before.first))
+            if before.first:
+                self.first = max(self.first, took)
+            else:
+                self.longest[before.call] = max(self.longest[before.call], took)
         self._now[now.loader] = now
 
     def past(self, one: OpenCall) -> int:

@@ -83,7 +83,7 @@ def check(lab: int, loader: str | Path | Any = "loader.py", rounds: int = 3, see
             where = f"Lab {lab}, trial `{one.__name__}`, round {number + 1}: {outcome.words}"
             evidence = "\n".join(part for part in (outcome.evidence, printed) if part)
             return Outcome(False, where, f"{one.__doc__} {outcome.step}".strip(), evidence)
-        notes.append(outcome.words.removeprefix(judged(str).words))
+        notes.append(outcome.words.removeprefix(judged(str).words))  # without "Right. ", which may be translated
     return Outcome(
         True,
         " ".join(

@@ -1,7 +1,7 @@
 """A student's loader under a scheduler: each run takes its steps in another order, and a worker may be killed before any of them.
 
-Interface: `explored(loader, program, given, dice)`. The file is executed with a `multiprocessing`, `threading`, `queue`, `os`
-and `time` of this module. Its processes and threads are threads here, of which one runs at a time; before each step (a put, a
+Interface: `executed(source, path)` -> the student's file as a module; `explored(program, given, dice)` runs a program that uses
+it. The file has a `multiprocessing`, `threading`, `queue`, `os`, `signal` and `time` of this module. Its processes and threads are threads here, of which one runs at a time; before each step (a put, a
 get, a join, a look at an event) the scheduler chooses who goes next. By itself it lets one go on until it waits. The runs
 that are tried: each that differs from this in one choice, in a random order, then runs of random choices. Time passes only
 when everybody waits: no timeout ends while another can go on. Simulated: a queue's feeder threads, pipes that hold one
@@ -443,7 +443,7 @@ class Process(Task):
 
 
 class Simulated(ModuleType):
-    """A module of which some names are simulated. but: these others are not known (None: all); else they are the module's own."""
+    """A module of which some names are simulated. but: of the others, those that may not be used (None: all of them)."""
 
     def __init__(self, real: ModuleType, known: dict[str, Any], but: tuple[str, ...] | None = ()) -> None:
         super().__init__(real.__name__)

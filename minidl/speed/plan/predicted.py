@@ -29,7 +29,7 @@ BLOCKS: Final = 12
 
 MODEL: Final = 0.07
 """The standard deviation of what the model leaves out, as `minidl bench plan` measures it for other settings than the
-recorded one (median error 2.2%, 90th percentile 13%)."""
+recorded one (median error 2% to 4%, 90th percentile 13% to 22%, by the machine and its load)."""
 
 HANDED: Final = 80e-6
 """Seconds that a sample may lose if threads take the interpreter's lock from each other in it, as `minidl bench plan`
