@@ -74,6 +74,11 @@ def test_a_renamed_function_names_the_row() -> None:
     assert "heading in Русский" in renamed.words.missing
 
 
+def test_a_notebooks_heading_is_in_the_readers_language() -> None:
+    heads = [moments.heading_of("05_many_workers.ipynb#3", language) for language in LANGUAGES]
+    assert heads == ["3. One slow sample", "3. Один медленный образец", "3. 一个慢样本"]
+
+
 def test_each_section_has_a_row() -> None:
     for number, (covered, there) in coverage.sections_covered().items():
         missing = [s.anchor for s in ARTICLES[number].sections if f"{number} §{s.anchor}" not in entries()]

@@ -794,12 +794,17 @@ def slow_before(slow: int) -> dict[str, Any]:
     return dict(HUNG) | {"poll": SECOND, "polls": 6, "cost": cost}
 
 
-def test_how_long_workers_took_to_start_is_no_measure_for_a_later_wait(tmp_path: Path) -> None:
+def test_how_long_workers_took_to_start_is_no_measure_for_a_later_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first batch took 10 s, as its workers started; no other one took a hundredth of 6 s."""
     assert headline(made(tmp_path / "usual", **slow_before(3))).outcome is RunOutcome.CUT
     found = headline(made(tmp_path / "slow start", **slow_before(0)))
     assert found.outcome is RunOutcome.HUNG
     assert "waiting for worker 1 (pid 1101), in sample 38 (task 9)" in found.title
+    doctor_says(monkeypatch, Finding(RunOutcome.MOVES, "it goes on", HangCause.NONE, next_step="ask again"))
+    found = headline(made(tmp_path / "looked at", **slow_before(0)))
+    assert (found.title, found.next_step[:13]) == ("cut: moves: it goes on", "run it longer")
 
 
 @pytest.mark.parametrize(

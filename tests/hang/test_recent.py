@@ -9,7 +9,7 @@ from pathlib import Path
 import made_trace
 import numpy as np
 import pytest
-from made_trace import HEALTHY, HUNG, LOADER_PID, made
+from made_trace import HEALTHY, HUNG, LOADER_PID, NEVER, made
 
 from minidl.hang import examine, live
 from minidl.hang.finding import RunOutcome
@@ -124,6 +124,16 @@ def test_a_long_wait_that_the_window_has_lost_still_counts(tmp_path: Path) -> No
     trace = going_on(made(tmp_path / "b", **HUNG | {"polls": 0}), 7 * SECOND)
     job.take(trace)
     assert headline(trace, job=job).outcome is RunOutcome.RUNNING
+
+
+def test_a_first_batch_may_take_as_long_as_an_earlier_epochs_did(tmp_path: Path) -> None:
+    job = Job()
+    job.take(made(tmp_path / "a", batches=3, cost=lambda task: 60 * SECOND if task == 0 else 1_000_000))
+    assert job.first > 59 * SECOND > 59 * job.longest
+    trace, alone = (going_on(made(tmp_path / n, batches=3, cost=lambda task: NEVER), 7 * SECOND) for n in "bc")
+    job.take(trace)
+    assert headline(trace, job=job).outcome is RunOutcome.RUNNING
+    assert headline(alone).outcome is RunOutcome.HUNG
 
 
 @pytest.fixture

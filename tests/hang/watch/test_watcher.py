@@ -6,6 +6,8 @@ import os
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from programs import python, write
@@ -13,7 +15,8 @@ from sizes import slow
 
 from minidl.hang.life import ProcessLife, life
 from minidl.hang.watch import watcher
-from minidl.hang.watch.watcher import EARLY_LOOKS, MOST_LOOKS, MOST_LOOKS_OF_A_RUN, first_look, next_look
+from minidl.hang.watch.watcher import EARLY_LOOKS, MOST_LOOKS, MOST_LOOKS_OF_A_RUN, Watcher, first_look, next_look
+from minidl.tracefile.calls import OpenCall
 from minidl.tracefile.events import Call
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.watched import Stall
@@ -77,6 +80,16 @@ def test_a_wait_is_looked_at_in_growing_pauses_and_at_the_alarm() -> None:
     assert first_look(120, longest=20) == 60, "it is slow, which is no hang"
     assert first_look(120, longest=500) == 120
     assert first_look(2, longest=0) == 0.5
+
+
+def test_a_wait_is_looked_at_first_by_the_longest_one_that_was_like_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    watcher: Any = object.__new__(Watcher)
+    wait = OpenCall(1, Call.NEXT, 0)
+    reader = SimpleNamespace(pid=7, calls=lambda: [wait], past=lambda one: 20e9 * (one is wait))
+    watcher.processes, watcher.stalls, watcher.hang_after = {7: SimpleNamespace(readers=[reader])}, {}, 120
+    monkeypatch.setattr(Watcher, "_attend_to", lambda self, known: None)
+    watcher._look_at_waits()
+    assert [known.due for known in watcher.stalls.values()] == [60]
 
 
 @pytest.mark.live
