@@ -326,7 +326,7 @@ def _after_demo(path: Path, losses: Sequence[float]) -> int:
     _arg("--detail", choices=("sample", "batch"), default="sample",
          help="record every sample (default), or only batches"),
     _arg("--cpu-time", choices=("auto", "on", "off"), default="auto",
-         help="record the CPU time of spans (default: if its clock costs up to 200 ns per event)"),
+         help="record the CPU time of spans (default: a slow clock only while that costs up to 1%%)"),
     _flag("--full", "keep all events (default: the newest million of each process, 64 MiB)"),
     _flag("--observe", "record torch's own DataLoader (default: minidl's replaces it)"),
     _flag("--harden", "with --observe: put minidl's guards around torch's loader (see: minidl help holes)"),

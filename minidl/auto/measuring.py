@@ -36,7 +36,7 @@ SKIPPED: Final = 2
 
 def clocks(shared: bool = False) -> Callable[[], Floats]:
     """What reads the clocks of the calling thread. shared: other workers are threads of this process, too."""
-    process_cpu, delay = time.thread_time if shared else time.process_time, run_delay(recorded=True)
+    process_cpu, delay = time.thread_time if shared else time.process_time, run_delay(1)
     return lambda: np.array([time.perf_counter(), time.thread_time(), process_cpu(), delay() / 1e9])
 
 

@@ -133,8 +133,8 @@ def load_result(
 ) -> Result:
     """Rebuild a result, as `wire.message.load_result` does, with its events."""
     emit, recording = emit_of(loader), active()
-    recorded = recording is not None and recording.config.cpu_time
-    clock, delay = cpu_clock(recorded), run_delay(recorded)
+    how = 0 if recording is None else recording.config.cpu_time
+    clock, delay = cpu_clock(how), run_delay(how)
     emit_mapped(idx)
     emit(ev.RESULT_REBUILD[0], idx, worker_id, len(payload))
     delayed, began = delay(), clock()

@@ -3,17 +3,19 @@
 Interface: `choose(asked)` decides for a new trace; `cpu_clock` and `run_delay` are what a process reads; `spent` is
 what an event carries of two readings.
 
-A thread's CPU clock has no fast path in the kernel: each reading is a system call, of 150 to 600 ns. So its cost is
-measured when a trace begins, and there is no CPU time where it would cost more than 200 ns an event: the spans that a
-batch has once (fetch, collation, pickling, writing, rebuilding, pinning, the consumer) are read at for about half of a
-batch's events, so a reading may cost 400 ns. The run delay is read six times a batch. Samples may be any number and of
-any length, so there the cost is bounded by their length: the clock is read at a sample's end if `SHORT_NS` have gone by
-since the last reading. All processes of a trace do the same, and its manifest says it.
+A thread's CPU clock has no fast path in the kernel: each reading is a system call, of 150 to 1,000 ns. So its cost is
+measured when a trace begins. A clock of up to 400 ns is always read: the spans that a batch has once (fetch, collation,
+pickling, writing, rebuilding, pinning, the consumer) are read at for about half of a batch's events, which is 200 ns an
+event. A slower one is read as long as that costs a process at most SHARE of its time: batches that take a millisecond
+have CPU times on any machine. The run delay is read six times a batch. Samples may be any number and of any length, so
+there the cost is bounded by their length: the clock is read at a sample's end if `shortest` ns have gone by since the
+last reading. The manifest says what a reading costs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import threading
@@ -24,7 +26,13 @@ from typing import Any, Final
 Reader = Callable[[], int]
 
 MOST_NS: Final = 400
-"""The most that a reading may cost for CPU time to be chosen."""
+"""The most that a reading may cost to be read in any case."""
+
+SHARE: Final = 0.01
+"""The part of a process's time that the readings of a slower clock may cost."""
+
+LOOK: Final = 64
+"""Readings after which that is looked at."""
 
 SHORT_NS: Final = 50_000
 """Samples shorter than this have no CPU time of their own: a reading, with what it delays, would cost over 1 % of them.
@@ -33,11 +41,20 @@ What they compute counts with the next reading's sample, which is off by so much
 _TURNS, _READINGS = 8, 32
 
 
-def choose(asked: bool | None = None, read: Reader = time.thread_time_ns) -> tuple[bool, dict[str, Any]]:
-    """Decide whether spans carry CPU time, and return what the manifest says of it. asked: None = measure."""
+def choose(asked: bool | None = None, read: Reader = time.thread_time_ns) -> tuple[int, dict[str, Any]]:
+    """Return how CPU times are recorded, and what the manifest says of it. asked: None = by what a reading costs.
+
+    How: 0 = not at all; 1 = always; more = what a reading costs in ns: while that is at most SHARE of the time.
+    """
+    _forget_readers()
     cost = _cost(read)
-    chosen = cost <= MOST_NS if asked is None else asked
-    return chosen, {"recorded": chosen, "reading_ns": cost, "chosen_by": "cost" if asked is None else "user"}
+    how = int(asked) if asked is not None else cost if cost > MOST_NS else 1
+    return how, {"recorded": how > 0, "reading_ns": cost, "chosen_by": "cost" if asked is None else "user"}
+
+
+def shortest(how: int) -> int:
+    """The shortest sample that has a CPU time of its own, ns; how: as `choose` returns it."""
+    return max(SHORT_NS, round(how / SHARE))
 
 
 def _cost(read: Reader) -> int:
@@ -63,14 +80,33 @@ no_reading: Reader = itertools.repeat(0).__next__
 """It returns 0, without a frame of Python."""
 
 
-def cpu_clock(recorded: bool) -> Reader:
-    """Return the calling thread's CPU clock, ns."""
-    return time.thread_time_ns if recorded else no_reading
+class _Frugal:
+    """A reader that is used until its readings have cost more than SHARE of the time: from then on it returns 0."""
+
+    def __init__(self, read: Reader, cost: int) -> None:
+        self._read, self._cost, self._count, self._since = read, cost, 0, time.monotonic_ns()
+
+    def __call__(self) -> int:
+        self._count += 1
+        if not self._count % LOOK and self._count * self._cost > SHARE * (time.monotonic_ns() - self._since):
+            self._read = no_reading
+        return self._read()
 
 
-def run_delay(recorded: bool) -> Reader:
+@functools.cache
+def cpu_clock(how: int) -> Reader:
+    """Return the calling thread's CPU clock, ns; how: as `choose` returns it."""
+    return _reader(time.thread_time_ns, how)
+
+
+@functools.cache
+def run_delay(how: int) -> Reader:
     """Return a function that reads how long its caller has been ready to run and had no CPU, ns; 0 = it cannot say."""
-    return _delay_of_caller if recorded else no_reading
+    return _reader(_delay_of_caller, how)
+
+
+def _reader(read: Reader, how: int) -> Reader:
+    return no_reading if not how else read if how == 1 else _Frugal(read, how)
 
 
 def _delay_of_caller() -> int:
@@ -109,9 +145,16 @@ _delays: Any = threading.local()
 """`reader`: the calling thread's."""
 
 
+def _forget_readers() -> None:
+    """What the clock has cost so far is another process's, or another trace's."""
+    cpu_clock.cache_clear()
+    run_delay.cache_clear()
+
+
 def _after_fork() -> None:
     global _delays
     _delays = threading.local()  # those of the parent's threads are closed
+    _forget_readers()
 
 
 os.register_at_fork(after_in_child=_after_fork)

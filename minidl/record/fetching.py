@@ -21,13 +21,23 @@ class TracedProgress(Progress):
     """Emits the steps of a task, and those between tasks; each closes the one before it.
 
     One reading of the CPU clock serves the end of a step and the begin of the next. clock, delay: a `cpu_clock` and a
-    `run_delay` of the thread that fetches. samples: whether samples are recorded.
+    `run_delay` of the thread that fetches. samples: whether samples are recorded; shortest: ns of a sample that is
+    given CPU time.
     """
 
-    def __init__(self, emit: Emit, worker_id: int, clock: Reader, delay: Reader, samples: bool = True) -> None:
+    def __init__(
+        self,
+        emit: Emit,
+        worker_id: int,
+        clock: Reader,
+        delay: Reader,
+        samples: bool = True,
+        shortest: int = SHORT_NS,
+    ) -> None:
         self.emit = emit
         self.worker_id = worker_id
         self.clock, self.delay = clock, delay
+        self.shortest = shortest
         self.times_samples = samples and clock is not no_reading
         self.step_cpu = self.fetch_cpu = self.fetch_delay = 0  # readings at the last begin
         self.read_at = 0  # when the clock was read last
@@ -88,7 +98,7 @@ class TracedProgress(Progress):
 
     def sample(self, position: int, index: Any) -> None:
         reading = 0
-        if self.times_samples and (now := monotonic_ns()) - self.read_at > SHORT_NS:
+        if self.times_samples and (now := monotonic_ns()) - self.read_at > self.shortest:
             self.read_at = now
             reading = self.clock()
         self._end_step(reading)

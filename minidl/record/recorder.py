@@ -76,10 +76,10 @@ class TraceConfig:
     """Where and how to record; pickled to spawned workers.
 
     directory is made absolute, so that a later change of directory changes nothing. detail "batch" leaves out the
-    events that the table marks as detail. ring_bytes limits each process's file: the newest events are kept
-    (rounded down to a power of two of slots, at least `FIRST_SLOTS`); None keeps everything. functions_min_us: in
-    workers, also record the functions that take so many microseconds or more (see `functions`); None records none.
-    cpu_time: spans carry their thread's CPU time (see `cpu_time`). hang_after, on_hang, hang_stacks: of the trace's
+    events that the table marks as detail. ring_bytes limits each process's file: the newest events are kept (rounded
+    down to a power of two of slots, at least `FIRST_SLOTS`); None keeps everything. functions_min_us: in workers, also
+    record the functions that take so many microseconds or more (see `functions`); None records none. cpu_time: how
+    spans carry their thread's CPU time (see `cpu_time.choose`). hang_after, on_hang, hang_stacks: of the trace's
     watchdog; after how many seconds it calls a wait a hang, 0 = there is none (see `watchdog`).
     """
 
@@ -87,7 +87,7 @@ class TraceConfig:
     detail: str = "sample"
     ring_bytes: int | None = RING_BYTES
     functions_min_us: float | None = None
-    cpu_time: bool = False
+    cpu_time: int = 0
     hang_after: float = 0.0
     on_hang: str = "report"
     hang_stacks: bool = True

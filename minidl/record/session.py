@@ -43,12 +43,12 @@ def trace(
     process, in about so many bytes of disk (64 MiB hold a million), and as many of all workers that have ended, packed
     (see `tracefile.folded`); None keeps all. functions: in workers, also record each function that takes
     `functions_min_us` microseconds or more, with viztracer; functions_main: also in this process. cpu_time: whether
-    spans carry their thread's CPU time beside their wall time; None measures what the clock costs here, and leaves out
-    what would cost more than 200 ns an event. hang_after: a watchdog says on stderr if no batch comes for so many
-    seconds, and puts evidence into the trace; 0 = none; on_hang: "report", "raise" or "kill". By default they are as
-    MINIDL_HANG_AFTER and MINIDL_ON_HANG say (see `watchdog`). Gives the directory's path. Raises TraceError if the
-    directory holds a trace already, if this process records one, if viztracer is missing, or for a setting of the
-    watchdog that makes no sense.
+    spans carry their thread's CPU time beside their wall time; None measures what the clock costs here, and reads a
+    slow one while that takes at most 1% of a process's time. hang_after: a watchdog says on stderr if no batch comes
+    for so many seconds, and puts evidence into the trace; 0 = none; on_hang: "report", "raise" or "kill". By default
+    they are as MINIDL_HANG_AFTER and MINIDL_ON_HANG say (see `watchdog`). Gives the directory's path. Raises TraceError
+    if the directory holds a trace already, if this process records one, if viztracer is missing, or for a setting of
+    the watchdog that makes no sense.
 
     Workers go on recording until they end; an iterator that outlives the block is recorded up to the block's end.
     """

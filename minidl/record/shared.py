@@ -17,7 +17,7 @@ import torch
 
 from minidl.loader.dispatcher import Deliver, Dispatcher
 from minidl.record import forks, recorder, stack_samples, watchdog
-from minidl.record.cpu_time import cpu_clock, run_delay
+from minidl.record.cpu_time import cpu_clock, run_delay, shortest
 from minidl.record.draws import Draws
 from minidl.record.fetching import TracedProgress
 from minidl.record.harmless import harmless
@@ -81,7 +81,9 @@ class Shared:
 
     def follow(self, worker_id: int) -> TracedProgress:
         """Begin to follow what this thread fetches: a worker's, or with -1 the loader's own."""
-        self.fetching = TracedProgress(self.emit, worker_id, self.cpu, self.delay, self.config.detail == "sample")
+        self.fetching = TracedProgress(
+            self.emit, worker_id, self.cpu, self.delay, self.config.detail == "sample", shortest(self.config.cpu_time)
+        )
         return self.fetching
 
     def describe(self, **loader: object) -> None:

@@ -107,11 +107,30 @@ def test_without_it_the_events_are_the_same(cpu: bool, detail: str, tmp_path: Pa
 
 
 def test_the_clock_s_cost_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    for cost, chosen in ((150, True), (400, True), (401, False)):
+    for cost, how in ((150, 1), (400, 1), (401, 401)):
         clock = itertools.count()
         monkeypatch.setattr(cpu_time.time, "perf_counter_ns", lambda clock=clock, cost=cost: next(clock) * 32 * cost)
-        assert choose() == (chosen, {"recorded": chosen, "reading_ns": cost, "chosen_by": "cost"})
-        assert [choose(asked)[0] for asked in (True, False)] == [True, False]
+        assert choose() == (how, {"recorded": True, "reading_ns": cost, "chosen_by": "cost"})
+        assert [choose(asked)[0] for asked in (True, False)] == [1, 0]
+    assert [cpu_time.shortest(how) for how in (1, 401, 700)] == [50_000, 50_000, 70_000]
+
+
+def test_a_slow_clock_is_read_until_it_has_cost_its_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process with long batches always; with short ones until the first look. Another process begins anew."""
+    now = 0
+    monkeypatch.setattr(cpu_time.time, "monotonic_ns", lambda: now)
+    monkeypatch.setattr(cpu_time.time, "thread_time_ns", lambda: 7)
+    readings: dict[int, list[int]] = {}
+    for between in (72_000, 60_000):
+        cpu_time._after_fork()
+        readings[between] = []
+        for _ in range(3 * cpu_time.LOOK):
+            now += between
+            readings[between].append(cpu_time.cpu_clock(700)())
+    assert readings[72_000] == [7] * 3 * cpu_time.LOOK
+    assert readings[60_000] == [7] * (cpu_time.LOOK - 1) + [0] * (2 * cpu_time.LOOK + 1)
+    assert cpu_time.cpu_clock(1) is cpu_time.time.thread_time_ns
+    assert cpu_time.cpu_clock(0) is no_reading
 
 
 def test_a_difference_needs_two_readings() -> None:
