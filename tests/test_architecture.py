@@ -47,8 +47,8 @@ ORDER = (
         "record",
         "patches bracketing pauses recorder made_up stack_dumps stack_samples watchdog forks group "
         "functions "
-        "indices datasets draws fetching shared step_parts loader_spans slabs sampling device_clock spans decisions "
-        "channels device_stream ports session handover "
+        "indices datasets draws fetching shared device_clock consumer_stream step_parts loader_spans slabs sampling "
+        "spans decisions channels device_stream ports session handover "
         "observed_loader observed_worker observed_alone observed_channels observe stand_in clocks",
     ),
     ("", "hardening"),
@@ -61,7 +61,7 @@ ORDER = (
     ("hang", "limits places finding remedies case chain"),
     ("hang.rules", "judgement activity processes motion parties threads semaphores kernel table"),
     ("hang", "outcomes sentence diagnose"),
-    ("speed", "intervals stages device_use ledger cpu_use wall_clock advice hot_spots own_step reasons verdict"),
+    ("speed", "intervals stages device_use ledger cpu_use own_step wall_clock advice hot_spots reasons verdict"),
     ("speed", "transport_use transport_costs side"),
     ("speed.plan", "machine settings loading recorded predicted fitting"),
     ("speed", "more_workers"),

@@ -15,7 +15,7 @@ from minidl.articles import ARTICLES, sections
 from minidl.companion.rows import Entry, entries, read
 from minidl.explore.guards import Guard
 from minidl.references import names_in, source_of
-from minidl.tracefile.events import EVENTS, PARTS, VALIDATION, Event
+from minidl.tracefile.events import DEVICE_PART, EVENTS, PARTS, VALIDATION, Event
 
 UPSTREAM_FILES: Final = (
     *("dataloader", "dataset", "distributed", "sampler", "_utils.collate", "_utils.fetch", "_utils.pin_memory"),
@@ -51,7 +51,7 @@ EVENTS_WITHOUT_ROW: Final = {
     "gc": "a step of the interpreter, none of the loader",
     "workers_chosen": "torch's loader does not choose, nor do the articles",
     **dict.fromkeys(
-        (EVENTS[span[0]].name for span in (*PARTS, VALIDATION)),
+        (EVENTS[span[0]].name for span in (*PARTS, VALIDATION, DEVICE_PART)),
         "a part of the training step, which is no step of the loader",
     ),
 }

@@ -101,6 +101,12 @@ class AcceleratorDevice:
         """Return the number of the consumer's current stream."""
         return int(self.module.current_stream(self.device).stream_id)
 
+    @property
+    def captures(self) -> bool:
+        """Whether the consumer's current stream is captured into a graph: then no mark may be placed or asked for."""
+        capturing = getattr(self.module, "is_current_stream_capturing", None)
+        return capturing is not None and bool(capturing())
+
     def idle_mark(self) -> AcceleratorMark:
         """Return a timed mark in a stream without other work."""
         if self._idle is None:

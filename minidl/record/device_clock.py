@@ -69,7 +69,7 @@ class DeviceClock:
         self.recorder = recorder
         self.pid = os.getpid()
         self.loader = loader  # whose iteration has last looked at it
-        self._now = now
+        self.now = now
         self._tids = itertools.count()
         self._tracks: dict[object, StreamTrack] = {}
         self._first: Calibration | None = None
@@ -80,14 +80,14 @@ class DeviceClock:
 
     def calibrate(self) -> None:
         """Compare the clocks now."""
-        mark, ours = bracketed(self._reached, LOOKS, self._now)
+        mark, ours = bracketed(self._reached, LOOKS, self.now)
         self._keep(mark, ours.middle, ours.error + RESOLUTION)
 
     def _reached(self) -> AcceleratorMark:
         """A mark that an idle stream has reached. TimeoutError if the device hangs: the run must not wait for that."""
-        since, mark = self._now(), self.device.idle_mark()
+        since, mark = self.now(), self.device.idle_mark()
         while not mark.done():
-            if self._now() - since > FLUSH * 1e9:
+            if self.now() - since > FLUSH * 1e9:
                 raise TimeoutError(f"it has done nothing for {FLUSH:g} s")
             time.sleep(0)  # lets the device's driver run
         return mark
@@ -108,7 +108,7 @@ class DeviceClock:
         assert self._first is not None
         if self._failed:
             return
-        now, first = self._now(), self._first.reference
+        now, first = self.now(), self._first.reference
         if now - self.calibration.reference > min(LATEST, max(SOONEST, self.calibration.reference - first)):
             try:
                 self.calibrate()
@@ -153,16 +153,17 @@ class StreamTrack:
         self.clock = clock
         self.tid = tid
         self.what = what
-        self._waiting: deque[tuple[AcceleratorMark, Calibration, tuple[int, ...]]] = deque()
+        self._waiting: deque[tuple[AcceleratorMark, Calibration, int, tuple[int, ...]]] = deque()
         self._last = 0
         self._polling = threading.Lock()
 
     def note(
         self, mark: AcceleratorMark, code: int, loader: int, task: int = -1, worker: int = -1,
-        x: int = 0, y: int = 0, z: int = 0,
+        x: int = 0, y: int = 0, z: int = 0, *, behind: bool = False,
     ) -> None:  # fmt: skip
-        """Keep a mark that was just placed, with its event."""
-        self._waiting.append((mark, self.clock.calibration, (code, loader, task, worker, x, y, z)))
+        """Keep a mark that was just placed, with its event; behind: its y becomes the ns until the mark is reached."""
+        placed = self.clock.now() if behind else 0
+        self._waiting.append((mark, self.clock.calibration, placed, (code, loader, task, worker, x, y, z)))
 
     def poll(self) -> bool:
         """Emit the events of the marks that are reached; return whether none is left.
@@ -173,9 +174,10 @@ class StreamTrack:
             return True
         try:
             while self._waiting and self._waiting[0][0].done():
-                mark, calibration, (code, loader, *values) = self._waiting[0]
+                mark, calibration, placed, (code, loader, task, worker, x, y, z) = self._waiting[0]
                 self._last = max(self._last, calibration.host_time(mark))
-                event = self._last, code, loader, self.tid, *values
+                y = max(0, self._last - placed) if placed else y
+                event = self._last, code, loader, self.tid, task, worker, x, y, z
                 self.clock.recorder.emit_at_once(event, also=[self._waiting.popleft])
         except Exception as error:
             if is_of_a_handler(error):
@@ -189,6 +191,7 @@ class StreamTrack:
 
 _tids = itertools.count()
 _clocks: dict[str, DeviceClock] = {}
+_without_times: set[str] = set()
 
 
 def clock_of(device: AcceleratorDevice, loader: int) -> DeviceClock | None:
@@ -198,13 +201,14 @@ def clock_of(device: AcceleratorDevice, loader: int) -> DeviceClock | None:
     break the program.
     """
     recorder = active()
-    if recorder is None:
+    if recorder is None or device.name in _without_times:
         return None
     clock = _clocks.get(device.name)
     if clock is None or clock.recorder is not recorder or clock.pid != os.getpid():
         try:
             clock = _clocks[device.name] = DeviceClock(device, recorder, loader)
         except Exception as error:
+            _without_times.add(device.name)
             print(
                 f"minidl: device {device.name}: it gives no times, so its work is not traced: {error}", file=sys.stderr
             )
@@ -218,6 +222,7 @@ def flush() -> None:
 
     It raises no error of a device: one that has failed must not keep the trace from its end.
     """
+    _without_times.clear()
     while _clocks:
         _, clock = _clocks.popitem()
         if clock.pid == os.getpid():

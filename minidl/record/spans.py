@@ -10,14 +10,10 @@ recorded when `span` is called, it costs three calls of functions that do nothin
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from typing_extensions import Self
 
-from minidl.device.loader import open_device
-from minidl.device.streams import AcceleratorDevice
-from minidl.record.device_clock import DeviceClock, StreamTrack, clock_of
+from minidl.record.consumer_stream import mark_consumer
 from minidl.record.recorder import Recorder, active
 from minidl.record.step_parts import batch_in_use
 from minidl.tracefile import events as ev
@@ -41,7 +37,7 @@ _UNRECORDED = Unrecorded()
 class Span(Unrecorded):
     """A part of the user's code, from `with` on to its end."""
 
-    __slots__ = ("_about", "_device", "_name", "_recorder", "_track")
+    __slots__ = ("_about", "_device", "_name", "_recorder")
 
     def __init__(self, recorder: Recorder, name: str, device: str | int | torch.device | None) -> None:
         self._recorder = recorder
@@ -49,25 +45,22 @@ class Span(Unrecorded):
         self._device = device
 
     def __enter__(self) -> Self:
-        self._about = batch_in_use.loader, batch_in_use.task, -1, self._recorder.string(self._name)
-        self._recorder.emit(ev.COMPUTE[0], *self._about)
-        self._track = None if self._device is None else _consumer_track(self._device)
+        self._about = batch_in_use.loader, batch_in_use.task, self._recorder.string(self._name)
+        self._emit(ev.COMPUTE[0])
         self._mark(ev.DEVICE_COMPUTE[0])
         return self
 
     def __exit__(self, *error: object) -> None:
         self._mark(ev.DEVICE_COMPUTE[1])
-        self._recorder.emit(ev.COMPUTE[1], *self._about)
+        self._emit(ev.COMPUTE[1])
+
+    def _emit(self, code: int) -> None:
+        loader, task, text = self._about
+        self._recorder.emit(code, loader, task, -1, text)
 
     def _mark(self, code: int) -> None:
-        if self._track is None:
-            return
-        clock, track = self._track
-        try:
-            track.note(clock.device.mark(True), code, *self._about, int(clock.device.simulated))
-        except Exception:  # the device has failed; an error of the user's code must not be replaced by that
-            self._track = None
-        track.poll()
+        if self._device is not None:
+            mark_consumer(self._device, code, *self._about)
 
 
 def span(name: str, device: str | int | torch.device | None = None) -> Unrecorded:
@@ -78,18 +71,3 @@ def span(name: str, device: str | int | torch.device | None = None) -> Unrecorde
     """
     recorder = active()
     return _UNRECORDED if recorder is None else Span(recorder, name, device)
-
-
-def _consumer_track(device: str | int | torch.device) -> tuple[DeviceClock, StreamTrack] | None:
-    port = _port(device)
-    clock = None if port is None else clock_of(port, batch_in_use.loader)
-    return None if clock is None else (clock, clock.consumer())
-
-
-@functools.cache
-def _port(device: str | int | torch.device) -> AcceleratorDevice | None:
-    """Return the device, None if there is none: tracing must not break the program."""
-    try:
-        return open_device(device)
-    except (RuntimeError, ValueError):
-        return None

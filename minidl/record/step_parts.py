@@ -12,8 +12,9 @@ A module call in another one pays one look at a thread's variable (50 ns): `nn.M
 function that does what torch's does, so tracebacks and recursion are as deep as without it.
 
 The parts of a small step cost 30 to 50 µs. So the steps whose parts are recorded begin at least PAUSE_NS apart, which
-keeps the parts' cost at about 1%; CONSUMER's begin says which they are. What few steps have is always recorded:
-evaluations, collectives, checkpoints.
+keeps the parts' cost at about 1%; CONSUMER's begin says which they are. Two in a row of these, at most each 0.1 s, have
+forward, backward and optimizer also by the clock of the device that computes them. What few steps have is always
+recorded: evaluations, collectives, checkpoints.
 
 A validation is no part, but lies around other loops: while all modules that the loop trains are in evaluation mode.
 """
@@ -36,12 +37,17 @@ import torch
 import torch.serialization
 
 from minidl.record import recorder
+from minidl.record.consumer_stream import mark_consumer
 from minidl.record.group import HOMES
 from minidl.record.harmless import harmless, without_a_place
 from minidl.tracefile import events as ev
 
 PAUSE_NS = 5_000_000
 """From the begin of one step whose parts are recorded to the next one's, at least."""
+
+TIMING_PAUSE_NS = 100_000_000
+"""From one step whose parts are also timed by the device's clock to the next such one but one, at least: a mark in a
+stream costs some 5 µs, and ten times as much where calls of the driver are slow."""
 
 Span = tuple[int, int]
 Function = Callable[..., Any]
@@ -98,15 +104,18 @@ class LoopThread(threading.local):
     in_part: a part is open. loops: whose own code runs, the inner loop last; last: that which began last. recorded: of
     all threads, whether parts are recorded at all. trained: the modules that the loop `trainer` has called in training
     mode, in a part that is recorded. validation: the loop to which an open validation belongs; in_step: it began in
-    that loop's own code. evaluated: the loop has called a module without gradients since.
+    that loop's own code. device: where the module is that the loop has called, None = on no accelerator; timed: in so
+    many steps, this one included, the device's clock is recorded, too. evaluated: the loop has called a module without
+    gradients since.
     """
 
     recorded = False
     inside = passes = sampled = True
     in_part = in_step = evaluated = False
-    due = 0
+    due = timing_due = timed = 0
     trainer: ConsumerLoop | None = None
     validation: ConsumerLoop | None = None
+    device: torch.device | None = None
 
     def __init__(self) -> None:
         self.loops: list[ConsumerLoop] = []
@@ -120,7 +129,10 @@ class LoopThread(threading.local):
             look_for_validation()  # the mode may have been set without train()
         if not any(loop.runs for loop in self.loops):
             now = time.monotonic_ns()
-            self.sampled = now >= self.due
+            self.timed = max(0, self.timed - 1)
+            if self.device is not None and now >= self.timing_due:
+                self.timed, self.timing_due = 2, now + TIMING_PAUSE_NS
+            self.sampled = now >= self.due or self.timed > 0
             if self.sampled:
                 self.due = now + PAUSE_NS
 
@@ -169,8 +181,9 @@ class LoopThread(threading.local):
     def forget(self) -> None:
         self.inside = self.passes = self.sampled = True
         self.in_part = self.in_step = self.evaluated = False
-        self.due, self.last = 0, None
-        self.trainer = self.validation = None
+        self.due = self.timing_due = self.timed = 0
+        self.last = None
+        self.trainer = self.validation = self.device = None
         self.loops.clear()
         self.trained.clear()
 
@@ -178,6 +191,10 @@ class LoopThread(threading.local):
 here: Final = LoopThread()
 
 os.register_at_fork(after_in_child=here.forget)  # a worker that runs a model is no loop
+
+
+_ON_A_DEVICE: Final = {ev.FORWARD: "forward", ev.BACKWARD: "backward", ev.OPTIMIZER: "optimizer"}
+"""The parts that are also recorded by the clock of the device that computes them."""
 
 
 # --- A part -----------------------------------------------------------------------------------------------------------
@@ -196,13 +213,29 @@ def _part(span: Span, about: tuple[int, ...], function: Function, *args: Any, **
     """Return what the function returns; its call is a part of the step."""
     here.enter_part()
     loop = here.current()
-    emit, task = loop.emit, loop.task
-    emit(span[0], task, -1, *about)
+    task = loop.task
+    _begin(loop, span, task, about)
     try:
         return function(*args, **kwargs)
     finally:
-        emit(span[1], task, -1)
+        _end(loop, span, task)
         here.leave_part()
+
+
+def _begin(loop: ConsumerLoop, span: Span, task: int, about: tuple[int, ...]) -> None:
+    loop.emit(span[0], task, -1, *about)
+    _mark_device(loop, span, 0, task)
+
+
+def _end(loop: ConsumerLoop, span: Span, task: int) -> None:
+    _mark_device(loop, span, 1, task)
+    loop.emit(span[1], task, -1)
+
+
+def _mark_device(loop: ConsumerLoop, span: Span, side: int, task: int) -> None:
+    """Mark where the part begins, or ends, in the stream of the device that computes it."""
+    if here.timed and here.device is not None and (name := _ON_A_DEVICE.get(span)) is not None:
+        mark_consumer(here.device, ev.DEVICE_PART[side], loop.number, task, _text(name), behind=True)
 
 
 def _text(text: str) -> int:
@@ -235,7 +268,9 @@ def _wrapped(function: Function, span: Span, about: Callable[..., tuple[int, ...
 @harmless(None)
 def _note_trained(module: torch.nn.Module) -> None:
     """The loop calls a module with gradients: if that is in training mode, the loop trains it."""
-    if module.training and next(module.parameters(), None) is not None:
+    if (parameter := next(module.parameters(), None)) is not None:
+        here.device = None if parameter.device.type in ("cpu", "meta") else parameter.device
+    if module.training and parameter is not None:
         if here.trainer is not (loop := here.current()):
             here.trainer = loop
             here.trained.clear()
@@ -352,13 +387,13 @@ def _apart(closure: Function, about: tuple[int, ...]) -> Function:
     def alone(*args: Any, **kwargs: Any) -> Any:
         loop = here.current()
         task = loop.task
-        loop.emit(ev.OPTIMIZER[1], task)
+        _end(loop, ev.OPTIMIZER, task)
         here.leave_part()
         try:
             return closure(*args, **kwargs)
         finally:
             here.enter_part()
-            loop.emit(ev.OPTIMIZER[0], task, -1, *about)
+            _begin(loop, ev.OPTIMIZER, task, about)
 
     return alone
 

@@ -837,6 +837,14 @@ SAVE = _span(
     "record.step_parts:_part", "", "", stage="checkpoint",
     words=("{text} begins", "the checkpoint is written"),
     letter="k")  # fmt: skip
+DEVICE_PART = _span(
+    186, "device_part", Track.DEVICE, "#069d7b", "task",
+    ("text:string behind:ns simulated", "text:string behind:ns simulated"),
+    "a part of a training step (text: which) in the consumer's stream, by the device's clock; behind: how long after "
+    "the host the device is there",
+    "record.step_parts:_part", "", "", stage="device part",
+    words=("the device begins with {text}, {behind} after the host", "the device ends {text}, {behind} after the host"),
+    legend="device compute", letter="d")  # fmt: skip
 VALIDATION = _span(
     184, "validation", Track.CONSUMER, _FRAME, "task", ("", ""),
     "all modules that the loop trains are in evaluation mode: from eval() to train(), if no checkpoint after an "

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data
+from recorded import EVERY_STEP
 from sizes import slow
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
@@ -32,6 +33,7 @@ from minidl.device.augment import Augment
 from minidl.device.loader import DeviceLoader, open_device
 from minidl.device.nest import tensors_in
 from minidl.device.streams import AcceleratorDevice, AcceleratorMark
+from minidl.record import step_parts
 from minidl.record.device_clock import DeviceClock
 from minidl.record.recorder import active
 from minidl.tracefile import events as ev
@@ -1161,6 +1163,30 @@ def test_gpu_breaking_off_with_copies_under_way_is_safe(cuda: torch.device) -> N
         gc.collect()
         assert float(kept.double().mean()) == 0
     torch.cuda.synchronize()
+
+
+@pytest.mark.live
+def test_the_parts_of_a_step_are_also_timed_by_the_device(
+    tmp_path: Path, simulate: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not those of the first step, whose device is unknown when it begins, nor while a graph is captured."""
+    net, captured = torch.nn.Linear(8, 2).requires_grad_(False).to(SIMULATED), 4
+    with EVERY_STEP, minidl.trace(tmp_path / "t"), step_parts.step_parts_recorded():
+        for task, batch in enumerate(minidl.DataLoader(Tensors(12), 2)):
+            captures = task == captured
+            monkeypatch.setattr(sim, "is_current_stream_capturing", lambda now=captures: now, raising=False)
+            net(batch.to(SIMULATED))
+    trace = minidl.read_trace(tmp_path / "t")
+    assert minidl_check(trace) == []
+    timed, calls = of(trace, "device_part"), of(trace, "forward")
+    assert timed["task"].tolist() == [task for task in range(1, 6) if task != captured]
+    assert {trace.text(row) for row in trace.select("device_part")} == {"forward"}
+    assert timed["ez"].all(), "it is marked as simulated"
+    calls = calls[timed["task"]]
+    late, error = timed["ey"] > 0, int(trace.select("clock_calibration")["y"].max())
+    asked = (timed["end"] - timed["ey"])[late]
+    assert ((calls["begin"][late] <= asked) & (asked <= calls["end"][late])).all()
+    assert (timed["begin"] >= calls["begin"] - 2 * error).all()
 
 
 @gpu

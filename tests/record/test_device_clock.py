@@ -15,8 +15,7 @@ import pytest
 import torch
 
 import minidl
-from minidl.record import device_clock
-from minidl.record import spans as span_module
+from minidl.record import consumer_stream, device_clock
 from minidl.record.device_clock import DeviceClock
 from minidl.record.recorder import active
 from minidl.tracefile import events as ev
@@ -36,7 +35,7 @@ class Ticks:
         self.round_trips = round_trips
         self.looks = 0
 
-    name, simulated, device = "fake:0", False, torch.device("cpu")
+    name, simulated, captures, device = "fake:0", False, False, torch.device("cpu")
 
     def read(self) -> int:
         return self.now
@@ -263,7 +262,7 @@ def test_a_device_that_fails_keeps_neither_the_users_error_nor_the_next_trace_fr
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = Dying()
-    monkeypatch.setattr(span_module, "_port", lambda name: device)
+    monkeypatch.setattr(consumer_stream, "_port", lambda name: device)
 
     def train() -> None:
         with minidl.span("step", device="any"):
@@ -288,7 +287,7 @@ def test_a_device_without_times_is_named_and_not_traced(
         raise AttributeError("'Event' object has no attribute 'elapsed_time'")
 
     monkeypatch.setattr(TickMark, "since", since)
-    monkeypatch.setattr(span_module, "_port", lambda name: Ticks())
+    monkeypatch.setattr(consumer_stream, "_port", lambda name: Ticks())
     with minidl.trace(tmp_path / "t"), minidl.span("step", device="any"):
         pass
     assert "device fake:0: it gives no times, so its work is not traced: 'Event'" in capsys.readouterr().err

@@ -49,6 +49,7 @@ def device_stage() -> None:
     for _ in DeviceLoader(loader, "sim", 2, transform=lambda batch: batch * 2):
         with minidl.span("forward", device="sim"):
             pass
+    recorded.parts_on_a_device()
 
 
 def locked_slabs() -> None:
@@ -134,10 +135,10 @@ def witnessed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[tuple[
 
         return watched, write_into
 
-    def watched_note(track: StreamTrack, mark: Any, *event: int) -> None:
+    def watched_note(track: StreamTrack, mark: Any, *event: int, **options: bool) -> None:
         """An event of a device is emitted when the device has come to its mark; it is about where the mark is set."""
         witness.look(event[0])
-        note(track, mark, *event)
+        note(track, mark, *event, **options)
 
     def watched_emit_at_once(recording: recorder.Recorder, *events: tuple[int, ...], also: Any = ()) -> None:
         """A collection is recorded afterwards."""

@@ -24,7 +24,7 @@ import pytest
 import torch
 import torch.utils.data
 import workloads as wl
-from recorded import reordered, resumed, skipped, training, until_recorded
+from recorded import parts_on_a_device, reordered, resumed, skipped, training, until_recorded
 from sizes import slow
 
 import minidl
@@ -142,6 +142,7 @@ def on_a_device(directory: Path) -> None:
         with minidl.span("step", device="sim"):
             assert batch.shape == (2, 4)
             sim.sleep(50_000_000)  # ns: the device falls behind, and the host waits
+    parts_on_a_device()
 
 
 def one_share(directory: Path) -> None:

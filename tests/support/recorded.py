@@ -18,7 +18,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from unittest import mock
 
 import pytest
@@ -266,11 +266,23 @@ def descent(module: torch.nn.Module) -> torch.optim.Optimizer:
     return Descent(module.parameters(), {})
 
 
+EVERY_STEP: Final = mock.patch.multiple(step_parts, PAUSE_NS=0, TIMING_PAUSE_NS=0)
+"""The parts of each step are recorded, also by a device's clock."""
+
+
+def parts_on_a_device() -> None:
+    """Forward parts on the simulated device, without gradients: the process may have had a backward pass before."""
+    sim.load()
+    net = torch.nn.Linear(4, 1).requires_grad_(False).to("sim")
+    with EVERY_STEP, step_parts.step_parts_recorded(), minidl.DataLoader(wl.Tensors(8), 2) as loader:
+        for batch in loader:
+            net(batch.to("sim"))
+
+
 def training() -> None:
     """Each part of a training step, in both epochs; there is no process group, so that a collective fails."""
     net = torch.nn.Sequential(torch.nn.Linear(4, 1), torch.nn.Flatten(0))
-    every_step = mock.patch.object(step_parts, "PAUSE_NS", 0)
-    with every_step, step_parts.step_parts_recorded(), minidl.DataLoader(wl.Tensors(8), 2) as loader:
+    with EVERY_STEP, step_parts.step_parts_recorded(), minidl.DataLoader(wl.Tensors(8), 2) as loader:
         optimizer = descent(net)
         for batch in (*loader, *loader):
             net(batch).sum().backward()
