@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
@@ -21,7 +21,19 @@ import numpy as np
 from minidl.speed.advice import Situation
 from minidl.speed.cpu_use import CpuLimit
 from minidl.speed.ledger import HANDLE_BYTES, LARGE_PAYLOAD, MANY_TENSORS
-from minidl.speed.own_step import EVALUATION, LOADER, VALIDATION, parts_of, stands_out
+from minidl.speed.own_step import (
+    COPIES,
+    EVALUATION,
+    FAR_OUT,
+    LOADER,
+    NOTABLE,
+    OTHER,
+    VALIDATION,
+    device_lag,
+    parts_of,
+    stands_out,
+    warm_up,
+)
 from minidl.speed.wall_clock import NEVER, Bound, Cause
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Bools, Ints, Rows
@@ -33,12 +45,6 @@ if TYPE_CHECKING:
 
 LARGE: Final = 0.3
 """The share of the blamed time that a reason has to explain."""
-
-FAR_OUT: Final = 5
-"""An outlier takes at least this many times the median."""
-
-NOTABLE: Final = 20_000_000
-"""An outlier takes at least so long, ns: a shorter step may only have waited for a CPU."""
 
 FEW: Final = 0.1
 """Outliers are at most this share of all steps."""
@@ -134,6 +140,18 @@ class Case(Situation):
         return found if len(found) else self.rows(ev.FETCH)
 
     @cached_property
+    def warm_up(self) -> Rows:
+        """The loop's first steps, if they take far longer than the others, once."""
+        rows = self.rows(ev.CONSUMER)
+        return np.concatenate([warm_up(self.trace, one, rows[rows["loader"] == one]) for one in self.loaders])
+
+    @cached_property
+    def steps(self) -> Rows:
+        """The loop's own steps, without its warm-up."""
+        rows = self.rows(ev.CONSUMER)
+        return rows[~np.isin(rows["begin"], self.warm_up["begin"])]
+
+    @cached_property
     def epochs(self) -> Ints:
         """The begins of the epochs of these iterators, in order."""
         events = self.trace.events
@@ -152,8 +170,8 @@ class Case(Situation):
 
     @property
     def time(self) -> int:
-        """The loop's time, waiting and its own steps, ns."""
-        return max(1, self.found.total + self.found.consumer)
+        """The loop's time, waiting and its own steps, without what happens once in these, ns."""
+        return max(1, self.found.total + self.found.steps)
 
     @property
     def window(self) -> tuple[int, int]:
@@ -237,8 +255,21 @@ def _waited_for_a_cpu(case: Case, far: Rows) -> bool:
     return bool(2 * rows["cpu_wait"][theirs].sum() >= total(far))
 
 
+def first_steps(case: Case) -> SlowReason | None:
+    """What the loop's first steps take longer than the others, once."""
+    rows = case.warm_up
+    if not len(rows):
+        return None
+    which = "the first training step takes" if len(rows) == 1 else f"the first {len(rows)} training steps take"
+    part = stands_out(case.spans, case.rows(ev.CONSUMER), rows)
+    words = f"{which} {duration(total(rows))}{f' ({part})' if part else ''}"
+    usual = duration(_median(durations(case.steps)))
+    once = f"{words}, a later one {usual}: that happens once, often for kernels that are loaded, chosen or compiled"
+    return SlowReason("first steps", once, brief=words)
+
+
 def _slow_steps(case: Case) -> SlowReason | None:
-    rows = case.rows(ev.CONSUMER)
+    rows = case.steps
     far = _outliers(rows)
     if not len(far) or total(far) < LARGE * case.time:
         return None
@@ -265,9 +296,11 @@ _RARER: Final = {
     VALIDATION: "validate less often, on fewer samples, or with more workers, which persistent_workers=True keeps",
     EVALUATION: "call the model without gradients less often, or on less data",
     LOADER: "make that loader once, and keep its workers (persistent_workers=True)",
+    COPIES: "let the loader pin its batches (pin_memory=True) and copy with non_blocking=True, or copy beside the step "
+    "(minidl.DeviceLoader); send fewer bytes (uint8)",
     "collectives": "find the rank that comes late to these calls: record all ranks, and look at their timelines",
 }
-"""What to do about steps that take long because of a part; "" = it is not known."""
+"""What to do about steps that take their time for a part; "" = it is not known."""
 
 
 def _first_samples(case: Case) -> SlowReason | None:
@@ -456,7 +489,7 @@ def _asleep(case: Case) -> SlowReason | None:
 
 def step_does(case: Case) -> str:
     """What the training step mostly does, as it follows "the training step"; "" = unknown."""
-    rows = case.rows(ev.CONSUMER)
+    rows = case.steps
     rows = rows[rows["tid"] == rows["pid"]]  # the watchdog looks at main threads
     measured = rows[rows["cpu"] > 0]
     if len(measured) and measured["cpu"].sum() > total(measured) / 2:
@@ -470,7 +503,38 @@ def step_does(case: Case) -> str:
 
 def step_parts(case: Case) -> dict[str, int]:
     """The ns of each part of the training steps; {} if none is recorded."""
-    return parts_of(case.spans, case.rows(ev.CONSUMER))
+    return parts_of(case.spans, case.steps)
+
+
+def device_or_host(case: Case, parts: Mapping[str, int]) -> SlowReason | None:
+    """Whether the device bounds the steps of a loop that the loader keeps up with, or the host. parts: the steps'."""
+    lag = None if case.kind is not Bound.NOT_INPUT else device_lag(case.mine, case.steps)
+    if lag is None or lag.limit is None:
+        return None
+    most = next(iter(parts), OTHER)
+    limit = "device" if lag.limit else "program" if most == OTHER else "host"
+    words, step = _LIMITS[limit]
+    step = step if lag.limit else _RARER.get(most, step)
+    return SlowReason(limit, lag.words(), step, brief=f"{lag.device} {words}")
+
+
+_LIMITS: Final = {
+    "device": (
+        "is the limit",
+        "make the device's work cheaper: mixed precision (torch.autocast), torch.compile, a smaller model",
+    ),
+    "host": (
+        "waits for the host",
+        "give the device more work with each call: larger batches, torch.compile, CUDA graphs, fused=True for the "
+        "optimizer",
+    ),
+    "program": (
+        "waits for the host",
+        "make cheaper what the program does in the step beside the model (transforms, metrics, logging), or do it in "
+        "the workers or on the device",
+    ),
+}
+"""What bounds a step: what is said of the device, and what to do."""
 
 
 # --- The loop's process -----------------------------------------------------------------------------------------------
@@ -647,7 +711,8 @@ def _growth(case: Case) -> SlowReason | None:
     pids, first = np.unique(steps["pid"], return_index=True)  # the events are by time
     last = int(steps["time"].max(initial=0))
     found = []
-    for pid, begin in zip(pids.tolist(), steps["time"][first].tolist(), strict=True):
+    warm = int(case.warm_up["end"].max(initial=0))
+    for pid, begin in zip(pids.tolist(), np.maximum(steps["time"][first], warm).tolist(), strict=True):
         late = trace.watched.growth(pid, (begin + last) // 2, last)
         if (
             late is not None
@@ -701,14 +766,13 @@ def warnings(case: Case) -> tuple[SlowReason, ...]:
     return tuple(filter(None, (_growth(case), _other_programs(case))))
 
 
-_BLAMED: Final[dict[Cause | None, tuple[tuple[int, int], ...]]] = {
-    None: (ev.CONSUMER,),
+_BLAMED: Final[dict[Cause, tuple[tuple[int, int], ...]]] = {
     Cause.COLLATE: (ev.COLLATE,),
     Cause.SAMPLER: (ev.SAMPLER_NEXT,),
     Cause.OVERHEAD: (ev.NEXT,),  # of an observed loader, no event shows the sampler
     Cause.START_UP: (ev.WORKER_INIT, ev.MAKE_FETCHER),
 }
-"""The spans to blame for a cause; None = the loader bounds nothing."""
+"""The spans to blame for a cause."""
 
 
 def blamed(case: Case, because: SlowReason | None) -> Rows:
@@ -717,7 +781,7 @@ def blamed(case: Case, because: SlowReason | None) -> Rows:
         return because.rows
     if case.cause in (Cause.SAMPLES, Cause.HEAD_OF_LINE):
         return case.samples
-    return case.rows(*_BLAMED.get(case.cause, ()))
+    return case.steps if case.cause is None else case.rows(*_BLAMED.get(case.cause, ()))
 
 
 def reason(case: Case) -> SlowReason | None:

@@ -2,8 +2,8 @@
 
 Interface: `groups(trace)` lists the loaders of a trace, `side(trace, *group)` -> `Side` has the figures of one.
 
-Rules of use: "steady" is without the first batch of each epoch, which waits for the workers' start. Ranks run side by
-side: their rates are added up. Times are in ns unless a name says otherwise.
+Rules of use: "steady" is without the first batch of each epoch, which waits for the workers' start, and without the
+steps of a warm-up. Ranks run side by side: their rates are added up. Times are in ns unless a name says otherwise.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ _OF_THE_LOADER = ("sampling", "wait", "pin idle", "consumer", "shutdown", "rebui
 class Loop:
     """The training loop of one rank. took: ns of each batch since the one before, or since the epoch's first `next`.
 
-    first: whether it is the first of its epoch. samples: in each; None if the trace does not tell. split: the shares of
-    the steady time by what the loop waited for, None = its own steps; {} if the trace does not show waiting. whole: ns
-    of the loop with the starts and ends of epochs; starting: of these, for starting and ending workers.
+    first: whether it is the first of its epoch, or comes after a step of the warm-up. samples: in each; None if the
+    trace does not tell. split: the shares of the steady time by what the loop waited for, None = its own steps; {} if
+    the trace does not show waiting. whole: ns of the loop with the starts and ends of epochs; starting: of these, for
+    starting and ending workers.
     """
 
     took: Ints = field(repr=False)
@@ -210,10 +211,11 @@ def side(trace: Trace, loaders: tuple[int, ...], params: dict[str, Any]) -> Side
 
 def _loop(trace: Trace, loaders: list[int], params: Mapping[str, Any], spans: Rows) -> Loop:
     """Return one rank's loop over these iterators. spans: all of the trace."""
-    took, first, keys = _cycles(trace, loaders)
+    clocks = [WallClock(trace, number, spans) for number in loaders]
+    took, first, keys = _cycles(trace, loaders, np.concatenate([clock.warm_up["end"] for clock in clocks]))
     split = dict.fromkeys(CAUSES, 0)
     whole = starting = 0
-    for clock in (WallClock(trace, number, spans) for number in loaders):
+    for clock in clocks:
         steady = clock.between_batches()
         split[None] += clock.took(steady & ~clock.waits)
         for cause, ns in clock.causes(steady).items():
@@ -246,9 +248,10 @@ def _unseen(trace: Trace, params: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(left_out - shown)
 
 
-def _cycles(trace: Trace, loaders: list[int]) -> tuple[Ints, Bools, Ints]:
-    """Return each batch's ns since the one before (or the epoch's first `next`), whether it is the first, and its key.
+def _cycles(trace: Trace, loaders: list[int], warm: Ints) -> tuple[Ints, Bools, Ints]:
+    """Return each batch's ns since the one before (or the epoch's first `next`), whether it is apart, and its key.
 
+    Apart is the first batch of an epoch, and one after a step that ends at one of `warm`.
     A batch without an earlier one is left out if its epoch's begin is lost.
     """
     rows = trace.events[
@@ -265,7 +268,9 @@ def _cycles(trace: Trace, loaders: list[int]) -> tuple[Ints, Bools, Ints]:
     first = np.zeros(len(rows), bool)
     first[1:] = new[:-1]
     counts = is_batch & ~new
-    return since[counts].astype(np.int64), (first & (rows["y"] == 1))[counts], keys[counts]
+    first &= rows["y"] == 1
+    first |= ((rows["time"] - since < warm[:, None]) & (warm[:, None] <= rows["time"])).any(axis=0)
+    return since[counts].astype(np.int64), first[counts], keys[counts]
 
 
 def _samples(trace: Trace, params: Mapping[str, Any], spans: Rows, batches: Ints) -> Ints | None:

@@ -20,7 +20,17 @@ from minidl.speed.advice import ONE_SIDED, UNEVEN, Situation, next_step
 from minidl.speed.cpu_use import CpuLimit, cpus_of
 from minidl.speed.hot_spots import HotSpot, hot_spot
 from minidl.speed.own_step import OTHER
-from minidl.speed.reasons import Case, SlowReason, blamed, reason, step_does, step_parts, warnings
+from minidl.speed.reasons import (
+    Case,
+    SlowReason,
+    blamed,
+    device_or_host,
+    first_steps,
+    reason,
+    step_does,
+    step_parts,
+    warnings,
+)
 from minidl.speed.wall_clock import FEW_BATCHES, KIND_OF, Bound, Cause, Waiting, waiting
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.stack_samples import library
@@ -63,7 +73,8 @@ class Reasons(NamedTuple):
     """The reason for what bounds a loader, what else is wrong, and what the training step mostly does, "" = unknown.
 
     spot: the line of the program that the blamed steps were mostly in, None = unknown. parts: the ns of each part of
-    the training steps, the largest first; {} = unknown.
+    the training steps, the largest first; {} = unknown. first: what the first training steps take longer, once. limit:
+    whether the device bounds the training step, or the host.
     """
 
     reason: SlowReason | None = None
@@ -71,6 +82,8 @@ class Reasons(NamedTuple):
     step: str = ""
     spot: HotSpot | None = None
     parts: Mapping[str, int] = MappingProxyType({})
+    first: SlowReason | None = None
+    limit: SlowReason | None = None
 
 
 class _Wording(NamedTuple):
@@ -140,7 +153,8 @@ def _judged(trace: Trace, loaders: Sequence[int], found: Waiting, spans: Rows, r
         spot = hot_spot(trace.stack_samples, blamed(case, because))
         if spot is not None and cause is Cause.OVERHEAD and library(spot.at.file):
             spot = None  # the loader itself waits there
-        return Reasons(because, warnings(case), step, spot, step_parts(case))
+        parts = step_parts(case)
+        return Reasons(because, warnings(case), step, spot, parts, first_steps(case), device_or_host(case, parts))
 
     return judge(found, params, cpus, why, room)
 
@@ -181,19 +195,19 @@ def judge(
         step = next_step(Situation(Bound.UNSEEN, None, found, {}, cpus))
         return Verdict(Bound.UNSEEN, _UNSEEN, (), step)
     kind, cause = _kind(found)
-    reasons = because, also, _, spot, parts = why(kind, cause)
+    reasons = because, also, _, spot, parts, first, limit = why(kind, cause)
     if kind is Bound.START_UP and (beside := _beside_the_start(found, why)) is not None:
         reasons = reasons._replace(warnings=(also := (beside, *also)))
     situation = Situation(kind, cause, found, params or {}, cpus)
     every = [_sentence(situation, reasons, wording) for wording in _WORDINGS]
     sentence = next((one for one in every if len(one) <= room), every[-1])  # the evidence has the rest
-    own = because.next_step if because is not None else ""
+    own = next((one.next_step for one in (because, limit) if one is not None), "")
     idle = kind is Bound.NOT_INPUT and bool(also)  # no advice for a loader that keeps up
     steps = "; ".join([*(one.next_step for one in also), own or next_step(situation) * (not idle)])
     task = found.task if kind is Bound.HEAD_OF_LINE else -1
     apart = _apart(found, kind) if cause is not None else ""
     kind = Bound.PROGRAM if kind is Bound.NOT_INPUT and (because is not None or also) else kind
-    told = [*([because] if because is not None else []), *also]
+    told = [one for one in (because, *also, limit, first) if one is not None]
     evidence = (*(one.words for one in told if one.words not in sentence), *_evidence(found, cpus))
     evidence += (_parts_in_words(parts),) if parts else ()
     evidence += (spot.words(),) if spot is not None else ()
@@ -209,18 +223,21 @@ def _sentence(situation: Situation, reasons: Reasons, wording: _Wording) -> str:
     All shares before the reason are of the loop's time: of its steady time, unless the start is what bounds it.
     """
     kind, found = situation.kind, situation.found
-    because, warned, step, spot, parts = reasons
+    because, warned, step, spot, parts, first, limit = reasons
     brief = wording.warnings < 2
     at = f" ({spot.brief(wording.source)})" if spot is not None and wording.source >= 0 else ""
     words = "" if because is None else because.said(brief or bool(at))
     also = [one.said(brief) for one in warned if wording.warnings or one.name == "growth"]
+    long = wording.warnings and found.warming >= ONCE * (found.total + found.consumer)
+    early = [first.brief] if long and first is not None else []
     if kind is Bound.TOO_FEW:
         said = f"too few batches to say what bounds the loader: {found.batches} (at least {FEW_BATCHES} are needed)"
     elif kind is Bound.NOT_INPUT and (words or also):
         words += at * bool(words)
-        return f"{Bound.PROGRAM.value}: {'; '.join(filter(None, (words, *also)))}; the loader keeps up"
+        said = f"{Bound.PROGRAM.value}: {'; '.join(filter(None, (words, *also)))}; the loader keeps up"
+        also = []
     elif kind is Bound.NOT_INPUT:
-        said = _keeping_up(found, step, at, parts)
+        said = _keeping_up(found, step, at, parts, limit)
     elif kind is Bound.START_UP:
         time = max(1, found.total + found.consumer)
         name = "shutdown-bound" if found.ends_slowly else kind.value
@@ -230,25 +247,28 @@ def _sentence(situation: Situation, reasons: Reasons, wording: _Wording) -> str:
         said = ": ".join(filter(None, (f"{name}: {_waited(found.total, time)}{what}", words and words + at)))
     else:
         said = _steady(situation, words, at, wording)
-    return "; ".join((said, *also))
+    return "; ".join((said, *also, *early))
 
 
 def _waited(ns: int, time: int) -> str:
     return f"the loop waited {percent(ns / time)} of its time"
 
 
-def _keeping_up(found: Waiting, does: str, at: str, parts: Mapping[str, int]) -> str:
-    whole, once = found.total + found.consumer, found.once
-    step, with_start = (found.consumer / max(1, time) for time in (whole - once, whole))
+def _keeping_up(found: Waiting, does: str, at: str, parts: Mapping[str, int], limit: SlowReason | None) -> str:
+    whole = max(1, found.total + found.steps - found.once)
+    step, with_start = found.steps / whole, found.consumer / max(1, found.total + found.consumer)
     also = f" ({percent(with_start)} with start-up and shutdown)" * (step - with_start >= 0.05)
     takes = f"the training step takes {percent(step)} of the loop's time"
     if next(iter(parts), OTHER) != OTHER:  # the parts say more than the line
-        shares = {name: ns / max(1, whole - once) for name, ns in parts.items() if name != OTHER}
+        shares = {name: ns / whole for name, ns in parts.items() if name != OTHER}
         named = [f"{name} {percent(share)}" for name, share in shares.items() if share >= NAMED][:MOST_NAMED]
         at, also, takes = "", "", f"{takes}: {', '.join(named)}"
+    elif limit is not None:
+        also = ""
     elif does:
         takes += f" and mostly {does}"
-    return f"{Bound.NOT_INPUT.value}: the loader keeps up, {takes}{at}{also * (not at)}"
+    keeps_up, bound = ("the loader keeps up, ", "") if limit is None else ("", f"; {limit.brief}")
+    return f"{Bound.NOT_INPUT.value}: {keeps_up}{takes}{at}{also * (not at)}{bound}"
 
 
 def _parts_in_words(parts: Mapping[str, int]) -> str:
@@ -263,7 +283,7 @@ def _steady(situation: Situation, words: str, at: str, wording: _Wording) -> str
     """
     kind, cause, found = situation.kind, situation.cause, situation.found
     once = found.once
-    waited, time = found.total - once, max(1, found.total + found.consumer - once)
+    waited, time = found.total - once, max(1, found.total + found.steps - once)
     loop = _waited(waited, time)
     if kind is Bound.SUPPLY and found.of(Bound.READING) > found.of(Bound.SUPPLY):
         assert cause is not None
@@ -324,7 +344,7 @@ def _kind(found: Waiting) -> tuple[Bound, Cause | None]:
         return Bound.START_UP, Cause.START_UP
     if found.batches < FEW_BATCHES:
         return Bound.TOO_FEW, None
-    if steady / max(1, steady + found.consumer) < KEEPS_UP:
+    if steady / max(1, steady + found.steps) < KEEPS_UP:
         return Bound.NOT_INPUT, None
     kind = max(KIND_OF.values(), key=found.of)
     if kind is Bound.READING and found.workers and found.spare < SPARE:

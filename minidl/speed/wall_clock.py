@@ -21,6 +21,7 @@ import numpy as np
 
 from minidl.playback.state import MOST_WORKERS
 from minidl.speed.cpu_use import CpuUse, cpu_use
+from minidl.speed.own_step import made_at, warm_up
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Bools, Floats, Ints, Rows
 from minidl.tracefile.events import BEGINS, CALLS, Call
@@ -84,7 +85,8 @@ class Waiting:
     spare: the share of that time, after their first fetch, that they waited for tasks. work: the duration of all
     supplying steps. task, worker, sample: of the batch that blocked the line longest, -1 = none; lasting: that worker's
     share of the blocking. first: waiting for the first batches of epochs. opening: by cause, waiting for the first
-    batch, if that happens once: workers, one iterator, one epoch. uneven: waiting while a worker had run out of
+    batch, if that happens once: workers, one iterator, one epoch. warming: what the first steps of the loop take longer
+    than the others, if that happens once. uneven: waiting while a worker had run out of
     data and others had not; out: the worker that ran out first, -1 = none. ending: waiting for the workers' end.
     payload, shared, tensors: bytes pickled, bytes by handle, and tensors of a message, on average. cpu: the CPU use of
     fetching. alike: the number of iterators with the same parameters in the trace; together: how many of them these
@@ -105,6 +107,7 @@ class Waiting:
     lasting: float = 0.0
     first: int = 0
     opening: dict[Cause, int] = field(default_factory=dict)
+    warming: int = 0
     uneven: int = 0
     out: int = -1
     ending: int = 0
@@ -127,6 +130,11 @@ class Waiting:
     def once(self) -> int:
         """The waiting that happens once, however long the run is, ns."""
         return self.causes[Cause.START_UP] + sum(self.opening.values())
+
+    @property
+    def steps(self) -> int:
+        """The loop's own steps, without what happens once, ns."""
+        return self.consumer - self.warming
 
     def of(self, kind: Bound) -> int:
         """The steady waiting for what bounds a loader in this way, ns."""
@@ -152,7 +160,7 @@ class Waiting:
 
     def __add__(self, more: Waiting) -> Waiting:
         """The times and counts of both; the blocking batch, and what is an average, stay those of the first."""
-        added = ("consumer", "batches", "first", "uneven", "ending", "cpu", "together")
+        added = ("consumer", "batches", "first", "warming", "uneven", "ending", "cpu", "together")
         return replace(
             self,
             out=self.out if self.out >= 0 else more.out,
@@ -170,13 +178,14 @@ def waiting(trace: Trace, loader: int, spans: Rows | None = None) -> Waiting:
     task, worker, lasting = clock.blocker()
     uneven, out = clock.uneven()
     alike = sum(other == params for other in trace.loaders.values()) if params else 1
-    made = Counter(map(_made, trace.loaders.values()))[_made(params)]
+    made = Counter(map(made_at, trace.loaders.values()))[made_at(params)]
+    took, early = durations(clock.steps(ev.CONSUMER)), len(clock.warm_up)
     messages, samples = clock.steps(ev.RESULT_REBUILD), clock.steps(ev.SAMPLE)
     samples = samples[(samples["task"] == task) & (samples["worker"] == worker)]
     averages = [float(messages[column].mean()) if len(messages) else 0.0 for column in ("bx", "ey", "ex")]
     return Waiting(
         causes=clock.causes(),
-        consumer=total(clock.steps(ev.CONSUMER)),
+        consumer=int(took.sum()),
         batches=int(np.count_nonzero(clock.events["code"] == ev.YIELD)),
         workers=clock.workers,
         alike=alike,
@@ -189,6 +198,7 @@ def waiting(trace: Trace, loader: int, spans: Rows | None = None) -> Waiting:
         lasting=lasting,
         first=clock.first(),
         opening=clock.opening() if made <= 1 else {},
+        warming=int(took[:early].sum() - early * np.median(took[early:])) if early else 0,
         uneven=uneven,
         ending=clock.ending(),
         out=out,
@@ -197,11 +207,6 @@ def waiting(trace: Trace, loader: int, spans: Rows | None = None) -> Waiting:
         tensors=averages[2],
         cpu=cpu_use(clock.whole),
     )
-
-
-def _made(params: dict[str, Any]) -> tuple[str, str]:
-    """Where a loader is made, in which rank: one that is made again there has a first batch each time."""
-    return str(params.get("made_at", params)), str(params.get("rank"))
 
 
 _AFTER_SET_UP: Final = [code for code in BEGINS if CALLS.get(code) in (Call.NEXT, Call.OWN)]
@@ -245,6 +250,7 @@ class WallClock:
         self.needs = self._latest(events["code"] == get[0])
         self.gets: Bools = (self.open(get) > 0) & self.waits
         self.not_begun = self._not_begun()
+        self.warm_up = warm_up(trace, loader, self.steps(ev.CONSUMER))
         self.state = self._states()
 
     def steps(self, *pairs: tuple[int, int]) -> Rows:
@@ -326,13 +332,14 @@ class WallClock:
         return np.select([holds for _, holds in rules], [np.int64(one) for one, _ in rules], state[Cause.OVERHEAD])
 
     def between_batches(self) -> Bools:
-        """Whether an interval lies between two batches of an epoch: after its first batch and before its last."""
+        """Whether an interval lies after the first batch of an epoch and before its last, and in no warm-up."""
         codes = self.events["code"]
         is_batch = (codes == ev.YIELD) & (self.events["x"] == ev.Outcome.DATA)
         rows = self.events[is_batch | (codes == ev.EPOCH[0])]
         batch = np.concatenate([[False], rows["code"] == ev.YIELD, [False]])
         place = np.searchsorted(rows["time"], self.at, side="right")
-        return np.asarray(batch[place] & batch[place + 1])
+        warm = _open(self.warm_up["begin"], self.warm_up["end"], self.at) > 0
+        return np.asarray(batch[place] & batch[place + 1] & ~warm)
 
     @cached_property
     def shares(self) -> dict[Cause, Floats]:

@@ -1,11 +1,14 @@
-"""The parts of a loop's steps: of sampled ones, which stand for the others, and of what is recorded in each step."""
+"""The parts of a loop's steps, of which sampled ones stand for others; its warm-up; how far the device is behind."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from minidl.speed.own_step import parts_of
+from minidl.speed.own_step import DeviceLag, device_lag, parts_of, warm_up
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.spans import SPAN
@@ -56,3 +59,93 @@ def test_the_parts_of_all_steps(
     found = parts_of(np.concatenate([steps, *inner]), steps)
     assert found == known
     assert sum(found.values()) in (0, times[-1][1])
+
+
+MS = 1_000_000
+LOADERS = {1: {"made_at": "train.py:7"}, 2: {"made_at": "train.py:7"}, 3: {"made_at": "train.py:9"}}
+
+
+def following(*took: float, loader: int = 1) -> Rows:
+    """Steps one after the other, each of so many ms."""
+    ends = [round(sum(took[: number + 1]) * MS) for number in range(len(took))]
+    return rows(ev.CONSUMER[0], *zip([0, *ends], ends, strict=False), loader=loader)
+
+
+@pytest.mark.parametrize(
+    ("took", "loader", "count"),
+    [
+        ((900, *[10] * 9), 1, 1),
+        ((2, 900, 60, *[10] * 9), 1, 3),
+        ((900, *[10] * 9), 3, 1),
+        ((900, *[10] * 9), 2, 0),
+        ((15, *[1] * 9), 1, 0),
+        ((40, *[10] * 9), 1, 0),
+        ((900, 10, 10, 10, 800, 10, 10, 10, 800, 10), 1, 0),
+        ((900, 10, 10, 10, 800, 10, 10, 10, 10, 10), 1, 1),
+        ((900, 10, 10), 1, 0),
+    ],
+    ids=[
+        "the first", "up to the third", "another loader's", "the loader is made again", "too short to note",
+        "not far longer", "as long ones come again", "one more long one", "too few steps",
+    ],
+)  # fmt: skip
+def test_a_warm_up_is_what_takes_far_longer_once(took: tuple[float, ...], loader: int, count: int) -> None:
+    trace: Any = SimpleNamespace(loaders=LOADERS)
+    steps = following(*took, loader=loader)
+    assert warm_up(trace, loader, steps)["begin"].tolist() == steps["begin"][:count].tolist()
+
+
+def on_device(*parts: tuple[float, float, float]) -> Rows:
+    """Parts on the device: begin, end, and how far the host is ahead at the end, ms."""
+    out = rows(ev.DEVICE_PART[0], *((round(begin * MS), round(end * MS)) for begin, end, _ in parts))
+    out["ey"] = [round(behind * MS) for *_, behind in parts]
+    return out
+
+
+ASYNC = [(10 * n + 30, 10 * n + 40, 38) for n in range(9)]
+SYNCED = [(10 * n + 1, 10 * n + 9.5, 8) for n in range(9)]
+STARVED = [(10 * n + 7, 10 * n + 9, 1.5) for n in range(9)]
+LAUNCHED = [(10 * n + 1, 10 * n + 9.5, 0.01) for n in range(9)]
+MIXED = [(10 * n + 1, 10 * n + 9, 3) for n in range(9)]
+
+
+@pytest.mark.parametrize(
+    ("parts", "limit", "behind", "idle"),
+    [
+        (ASYNC, True, 38, 0.0),
+        (SYNCED, True, 8, 0.15),
+        (STARVED, False, 1.5, 0.8),
+        (LAUNCHED, False, 0.01, 0.15),
+        (MIXED, None, 3, 0.2),
+        (SYNCED[::2], True, 8, 0.0),
+    ],
+    ids=["runs ahead", "waits each step", "other code first", "launch-bound", "neither", "no two in a row"],
+)
+def test_what_a_device_s_lag_says(
+    parts: list[tuple[float, float, float]], limit: bool | None, behind: float, idle: float
+) -> None:
+    lag = device_lag(on_device(*parts), following(*[10] * 9))
+    assert lag is not None
+    assert (lag.limit, lag.behind / MS, lag.step / MS, lag.steps) == (limit, behind, 10, len(parts))
+    assert lag.idle == pytest.approx(idle)
+
+
+def test_a_lag_needs_three_steps_of_the_loop_itself() -> None:
+    steps = following(*[10] * 9)
+    assert device_lag(on_device(*SYNCED[:2]), steps) is None
+    other = on_device(*SYNCED)
+    other["process"] = 1
+    assert device_lag(other, steps) is None
+    assert device_lag(steps[:0], steps) is None
+
+
+def test_a_simulated_device_is_called_so() -> None:
+    parts = on_device(*SYNCED)
+    parts["ez"] = 1
+    lag = device_lag(parts, following(*[10] * 9))
+    assert lag is not None
+    assert lag.words() == (
+        "the device (simulated) ends a part of a step up to 8.00 ms after the host, in steps of 10.0 ms, and computes "
+        "no part for 15% of them (medians of 9 steps)"
+    )
+    assert DeviceLag(5, 0.0, 10, 3).words().startswith("the device ends a part")

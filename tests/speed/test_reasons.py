@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minidl.speed.reasons import Case, SlowReason, reason, step_does, step_parts, warnings
+from minidl.speed.own_step import COPIES, OTHER
+from minidl.speed.reasons import (
+    Case,
+    SlowReason,
+    device_or_host,
+    first_steps,
+    reason,
+    step_does,
+    step_parts,
+    warnings,
+)
 from minidl.speed.wall_clock import Bound, Cause, Waiting
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
@@ -113,6 +123,11 @@ FOUND: dict[str, tuple[Case, str, str]] = {
         case(*FINE, *(one for n in range(100) for one in validated(n)), consumer=975), "slow steps",
         "one in 20 of 100 training steps takes long (validation), 51% of the loop's time "
         "(after batches 19, 39, 59, 79, ...)",
+    ),
+    "slow steps after a warm-up": (
+        case(*FINE, *steps(lambda n: 9000 if n == 0 else 100 if n % 20 == 19 else 5), consumer=9970, warming=8995 * MS),
+        "slow steps",
+        "one in 20 of 99 training steps takes long, 51% of the loop's time (after batches 19, 39, 59, 79, ...)",
     ),
     "slow steps at no distance": (
         case(*FINE, *steps(lambda n: 100 if n in (10, 11, 12) else 1), consumer=400), "slow steps",
@@ -284,6 +299,33 @@ def test_what_the_training_step_does() -> None:
     assert does(1) == ""
 
 
+def test_what_the_first_steps_take_is_told() -> None:
+    parts = [span(ev.FORWARD, 890, -1, 0, process=LOOP, begin=1000)]
+    found = first_steps(case(*FINE, *steps(lambda n: 900 if n == 0 else 5), *parts, consumer=1400))
+    assert found is not None
+    assert found.brief == "the first training step takes 900 ms (forward)"
+    assert found.words.startswith(f"{found.brief}, a later one 5.00 ms: that happens once")
+    assert first_steps(case(*FINE, *steps(lambda n: 5), consumer=500)) is None
+
+
+@pytest.mark.parametrize(
+    ("behind", "most", "words", "step"),
+    [
+        (9, "forward", "the device is the limit", "make the device's work cheaper"),
+        (0, "forward", "the device waits for the host", "give the device more work with each call"),
+        (0, OTHER, "the device waits for the host", "make cheaper what the program does in the step beside the model"),
+        (0, COPIES, "the device waits for the host", "let the loader pin its batches"),
+    ],
+)
+def test_the_limit_of_a_step_and_its_remedy(behind: int, most: str, words: str, step: str) -> None:
+    parts = [span(ev.DEVICE_PART, 9, -1, n, process=LOOP, begin=1000 + n * 10 * MS, ey=behind * MS) for n in range(9)]
+    one = case(*FINE, *steps(lambda n: 10, 9), *parts, consumer=90)
+    found = device_or_host(one, {most: 1})
+    assert found is not None
+    assert (found.brief, found.next_step[: len(step)]) == (words, step)
+    assert device_or_host(case(*SUPPLY, *steps(lambda n: 10, 9), *parts), {}) is None
+
+
 def test_the_parts_of_the_training_steps() -> None:
     """What lies in another thread, or outside of the steps, is none of theirs."""
     one = [*validated(19), span(ev.BACKWARD, 1, -1, begin=1000 + 19_003 * MS, process=LOOP, tid=7)]
@@ -330,6 +372,7 @@ NONE = {
     "even steps": case(*FINE, *steps(lambda n: 10), consumer=1000),
     "slow steps in a short part of the run": case(*FINE, *steps(lambda n: 50 if n == 50 else 1), consumer=9000),
     "no events": case(*SUPPLY),
+    "a first step that is long": case(*FINE, *steps(lambda n: 900 if n == 0 else 5), consumer=1400),
     "slow steps at the ends of epochs": case(*FINE, *steps(lambda n: 100 if n in (10, 11, 40) else 5), consumer=9000),
     "a slow index in the middle": case(
         Bound.SAMPLER,
