@@ -87,6 +87,7 @@ class HangCause(enum.Enum):
 
     SLEEP = "sleep"
     COMPUTING = "computing"
+    DEVICE = "device"
     STOPPED = "stopped"
     UNINTERRUPTIBLE = "uninterruptible"
     GIL = "keeps-the-gil"

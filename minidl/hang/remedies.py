@@ -33,6 +33,8 @@ TRUNCATED: Final = (
 BY_CAUSE: Final = {
     HangCause.SLEEP: "remove the sleep, or limit the number of its retries",
     HangCause.COMPUTING: "run that sample alone under a profiler; limit its loop",
+    HangCause.DEVICE: "find which call does not end: run with CUDA_LAUNCH_BLOCKING=1; with several ranks it may be a "
+    "collective that another rank has not reached: ask the doctor about each rank",
     HangCause.UNINTERRUPTIBLE: "check the disk or the network file system that it reads from (dmesg, nfsstat); "
     "signals don't help",
     HangCause.GIL: "let the C code that it calls release the GIL (ctypes.CDLL instead of PyDLL, nogil in Cython), or "

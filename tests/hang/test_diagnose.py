@@ -122,6 +122,12 @@ def connection(fd: int, inode: int, peer: int, about: str = "") -> Descriptor:
     return Descriptor(fd, "socket", f"socket:[{inode}]", inode, mode="rw", peer=peer, about=about)
 
 
+def on_gpu(source: str, device: str = "/dev/nvidia0") -> SeenProcess:
+    """The loop, which runs a line of its own code all the time, and has a device open."""
+    main = thread(LOOP, (user(source, "train"), MAIN), None, state="R", cpu=0.5, idle=0.0)
+    return process(LOOP, 1, main, descriptors=(Descriptor(9, "device", device, 9, 195, "rw"),))
+
+
 def with_locks(pid: int, *held: str) -> Descriptor:
     return Descriptor(7, "file", "/data/index.lock", 77, 3, "rw", locks=held)
 
@@ -1059,6 +1065,13 @@ THE_LOOP = [
                           descriptors=(QUEUE,)),
                      replace(process(101, LOOP, thread(101, (PREPARES,), None, cpu=0.4)), descriptors=(PUTS,))),
          outcome=MAYBE_HUNG, cause=HangCause.COMPUTING, pid=101),
+    case("a loop that asks for a GPU's result with a busy CPU waits for it", looks=later(on_gpu("loss.item()")),
+         told=own(), outcome=MAYBE_HUNG, cause=HangCause.DEVICE, pid=LOOP,
+         says="probably waits for the GPU, with a busy CPU, in `loss.item()`"),
+    case("without a GPU the same line computes", looks=later(on_gpu("loss.item()", "/dev/null")), told=own(),
+         outcome=MAYBE_HUNG, cause=HangCause.COMPUTING),
+    case("a line that asks for no result computes", looks=later(on_gpu("while True: pass")), told=own(),
+         outcome=MAYBE_HUNG, cause=HangCause.COMPUTING),
     case("a loop that is seen in next is not in its own code: another thread than the trace knows calls it",
          looks=later(loop(1), IDLE, worker(1, user("os.read(r, 1)"), call=READS, descriptors=(pipe(6, 60, "rw"),))),
          told=own(numbers={101: 0, 102: 1}), outcome=HUNG),

@@ -1,4 +1,4 @@
-"""Rules for threads that move by themselves: sleep, computing, no CPU; and the last rule, for all the rest."""
+"""Rules for threads that move by themselves: sleep, a GPU, computing, no CPU; and the last rule, for all the rest."""
 
 from __future__ import annotations
 
@@ -32,6 +32,24 @@ def sleeps(chain: Chain) -> Judgement | None:
         what = f"polls: it slept for about {apart / times:.1g} s repeatedly in the {apart:.1f} s observed{at}"
         seen = EvidenceLine(f"it fell asleep {times} times between the looks, at one place", source_of(end))
     return Judgement(HangCause.SLEEP, what, facts=(seen,), moves=0 <= end.call.timeout <= LONG)
+
+
+_GPU: Final = re.compile(r"/dev/(nvidia\d|kfd$|dri/renderD)")
+_WAITS_FOR_GPU: Final = re.compile(r"\.(item|cpu|tolist|numpy|nonzero|to|cuda)\(|_?synchronize\(|\b(bool|float|int)\(")
+
+
+def waits_for_a_gpu(chain: Chain) -> Judgement | None:
+    """A GPU's result is waited for with a busy CPU, which looks like computing."""
+    end = chain.end
+    inside = end.place.inside[0] if end.place.inside else None
+    if end.kind is not Blocked.COMPUTES or not end.stays or inside is None or not _WAITS_FOR_GPU.search(inside.source):
+        return None
+    gpu = next((one.target for one in end.process.descriptors if _GPU.match(one.target)), None)
+    if gpu is None:
+        return None
+    what = f"probably waits for the GPU, with a busy CPU, in `{inside.source}`"
+    facts = (wait_seen(end), EvidenceLine(f"it has {gpu} open", f"/proc/{end.pid}/fd"))
+    return Judgement(HangCause.DEVICE, what, Sure.LIKELY, facts, ("it computes on the CPU in that line",))
 
 
 def computes(chain: Chain) -> Judgement | None:

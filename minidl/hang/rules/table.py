@@ -110,6 +110,7 @@ RULES: Final = (
     CauseRule(kernel.server_without_clients, "no client connects to a server", "a client connects"),
     CauseRule(kernel.socket, "the other end does not answer", "bytes move"),
     CauseRule(motion.sleeps, "it sleeps", "the sleep ends soon"),
+    CauseRule(motion.waits_for_a_gpu, "a GPU's result is waited for", "the line computes on the CPU"),
     CauseRule(motion.computes, "it computes", "its sample changed between the looks"),
     CauseRule(motion.no_cpu, "other threads use the CPUs", "it gets CPU time"),
     CauseRule(motion.moves, "it moves", ""),
