@@ -12,7 +12,7 @@ A module call in another one pays one look at a thread's variable (50 ns): `nn.M
 function that does what torch's does, so tracebacks and recursion are as deep as without it.
 
 The parts of a small step cost 30 to 50 µs. So the steps whose parts are recorded begin at least PAUSE_NS apart, which
-keeps the parts' cost at about 1%; CONSUMER's begin says which they are. Two in a row of these, at most each 0.1 s, have
+keeps the parts' cost at about 1%; CONSUMER's begin says which they are. Two in a row of these, at most each 0.2 s, have
 forward, backward and optimizer also by the clock of the device that computes them. What few steps have is always
 recorded: evaluations, collectives, checkpoints.
 
@@ -45,9 +45,9 @@ from minidl.tracefile import events as ev
 PAUSE_NS = 5_000_000
 """From the begin of one step whose parts are recorded to the next one's, at least."""
 
-TIMING_PAUSE_NS = 100_000_000
-"""From one step whose parts are also timed by the device's clock to the next such one but one, at least: a mark in a
-stream costs some 5 µs, and ten times as much where calls of the driver are slow."""
+TIMING_PAUSE_NS = 200_000_000
+"""From the first of two steps whose parts are also timed by the device's clock to the next such pair, at least: their
+twelve marks in the stream cost 0.6 ms on the simulated device, and up to 1.4 ms on an H100 in a virtual machine."""
 
 Span = tuple[int, int]
 Function = Callable[..., Any]
