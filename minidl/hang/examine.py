@@ -34,8 +34,6 @@ from minidl.job.report import JobReport
 from minidl.process_stat import stat_fields, stat_of
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
-from minidl.tracefile.calls import OpenCalls
-from minidl.tracefile.events import Call
 from minidl.tracefile.format import EVENTS_SUFFIX, TraceError
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.words import plain
@@ -144,12 +142,20 @@ def _newest(path: Path) -> tuple[Trace, Job] | None:
     for index, process in enumerate(trace.processes):
         if process.role != "worker":
             calls = live.search(path / (process.file + EVENTS_SUFFIX), [*ev.NEXT, ev.EPOCH[0]])
-            earlier = OpenCalls()
-            earlier.take(calls[np.argsort(calls["seq"])])
-            before.longest = max(before.longest, earlier.longest[Call.NEXT])
-            before.first = max(before.first, earlier.first)
+            before.longest = max(before.longest, _longest(calls, first=False))
+            before.first = max(before.first, _longest(calls, first=True))
             trace.events = _with_epoch(trace.events, calls, index)
     return trace, before
+
+
+def _longest(calls: Rows, *, first: bool) -> int:
+    """The longest `next` that has ended, of an epoch's first or of the others, ns; 0 = none. calls: of one process."""
+    nexts = calls[np.isin(calls["code"], ev.NEXT)]
+    nexts = nexts[np.argsort(nexts["tid"], kind="stable")]
+    begins, ends = nexts[:-1], nexts[1:]
+    whole = (begins["code"] == ev.NEXT[0]) & (ends["code"] == ev.NEXT[1]) & (begins["tid"] == ends["tid"])
+    whole &= (begins["x"] == 0) == first
+    return int((ends["time"] - begins["time"])[whole].max(initial=0))
 
 
 def _with_epoch(events: Rows, calls: Rows, process: int) -> Rows:

@@ -54,7 +54,7 @@ def choose(asked: bool | None = None, read: Reader = time.thread_time_ns) -> tup
 
 def shortest(how: int) -> int:
     """The shortest sample that has a CPU time of its own, ns; how: as `choose` returns it."""
-    return max(SHORT_NS, round(how / SHARE))
+    return max(SHORT_NS, round(2 * how / SHARE))  # half of the share is for what a batch has once
 
 
 def _cost(read: Reader) -> int:
@@ -80,33 +80,44 @@ no_reading: Reader = itertools.repeat(0).__next__
 """It returns 0, without a frame of Python."""
 
 
+class _Budget:
+    """What this process's readings of slow clocks have cost, ns; spent: more than SHARE of the time."""
+
+    def __init__(self) -> None:
+        self.since, self.cost, self.spent = time.monotonic_ns(), 0, False
+
+    def take(self, cost: int) -> None:
+        self.cost += cost
+        self.spent = self.cost > SHARE * (time.monotonic_ns() - self.since)
+
+
 class _Frugal:
-    """A reader that is used until its readings have cost more than SHARE of the time: from then on it returns 0."""
+    """A reader that returns 0 from when the budget of all readers is spent. cost: of a reading, ns."""
 
     def __init__(self, read: Reader, cost: int) -> None:
-        self._read, self._cost, self._count, self._since = read, cost, 0, time.monotonic_ns()
+        self._read, self._cost, self._count = read, cost, 0
 
     def __call__(self) -> int:
+        if _budget.spent:
+            return 0
         self._count += 1
-        if not self._count % LOOK and self._count * self._cost > SHARE * (time.monotonic_ns() - self._since):
-            self._read = no_reading
+        if not self._count % LOOK:
+            _budget.take(LOOK * self._cost)
         return self._read()
 
 
 @functools.cache
 def cpu_clock(how: int) -> Reader:
     """Return the calling thread's CPU clock, ns; how: as `choose` returns it."""
-    return _reader(time.thread_time_ns, how)
+    return no_reading if not how else time.thread_time_ns if how == 1 else _Frugal(time.thread_time_ns, how)
 
 
 @functools.cache
 def run_delay(how: int) -> Reader:
     """Return a function that reads how long its caller has been ready to run and had no CPU, ns; 0 = it cannot say."""
-    return _reader(_delay_of_caller, how)
-
-
-def _reader(read: Reader, how: int) -> Reader:
-    return no_reading if not how else read if how == 1 else _Frugal(read, how)
+    if how <= 1:
+        return _delay_of_caller if how else no_reading
+    return _Frugal(_delay_of_caller, _cost(_delay_of_caller))
 
 
 def _delay_of_caller() -> int:
@@ -141,12 +152,16 @@ class _RunDelay:
                 os.close(self._fd)
 
 
+_budget = _Budget()
+
 _delays: Any = threading.local()
 """`reader`: the calling thread's."""
 
 
 def _forget_readers() -> None:
-    """What the clock has cost so far is another process's, or another trace's."""
+    """What the clocks have cost so far is another process's, or another trace's."""
+    global _budget
+    _budget = _Budget()
     cpu_clock.cache_clear()
     run_delay.cache_clear()
 

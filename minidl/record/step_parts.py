@@ -13,7 +13,7 @@ function that does what torch's does, so tracebacks and recursion are as deep as
 
 The parts of a small step cost 30 to 50 µs. So the steps whose parts are recorded begin at least PAUSE_NS apart, which
 keeps the parts' cost at about 1%; CONSUMER's begin says which they are. Two in a row of these, at most each 0.2 s, have
-forward, backward and optimizer also by the clock of the device that computes them. What few steps have is always
+module calls, backward and optimizer also by the clock of the device that computes them. What few steps have is always
 recorded: evaluations, collectives, checkpoints.
 
 A validation is no part, but lies around other loops: while all modules that the loop trains are in evaluation mode.
@@ -105,13 +105,13 @@ class LoopThread(threading.local):
     all threads, whether parts are recorded at all. trained: the modules that the loop `trainer` has called in training
     mode, in a part that is recorded. validation: the loop to which an open validation belongs; in_step: it began in
     that loop's own code. device: where the module is that the loop has called, None = on no accelerator; timed: in so
-    many steps, this one included, the device's clock is recorded, too. evaluated: the loop has called a module without
-    gradients since.
+    many steps, this one included, the device's clock is recorded; marked: in the open part. evaluated: the loop has
+    called a module without gradients since.
     """
 
     recorded = False
     inside = passes = sampled = True
-    in_part = in_step = evaluated = False
+    in_part = in_step = evaluated = marked = False
     due = timing_due = timed = 0
     trainer: ConsumerLoop | None = None
     validation: ConsumerLoop | None = None
@@ -127,9 +127,9 @@ class LoopThread(threading.local):
         self.enter_next()
         if self.validation is not None:
             look_for_validation()  # the mode may have been set without train()
+        self.timed = max(0, self.timed - 1)  # also of two loops that run in turn, which are not timed
         if not any(loop.runs for loop in self.loops):
             now = time.monotonic_ns()
-            self.timed = max(0, self.timed - 1)
             if self.device is not None and now >= self.timing_due:
                 self.timed, self.timing_due = 2, now + TIMING_PAUSE_NS
             self.sampled = now >= self.due or self.timed > 0
@@ -193,8 +193,10 @@ here: Final = LoopThread()
 os.register_at_fork(after_in_child=here.forget)  # a worker that runs a model is no loop
 
 
-_ON_A_DEVICE: Final = {ev.FORWARD: "forward", ev.BACKWARD: "backward", ev.OPTIMIZER: "optimizer"}
-"""The parts that are also recorded by the clock of the device that computes them."""
+_ON_A_DEVICE: Final = {
+    ev.FORWARD: "forward", ev.BACKWARD: "backward", ev.OPTIMIZER: "optimizer", ev.EVALUATE: "evaluation",
+}  # fmt: skip
+"""The parts that are also recorded by the clock of the device that computes them, but for those of a validation."""
 
 
 # --- A part -----------------------------------------------------------------------------------------------------------
@@ -224,6 +226,7 @@ def _part(span: Span, about: tuple[int, ...], function: Function, *args: Any, **
 
 def _begin(loop: ConsumerLoop, span: Span, task: int, about: tuple[int, ...]) -> None:
     loop.emit(span[0], task, -1, *about)
+    here.marked = here.timed > 0 and here.validation is None and here.device is not None and span in _ON_A_DEVICE
     _mark_device(loop, span, 0, task)
 
 
@@ -233,9 +236,9 @@ def _end(loop: ConsumerLoop, span: Span, task: int) -> None:
 
 
 def _mark_device(loop: ConsumerLoop, span: Span, side: int, task: int) -> None:
-    """Mark where the part begins, or ends, in the stream of the device that computes it."""
-    if here.timed and here.device is not None and (name := _ON_A_DEVICE.get(span)) is not None:
-        mark_consumer(here.device, ev.DEVICE_PART[side], loop.number, task, _text(name), behind=True)
+    """Mark where the part begins, or ends, in the stream of the device that computes it, if that is `marked`."""
+    if here.marked and here.device is not None:
+        mark_consumer(here.device, ev.DEVICE_PART[side], loop.number, task, _text(_ON_A_DEVICE[span]), behind=True)
 
 
 def _text(text: str) -> int:

@@ -60,8 +60,8 @@ NOTABLE: Final = 20_000_000
 BEHIND, ABREAST = 0.5, 0.1
 """Shares of a step: how far behind the host a device is that is the limit, at least; and one that waits, at most."""
 
-IDLE, BUSY = 0.5, 0.2
-"""Shares of a step in which a device has nothing to do: one that waits, at least; one that is the limit, at most."""
+BUSY: Final = 0.2
+"""The share of a step for which a device that is the limit computes no part, at most."""
 
 WARM_UP: Final = 3
 """A warm-up has at most so many steps."""
@@ -75,7 +75,8 @@ def warm_up(trace: Trace, loader: int, steps: Rows) -> Rows:
     """
     place = made_at(trace.loaders.get(loader, {}))
     again = any(other < loader and made_at(params) == place for other, params in trace.loaders.items())
-    if again or len(steps) < 2 * WARM_UP:
+    lost = trace.whole_from(loader) > 0 or (len(steps) > 0 and steps["bx"][0] > 1)
+    if again or lost or len(steps) < 2 * WARM_UP:
         return steps[:0]
     took = durations(steps)
     others = took[WARM_UP:]
@@ -128,12 +129,13 @@ def _outermost(rows: Rows, steps: Rows) -> Rows:
 @dataclass(frozen=True, slots=True)
 class DeviceLag:
     """How far a device is behind the host in a loop's own steps, medians. behind: at the part's end at which it is
-    furthest behind, ns; idle: the share of a step from the end of its last part on the device to the next step's first
-    one, 0 = unknown; step: a step, ns; steps: how many were looked at; device: what it is called.
+    furthest behind, ns; idle: the part of the time from a step's first part on the device to the next step's in which
+    it computes none, None = unknown; it may do other work then. step: a step, ns; steps: how many were looked at;
+    device: what it is called.
     """
 
     behind: float
-    idle: float
+    idle: float | None
     step: float
     steps: int
     device: str = "the device"
@@ -142,15 +144,15 @@ class DeviceLag:
     def limit(self) -> bool | None:
         """Whether the device is what a step takes its time for; False = the host is, None = neither clearly."""
         share = self.behind / max(1.0, self.step)
-        if self.idle >= IDLE or share <= ABREAST:
+        if share <= ABREAST:
             return False
-        return True if share >= BEHIND and self.idle <= BUSY else None
+        return True if share >= BEHIND and self.idle is not None and self.idle <= BUSY else None
 
     def words(self) -> str:
+        none = "" if self.idle is None else f", and computes no part for {percent(self.idle)} of the time"
         return (
             f"{self.device} ends a part of a step up to {duration(self.behind)} after the host, in steps of "
-            f"{duration(self.step)}, and computes no part for {percent(self.idle)} of them (medians of "
-            f"{counted(self.steps, 'step')})"
+            f"{duration(self.step)}{none} (medians of {counted(self.steps, 'step')})"
         )
 
 
@@ -161,7 +163,9 @@ def device_lag(spans: Rows, steps: Rows) -> DeviceLag | None:
     ]
     asked = parts["end"] - parts["ey"]  # when the host was at its end
     at = np.searchsorted(steps["begin"], asked, side="right") - 1
-    mine = (at >= 0) & (asked <= steps["end"][at]) & (parts["process"] == steps["process"][at])
+    mine = (at >= 0) & (asked <= steps["end"][at])
+    for name in ("process", "loader"):
+        mine &= parts[name] == steps[name][at]
     if len(found := np.unique(at[mine])) < WARM_UP:
         return None
     behind, first, last = np.zeros(len(steps)), np.full(len(steps), np.inf), np.zeros(len(steps))
@@ -169,11 +173,12 @@ def device_lag(spans: Rows, steps: Rows) -> DeviceLag | None:
     np.minimum.at(first, at[mine], parts["begin"][mine])
     np.maximum.at(last, at[mine], parts["end"][mine])
     two = found[:-1][np.diff(found) == 1]  # steps whose next one was looked at, too
-    idle = (first[two + 1] - last[two]) / np.maximum(1, first[two + 1] - first[two])
-    share = float(np.median(idle)) if len(idle) else 0.0
+    two = two[steps["loader"][two] == steps["loader"][two + 1]]
+    none = (first[two + 1] - last[two]) / np.maximum(1, first[two + 1] - first[two])
+    idle = max(0.0, float(np.median(none))) if len(two) else None
     name = "the device (simulated)" if parts["ez"].any() else "the device"
     step = float(np.median(durations(steps[found])))
-    return DeviceLag(float(np.median(behind[found])), max(0.0, share), step, len(found), name)
+    return DeviceLag(float(np.median(behind[found])), idle, step, len(found), name)
 
 
 def stands_out(spans: Rows, steps: Rows, long: Rows) -> str:

@@ -86,9 +86,6 @@ MORE_THAN_THE_LOOP: Final = 1.5
 PAUSED: Final = 0.15
 """The share of a process's time from which the garbage collector is a reason."""
 
-OLDEST: Final = 2
-"""The generation that gc.collect() collects; the collector itself seldom does."""
-
 OWN_THREADS: Final = 4
 """Threads of a worker that do not compute: the main thread, a feeder, a library's helper, the one that samples."""
 
@@ -580,15 +577,12 @@ def _collector(case: Case) -> SlowReason | None:
     for mine, whole, whom, whose in sides:
         longest = int(durations(mine).max(initial=0))  # one alone may have waited for a CPU
         if total(mine) - longest >= PAUSED * max(1, whole):
-            by_hand = 2 * len(mine) >= len(case.steps) and bool((mine["bx"] == OLDEST).all())
             return SlowReason(
                 "collector",
                 f"the garbage collector stopped {whom} {counted(len(mine), 'time')}, for "
                 f"{percent(total(mine) / whole)} of {whose} time (up to {duration(longest)})",
-                "call gc.collect() less often than in each step"
-                if by_hand
-                else "call gc.freeze() when the large objects are made, or gc.disable() in the loop and gc.collect() "
-                "between epochs",
+                "call gc.freeze() when the large objects are made, or gc.disable() in the loop and gc.collect() "
+                "between epochs; if the program calls gc.collect() in each step, call it less often",
                 mine[np.argmax(durations(mine))],
                 rows=mine[:0],
             )

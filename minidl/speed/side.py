@@ -211,17 +211,18 @@ def side(trace: Trace, loaders: tuple[int, ...], params: dict[str, Any]) -> Side
 
 def _loop(trace: Trace, loaders: list[int], params: Mapping[str, Any], spans: Rows) -> Loop:
     """Return one rank's loop over these iterators. spans: all of the trace."""
-    clocks = [WallClock(trace, number, spans) for number in loaders]
-    took, first, keys = _cycles(trace, loaders, np.concatenate([clock.warm_up["end"] for clock in clocks]))
+    warm = []
     split = dict.fromkeys(CAUSES, 0)
     whole = starting = 0
-    for clock in clocks:
+    for clock in (WallClock(trace, number, spans) for number in loaders):
+        warm.append(clock.warm_up["end"])
         steady = clock.between_batches()
         split[None] += clock.took(steady & ~clock.waits)
         for cause, ns in clock.causes(steady).items():
             split[cause] += ns
         whole += clock.took(clock.waits) + total(clock.steps(ev.CONSUMER))
         starting += clock.causes()[Cause.START_UP]
+    took, first, keys = _cycles(trace, loaders, np.concatenate(warm))
     unseen, all_ns = params.get("unseen"), max(1, sum(split.values()))
     shares = {cause: ns / all_ns for cause, ns in split.items() if not isinstance(unseen, list) or "next" not in unseen}
     closed = spans[np.isin(spans["loader"], loaders) & (spans["end"] >= 0)]

@@ -112,7 +112,7 @@ def test_the_clock_s_cost_decides(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cpu_time.time, "perf_counter_ns", lambda clock=clock, cost=cost: next(clock) * 32 * cost)
         assert choose() == (how, {"recorded": True, "reading_ns": cost, "chosen_by": "cost"})
         assert [choose(asked)[0] for asked in (True, False)] == [1, 0]
-    assert [cpu_time.shortest(how) for how in (1, 401, 700)] == [50_000, 50_000, 70_000]
+    assert [cpu_time.shortest(how) for how in (1, 201, 700)] == [50_000, 50_000, 140_000]
 
 
 def test_a_slow_clock_is_read_until_it_has_cost_its_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,8 @@ def test_a_slow_clock_is_read_until_it_has_cost_its_share_of_the_time(monkeypatc
             now += between
             readings[between].append(cpu_time.cpu_clock(700)())
     assert readings[72_000] == [7] * 3 * cpu_time.LOOK
-    assert readings[60_000] == [7] * (cpu_time.LOOK - 1) + [0] * (2 * cpu_time.LOOK + 1)
+    assert readings[60_000] == [7] * cpu_time.LOOK + [0] * 2 * cpu_time.LOOK
+    assert [read(700)() for read in (cpu_time.run_delay, cpu_time.cpu_clock)] == [0, 0], "they have one budget"
     assert cpu_time.cpu_clock(1) is cpu_time.time.thread_time_ns
     assert cpu_time.cpu_clock(0) is no_reading
 

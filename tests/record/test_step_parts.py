@@ -558,3 +558,18 @@ def test_two_ranks_number_their_collectives_alike(tmp_path: Path) -> None:
         found = spans_of(trace)
         assert found["by"].tolist() == [0, 1, 2, 3]
         assert found["bz"].tolist() == [32, 0, 32, 0]
+
+
+def test_steps_of_loops_that_run_in_turn_are_not_timed_by_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each begins while the other's code runs, so none decides: what the loop before them has decided ends."""
+    thread, other = step_parts.LoopThread(), step_parts.ConsumerLoop(2, lambda *event: None)
+    thread.device = torch.device("cuda")
+    thread.begin_next()
+    assert (thread.timed, thread.sampled) == (2, True)
+    other.runs = True
+    thread.loops.append(other)
+    timed = []
+    for _ in range(3):
+        thread.begin_next()
+        timed.append(thread.timed)
+    assert timed == [1, 0, 0]

@@ -90,9 +90,17 @@ def following(*took: float, loader: int = 1) -> Rows:
     ],
 )  # fmt: skip
 def test_a_warm_up_is_what_takes_far_longer_once(took: tuple[float, ...], loader: int, count: int) -> None:
-    trace: Any = SimpleNamespace(loaders=LOADERS)
+    trace: Any = SimpleNamespace(loaders=LOADERS, whole_from=lambda loader: 0)
     steps = following(*took, loader=loader)
     assert warm_up(trace, loader, steps)["begin"].tolist() == steps["begin"][:count].tolist()
+
+
+@pytest.mark.parametrize(("whole_from", "first"), [(0, 521), (17, 1)])
+def test_the_first_steps_that_a_ring_has_kept_are_no_warm_up(whole_from: int, first: int) -> None:
+    trace: Any = SimpleNamespace(loaders=LOADERS, whole_from=lambda loader: whole_from)
+    steps = following(900, *[10] * 9)
+    steps["bx"] = range(first, first + 10)
+    assert not len(warm_up(trace, 1, steps))
 
 
 def on_device(*parts: tuple[float, float, float]) -> Rows:
@@ -114,28 +122,29 @@ MIXED = [(10 * n + 1, 10 * n + 9, 3) for n in range(9)]
     [
         (ASYNC, True, 38, 0.0),
         (SYNCED, True, 8, 0.15),
-        (STARVED, False, 1.5, 0.8),
+        (STARVED, None, 1.5, 0.8),
         (LAUNCHED, False, 0.01, 0.15),
         (MIXED, None, 3, 0.2),
-        (SYNCED[::2], True, 8, 0.0),
+        (SYNCED[::2], None, 8, None),
     ],
-    ids=["runs ahead", "waits each step", "other code first", "launch-bound", "neither", "no two in a row"],
+    ids=["runs ahead", "waits each step", "other work, or none", "launch-bound", "neither", "no two in a row"],
 )
 def test_what_a_device_s_lag_says(
-    parts: list[tuple[float, float, float]], limit: bool | None, behind: float, idle: float
+    parts: list[tuple[float, float, float]], limit: bool | None, behind: float, idle: float | None
 ) -> None:
     lag = device_lag(on_device(*parts), following(*[10] * 9))
     assert lag is not None
     assert (lag.limit, lag.behind / MS, lag.step / MS, lag.steps) == (limit, behind, 10, len(parts))
-    assert lag.idle == pytest.approx(idle)
+    assert lag.idle == (None if idle is None else pytest.approx(idle))
 
 
 def test_a_lag_needs_three_steps_of_the_loop_itself() -> None:
     steps = following(*[10] * 9)
     assert device_lag(on_device(*SYNCED[:2]), steps) is None
-    other = on_device(*SYNCED)
-    other["process"] = 1
-    assert device_lag(other, steps) is None
+    for name in ("process", "loader"):
+        other = on_device(*SYNCED)
+        other[name] = 7
+        assert device_lag(other, steps) is None
     assert device_lag(steps[:0], steps) is None
 
 
@@ -146,6 +155,8 @@ def test_a_simulated_device_is_called_so() -> None:
     assert lag is not None
     assert lag.words() == (
         "the device (simulated) ends a part of a step up to 8.00 ms after the host, in steps of 10.0 ms, and computes "
-        "no part for 15% of them (medians of 9 steps)"
+        "no part for 15% of the time (medians of 9 steps)"
     )
-    assert DeviceLag(5, 0.0, 10, 3).words().startswith("the device ends a part")
+    assert DeviceLag(5, None, 10, 3).words() == (
+        "the device ends a part of a step up to 5 ns after the host, in steps of 10 ns (medians of 3 steps)"
+    )
