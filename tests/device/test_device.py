@@ -37,6 +37,7 @@ from minidl.record import step_parts
 from minidl.record.device_clock import DeviceClock
 from minidl.record.recorder import active
 from minidl.tracefile import events as ev
+from minidl.tracefile.events import Phase
 
 SIMULATED = "sim"
 FOREVER = 3600 * 10**9
@@ -1169,21 +1170,32 @@ def test_gpu_breaking_off_with_copies_under_way_is_safe(cuda: torch.device) -> N
 def test_the_parts_of_a_step_are_also_timed_by_the_device(
     tmp_path: Path, simulate: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not those of the first step, whose device is unknown when it begins, nor while a graph is captured."""
+    """Not those of the first step, whose device is unknown when it begins, nor while a graph is captured, nor those of
+    a validation: `eval()` begins one. An evaluation in training mode is none."""
     net, captured = torch.nn.Linear(8, 2).requires_grad_(False).to(SIMULATED), 4
     with EVERY_STEP, minidl.trace(tmp_path / "t"), step_parts.step_parts_recorded():
         for task, batch in enumerate(minidl.DataLoader(Tensors(12), 2)):
             captures = task == captured
             monkeypatch.setattr(sim, "is_current_stream_capturing", lambda now=captures: now, raising=False)
+            sim.sleep(50_000_000)  # ns: the device falls behind
             net(batch.to(SIMULATED))
+            with torch.no_grad():
+                if task == 2:
+                    net(batch.to(SIMULATED))
+                net.eval()
+                net(batch.to(SIMULATED))
+                net.train()
     trace = minidl.read_trace(tmp_path / "t")
     assert minidl_check(trace) == []
     timed, calls = of(trace, "device_part"), of(trace, "forward")
+    texts = [trace.text(row) for row in trace.select("device_part", Phase.BEGIN)]
+    assert [texts.count(text) for text in ("forward", "evaluation")] == [4, 1]
+    timed = timed[np.array(texts) == "forward"]
     assert timed["task"].tolist() == [task for task in range(1, 6) if task != captured]
-    assert {trace.text(row) for row in trace.select("device_part")} == {"forward"}
     assert timed["ez"].all(), "it is marked as simulated"
     calls = calls[timed["task"]]
     late, error = timed["ey"] > 0, int(trace.select("clock_calibration")["y"].max())
+    assert late.any()
     asked = (timed["end"] - timed["ey"])[late]
     assert ((calls["begin"][late] <= asked) & (asked <= calls["end"][late])).all()
     assert (timed["begin"] >= calls["begin"] - 2 * error).all()

@@ -170,3 +170,9 @@ def test_workers_that_take_turns_are_looked_at_twice_though_the_loop_has_waited_
     seen = [look(loop(1), worker(0, step="idle"), turn, moment=(36 + 4 * i) * SECOND) for i, turn in enumerate(turns)]
     monkeypatch.setattr(examine, "collect", lambda *args, **options: seen.pop(0))
     assert examine.look_at(os.getpid(), lambda: told, py_spy=False, seconds=0.001).outcome is not RunOutcome.HUNG
+
+
+@pytest.mark.parametrize("cause", [HangCause.COMPUTING, HangCause.DEVICE])
+def test_what_may_go_on_after_a_trace_has_ended_is_no_finding_of_it(cause: HangCause) -> None:
+    assert examine._is_blocked(Finding(RunOutcome.MAYBE_HUNG, "it is in a sample", HangCause.LOCK))
+    assert not examine._is_blocked(Finding(RunOutcome.MAYBE_HUNG, "it is in its own code", cause))

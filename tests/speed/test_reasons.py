@@ -355,13 +355,14 @@ def test_more_threads_than_cpus() -> None:
 
 
 def test_what_grows_all_the_time_is_told() -> None:
-    def told(**vitals: float) -> list[str]:
+    def told(*rows: dict[str, int], **vitals: float) -> list[str]:
         events = np.zeros(2, ROW)
         events["code"], events["loader"], events["pid"], events["time"] = ev.YIELD, 1, 100, (0, 1000 * MS)
-        return [one.words for one in warnings(case(*SUPPLY, events=events, watched=looks(100, 100, **vitals)))]  # type: ignore[arg-type]
+        return [one.words for one in warnings(case(*SUPPLY, *rows, events=events, watched=looks(100, 100, **vitals)))]  # type: ignore[arg-type]
 
     assert told(grows_mib=2.0) == ["memory grows: worker 0 by 200 MiB/s (98 MiB in its last 0 s)"]
     assert told(grows_mib=1.0) == told() == []
+    assert told(*steps(lambda n: 900 if n == 0 else 5), grows_mib=2.0) == [], "it grows in the warm-up"
 
 
 NONE = {

@@ -17,8 +17,9 @@ import minidl
 from minidl.playback.state import MOST_WORKERS
 from minidl.speed.hot_spots import HotSpot
 from minidl.speed.reasons import SlowReason
+from minidl.speed.side import side
 from minidl.speed.verdict import Reasons, Verdict, judge, verdict
-from minidl.speed.wall_clock import FEW_BATCHES, Bound, Cause, Waiting, waiting
+from minidl.speed.wall_clock import FEW_BATCHES, Bound, Cause, Waiting, WallClock, waiting
 from minidl.tracefile import events as ev
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.stack_samples import CodeLine
@@ -340,6 +341,9 @@ JUDGED = [
     (made(overhead=30, samples=20), Bound.OVERHEAD, Cause.OVERHEAD),
     (made(consumer=901, samples=99), Bound.NOT_INPUT, None),
     (made(consumer=899, samples=101), Bound.SUPPLY, Cause.SAMPLES),
+    # So is what the first steps take longer.
+    (made(consumer=1800, samples=150), Bound.NOT_INPUT, None),
+    (replace(made(consumer=1800, samples=150), warming=900), Bound.SUPPLY, Cause.SAMPLES),
     # Start-up that was paid once is spread by a longer run, unless there is little else; paid again it is not.
     (made(consumer=800, start_up=200, samples=50), Bound.NOT_INPUT, None),
     (made(consumer=800, start_up=200, samples=50, alike=5), Bound.START_UP, Cause.START_UP),
@@ -567,3 +571,36 @@ def test_a_sentence_names_the_line_as_far_as_it_has_room(
     assert told.sentence == f"supply-bound: the loop waited 60% of its time{words}"
     assert spot.words() in told.evidence
     assert all(one.words in (*told.evidence, told.sentence) for one in [*warnings, *filter(None, [reason])])
+
+
+def test_a_warm_up_dilutes_no_share_and_is_told_if_it_is_half_of_the_run() -> None:
+    words = "the first step takes long"
+    first = Reasons(first=SlowReason("first steps", f"{words}, once", brief=words))
+    found = made(consumer=1500, samples=500)
+    assert judge(found).sentence.startswith("supply-bound: the loop waited 25% of its time")
+    for warming, share in ((0, "25%"), (900, "45%"), (1000, "50%")):
+        told = judge(replace(found, warming=warming), why=lambda kind, cause: first)
+        assert told.sentence.startswith(f"supply-bound: the loop waited {share} of its time")
+        assert (f"; {words}" in told.sentence) == (warming == 1000)
+        assert f"{words}, once" in told.evidence
+
+
+def test_who_waits_device_or_host_is_told_with_its_next_step() -> None:
+    limit = Reasons(limit=SlowReason("device", "it is late", "make it cheaper", brief="the device is the limit"))
+    told = judge(made(consumer=950, samples=50), why=lambda kind, cause: limit)
+    assert told.sentence.endswith("the training step takes 95% of the loop's time; the device is the limit")
+    assert (told.next_step, told.evidence[0]) == ("make it cheaper", "it is late")
+
+
+def test_the_first_steps_of_a_recording_are_apart_in_each_view() -> None:
+    trace = read_trace(TRACES / "healthy-8-pinned.minidl")
+    number, spans = number_in(trace), trace.spans()
+    clock = WallClock(trace, number, spans)
+    warm = (clock.at >= clock.warm_up["begin"][0]) & (clock.at < clock.warm_up["end"][-1])
+    assert len(clock.warm_up) == 2
+    assert clock.took(warm & clock.between_batches()) < 0.1 * clock.took(warm)
+    usual = 23_000_000
+    took = int((clock.warm_up["end"] - clock.warm_up["begin"]).sum())
+    assert took - 2 * usual <= waiting(trace, number, spans).warming < took - usual
+    _, cycles = side(trace, (number,), trace.loaders[number]).loops[-1].steady(False)
+    assert cycles.max() < took / 2
