@@ -178,12 +178,23 @@ def script(what: str) -> Callable[[Path], None]:
     return run
 
 
+def waits_behind_a_stored_batch(directory: Path) -> bool:
+    """Whether the last that the loader's process recorded is that it waits, with batch 6 out of order."""
+    trace = read_trace(directory)
+    (loader,) = [process.pid for process in trace.processes if process.role == "loader"]
+    mine = trace.events[trace.events["pid"] == loader]
+    return 6 in trace.select("reorder_store")["task"] and mine[-1]["code"] == ev.RESULT_GET[0]
+
+
 def signalled(number: int) -> Callable[[Path], None]:
     """A program in the middle of an epoch, worker 1 in a sample, whose group (or, killed, itself) gets a signal."""
 
     def run(directory: Path) -> None:
         with wl.started(SCRIPT, directory / "trace", "wait") as program:
             idle, stuck = wl.pids_said_by(program)
+            # Only then: an interrupt that comes in the middle of an event takes it along, and the trace says so.
+            while not waits_behind_a_stored_batch(directory / "trace"):
+                time.sleep(0.01)
             if number == signal.SIGKILL:
                 program.kill()
                 wl.wait_until_gone([idle])
