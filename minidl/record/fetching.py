@@ -111,7 +111,7 @@ class TracedProgress(Progress):
 
     def collate(self, count: int) -> None:
         self._end_step(self.clock())
-        self.open = ev.COLLATE[1], -1, -1
+        self.at, self.open = (-1, -1), (ev.COLLATE[1], -1, -1)
         self.emit(ev.COLLATE[0], self.task, self.worker_id, count)
 
     def end(self, outcome: int) -> None:

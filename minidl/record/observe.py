@@ -57,10 +57,11 @@ from minidl.record.observed_channels import (
     watch_sharing,
 )
 from minidl.record.observed_loader import ObservedLoader
-from minidl.record.observed_worker import Announced, AnnouncedFetchers, NotedErrors, ObservedWorker
+from minidl.record.observed_worker import Announced, AnnouncedFetchers, Announcer, ObservedWorker
 from minidl.record.patches import patched_pickling
 from minidl.record.ports import TracedPorts, enter_worker, facts
 from minidl.record.recorder import TraceConfig
+from minidl.record.sampling import TracedSampler
 from minidl.record.session import current_recorder
 from minidl.record.shared import live, number_loader
 from minidl.record.slabs import TracedMappings
@@ -69,9 +70,6 @@ from minidl.tracefile.events import EVENTS
 
 UNSEEN: Final = frozenset(event.name for event in EVENTS.values() if event.unseen)
 """Events that a trace of torch's loader lacks."""
-
-UNSEEN_BEHIND_PIN: Final = ("next", "consumer", "reorder_store", "reorder_pop", "timed_out")
-"""Not seen either where memory is pinned: the loader gets its batches from a queue of its own then."""
 
 
 # --- The context ------------------------------------------------------------------------------------------------------
@@ -234,8 +232,8 @@ def _name_of(function: Any) -> str:
 
 
 _TAKEN: Final = {
-    *("index_queue", "data_queue", "done_event", "worker_id", "base_seed", "dataset_kind", "auto_collation"),
-    "collate_fn",
+    *("dataset", "index_queue", "data_queue", "done_event", "worker_id", "base_seed", "dataset_kind"),
+    *("auto_collation", "collate_fn"),
 }
 
 _observed: weakref.WeakKeyDictionary[Any, ObservedPorts | None] = weakref.WeakKeyDictionary()
@@ -381,7 +379,7 @@ def _begin_alone(iterator: Any, loader: Any, *_: Any) -> None:
         return
     ports = plain_ports.new_ports()
     if isinstance(ports, TracedPorts):
-        observed_alone.follow(iterator, loader, ports, (UNSEEN | {"resumed"}) - {"sampler_next"})
+        observed_alone.follow(iterator, loader, ports, UNSEEN | {"resumed"})
 
 
 @harmless(None)
@@ -421,8 +419,35 @@ class ObservedPorts(ObservedShared):
         """In the loader's process."""
         self.loader_side = ObservedLoader(self, iterator)
         live.add(self)
-        unseen = {*UNSEEN, *(UNSEEN_BEHIND_PIN if self.loader_side.pinned else ())}
-        self.describe(observed=True, unseen=sorted(unseen), **facts(iterator, loader, transport))
+        self._watch_calls(iterator)
+        self.describe(observed=True, unseen=sorted(UNSEEN), **facts(iterator, loader, transport))
+
+    def _watch_calls(self, iterator: Any) -> None:
+        """Record the iterator's calls of two methods of its own. The functions stay out of reference cycles."""
+        side, known, next_data = self.loader_side, weakref.ref(iterator), type(iterator)._next_data
+        drawn = TracedSampler(self, _ObservedDraws(iterator))
+
+        @without_a_place
+        def _next_index() -> Any:
+            self.next_task = side.drawing()
+            try:
+                return next(drawn)
+            except StopIteration:
+                side.drawn()
+                raise
+
+        @without_a_place
+        def _next_data() -> Any:
+            side.enter_next()
+            try:
+                data = next_data(known())
+            except BaseException as error:
+                side.leave_next(error)
+                raise
+            side.leave_next()
+            return data
+
+        iterator._next_index, iterator._next_data = _next_index, _next_data
 
     def enter(self, worker_id: int, seed: int) -> ObservedWorker:
         """In a worker's process."""
@@ -448,6 +473,17 @@ class ObservedPorts(ObservedShared):
         return ObservedProcess(self, make(**watched), self.index_queues - 1)
 
 
+class _ObservedDraws(Iterator[Any]):
+    """An iterator's own `_next_index`, in each of its epochs."""
+
+    def __init__(self, iterator: Any) -> None:
+        self.iterator = weakref.ref(iterator)
+        self.next_index = type(iterator)._next_index
+
+    def __next__(self) -> Any:
+        return self.next_index(self.iterator())
+
+
 def carries_state(names: tuple[str, ...]) -> bool:
     """Whether tasks and results carry a state beside their indices and data, as torchdata's StatefulDataLoader's do."""
     return "worker_state" in names
@@ -460,17 +496,14 @@ def _observed_loop(
     given = dict(zip(names, args, strict=False))
     ports.with_state = carries_state(names)
     worker = ports.enter(given["worker_id"], int(given["base_seed"]) + given["worker_id"])
-    worker.by_index = given["dataset_kind"] == 0
     for name in ("index_queue", "data_queue", "done_event"):
         given[name].shared = ports
     if isinstance(given["data_queue"].inner, ArenaWriter):
         given["data_queue"].enter_worker()
-    counted = worker.by_index and given["auto_collation"]
-    given["collate_fn"] = Announced(given["collate_fn"], functools.partial(worker.collates, counted))
+    of_samples = given["dataset_kind"], given["auto_collation"], given["dataset"]
+    worker.samples_of = samples_of = Announcer(worker.progress, *of_samples)
+    given["collate_fn"] = Announced(given["collate_fn"], samples_of.collates)
     if given.get("init_fn") is not None:
         given["init_fn"] = Announced(given["init_fn"], worker.progress.initialising)
     _DatasetKind.create_fetcher = AnnouncedFetchers(target, worker.progress.opening)  # type: ignore[assignment]
-    known = getattr(inspect.unwrap(target), "__globals__", {})
-    if "ExceptionWrapper" in known:
-        known["ExceptionWrapper"] = NotedErrors(worker, known["ExceptionWrapper"])
     target(*given.values(), *args[len(given) :])

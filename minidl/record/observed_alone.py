@@ -1,7 +1,7 @@
 """torch's iterator without workers, followed in its own process.
 
 It asks no context for anything, so its `_next_data` is wrapped; what that does is reported to the same traced lifecycle
-and the same traced sampler that minidl's own iterator has. The samples are not seen: torch's fetcher asks the dataset.
+and the same traced sampler that minidl's own iterator has.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from minidl.loader.protocol import LoaderEvent, LoaderLifecycle
-from minidl.record.indices import count
-from minidl.record.observed_worker import Announced
+from minidl.record.observed_worker import Announced, Announcer
 from minidl.record.ports import TracedPorts, facts
 
 _lifecycles: weakref.WeakKeyDictionary[Any, LoaderLifecycle] = weakref.WeakKeyDictionary()
@@ -25,11 +24,10 @@ def follow(iterator: Any, loader: Any, ports: TracedPorts, unseen: Iterable[str]
     lifecycle: LoaderLifecycle = ports.decider(LoaderLifecycle)
     progress: Any = ports.progress()
     sampler_iter, fetcher = iterator._sampler_iter, iterator._dataset_fetcher
-    iterator._sampler_iter = ports.sampler_iter(iterator._index_sampler, lambda _: sampler_iter)
-    counted = iterator._dataset_kind == 0 and iterator._auto_collation
-    fetcher.collate_fn = Announced(
-        fetcher.collate_fn, lambda: progress.collate(count(progress.index) if counted else -1)
-    )
+    samples_of = Announcer(progress, iterator._dataset_kind, iterator._auto_collation, fetcher.dataset)
+    drawn = ports.sampler_iter(iterator._index_sampler, lambda _: sampler_iter)
+    iterator._sampler_iter = map(samples_of.taken, drawn)
+    fetcher.collate_fn = Announced(fetcher.collate_fn, samples_of.collates)
     for event in (LoaderEvent.START, LoaderEvent.EPOCH_BEGIN, LoaderEvent.PRIMED):
         lifecycle.handle(event)
     _lifecycles[iterator] = lifecycle

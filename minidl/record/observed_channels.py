@@ -6,12 +6,15 @@ also reports what passes to the follower of its process, an `ObservedLoader` or 
 
 from __future__ import annotations
 
+import collections
 import functools
 import inspect
 import io
 import os
+import queue
 import signal
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
@@ -27,15 +30,19 @@ from minidl.record.channels import (
     TracedDoneEvent,
     TracedIndexQueue,
     TracedProcess,
+    TracedQueue,
+    TracedReadyQueue,
     TracedResultQueue,
     emit_failed,
     feeding,
     load_result,
+    outcome_of,
 )
 from minidl.record.cpu_time import spent
 from minidl.record.harmless import harmless
 from minidl.record.observed_loader import ObservedLoader
-from minidl.record.observed_worker import ObservedWorker
+from minidl.record.observed_worker import ObservedWorker, text_of
+from minidl.record.ports import nbytes
 from minidl.record.recorder import no_emit, spanned
 from minidl.record.shared import Shared, live
 from minidl.tracefile import events as ev
@@ -186,29 +193,34 @@ class ObservedIndexQueue(TracedIndexQueue):
     def put(self, message: Any) -> None:
         super().put(message)
         if isinstance(self._told(message), Task):
-            self.shared.loader_side.sent()
+            self.shared.loader_side.drawn()
 
     def _told(self, message: Any) -> Any:
         return self.shared.told(message, self.worker_id, Task)
 
     def emit_put(self, message: Any) -> None:
         loader, told = self.shared.loader_side, self._told(message)
+        watch_ready(self.shared)
         if isinstance(told, Task):
             loader.sending(told)
         elif isinstance(told, ResumeIteration):
             loader.resuming(self.worker_id)
         elif told is not None:
-            loader.sending_sentinel(self.worker_id)
             super().emit_put(told)
 
     def labelled(self, message: Any) -> About:
         return About(message, getattr(self._told(message), "idx", -1), self.worker_id)
 
     def get(self, timeout: float | None = None, **more: Any) -> Any:
-        if self.shared.worker_side is None:
+        worker = self.shared.worker_side
+        if worker is None:
             return self.inner.get(timeout=timeout, **more)
-        self.shared.worker_side.asks()
-        return super().get(timeout, **more)
+        worker.asks()
+        message = super().get(timeout, **more)
+        if not isinstance(self._told(message), Task):
+            return message
+        idx, rest = message
+        return idx, ((worker.fetched(rest[0]), *rest[1:]) if self.shared.with_state else worker.fetched(rest))
 
     def emit_got(self, message: Any) -> None:
         worker, told = self.shared.worker_side, self._told(message)
@@ -219,10 +231,43 @@ class ObservedIndexQueue(TracedIndexQueue):
             super().emit_got(told)
 
 
-class ObservedResultQueue(TracedResultQueue):
-    """The result queue: each worker puts (task, data); the loader or torch's pin thread gets."""
+class ReadByLoader(TracedQueue):
+    """The queue that the loader reads: the result queue, or behind torch's pin thread the ready queue."""
 
     shared: ObservedShared
+
+    def sender(self) -> int:
+        """The worker that has sent the message that was just got."""
+        raise NotImplementedError
+
+    def wanted(self) -> tuple[int, int]:
+        return self.shared.loader_side.waits()
+
+    def emit_nothing(self, worker: int, error: BaseException | None = None) -> None:
+        # A worker that dies resets its socket and then sends SIGCHLD, for which torch's handler raises anywhere.
+        blocked = False
+        try:
+            blocked = signal.SIGCHLD in signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # it may raise
+        finally:
+            super().emit_nothing(worker)
+            self.shared.loader_side.got_nothing(error)
+            if not blocked:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+
+    def emit_got(self, message: Any) -> None:
+        worker = self.sender()
+        told = self.shared.told(message, worker, Result)
+        if told is None:
+            super().emit_nothing(worker)
+            return
+        super().emit_got(told)
+        if isinstance(told, Result):
+            self.shared.loader_side.received(told)
+
+
+class ObservedResultQueue(ReadByLoader, TracedResultQueue):
+    """The result queue: each worker puts (task, data); the loader or torch's pin thread gets."""
+
     joining = False  # the pin thread
 
     def put(self, message: Any) -> None:
@@ -259,29 +304,110 @@ class ObservedResultQueue(TracedResultQueue):
             self.shared.emit(ev.JOIN[1], x=ev.Actor.PIN_THREAD, y=1)
         super().cancel_join_thread()
 
+    def sender(self) -> int:
+        return int(reading.worker)
+
     def wanted(self) -> tuple[int, int]:
         reading.worker = -1
-        return self.shared.loader_side.waits()
+        return (-1, -1) if self.shared.loader_side.pinned else super().wanted()
 
     def emit_nothing(self, worker: int, error: BaseException | None = None) -> None:
-        # A worker that dies resets its socket and then sends SIGCHLD, for which torch's handler raises anywhere.
-        blocked = False
-        try:
-            blocked = signal.SIGCHLD in signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # it may raise
-        finally:
-            super().emit_nothing(worker)
-            self.shared.loader_side.got_nothing(error)
-            if not blocked:
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        if self.shared.loader_side.pinned:
+            TracedQueue.emit_nothing(self, worker)
+        else:
+            super().emit_nothing(worker, error)
 
     def emit_got(self, message: Any) -> None:
+        if not self.shared.loader_side.pinned:
+            super().emit_got(message)
+            return
         told = self.shared.told(message, reading.worker, Result)
         if told is None:
-            super().emit_nothing(reading.worker)
+            TracedQueue.emit_nothing(self, reading.worker)
             return
-        super().emit_got(told)
-        if isinstance(told, Result):
-            self.shared.loader_side.received(told)
+        TracedQueue.emit_got(self, told)
+        pinning.begin(self.shared, told)
+
+
+class _Pinning(threading.local):
+    """What torch's pin thread pins, between its get and its put."""
+
+    about: tuple[int, int] | None = None
+    began = 0
+
+    @harmless(None)
+    def begin(self, shared: ObservedShared, told: Any) -> None:
+        done = getattr(shared.loader_side.iterator(), "_pin_memory_thread_done_event", None)
+        if isinstance(told, Result) and outcome_of(told.data) is ev.Outcome.DATA and not (done and done.is_set()):
+            self.about = told.idx, told.worker_id
+            shared.emit(ev.PIN[0], *self.about, nbytes(told.data))
+            self.began = shared.cpu()
+
+    @harmless(None)
+    def end(self, shared: ObservedShared, told: Any) -> None:
+        """The thread puts what it has pinned."""
+        about, self.about = self.about, None
+        if about is not None:
+            if outcome_of(told.data) is ev.Outcome.ERROR:
+                shared.emit(ev.TASK_ERROR, *about, -1, -1, text_of(shared, told.data))
+            shared.emit(ev.PIN[1], *about, nbytes(told.data), 0, spent(self.began, shared.cpu()))
+
+
+pinning = _Pinning()
+
+
+class ReadyWatch(ReadByLoader, TracedReadyQueue):
+    """What is emitted for the ready queue: torch's pin thread puts, the loader gets."""
+
+    def __init__(self, shared: ObservedShared, inner: Any) -> None:
+        super().__init__(shared, inner)
+        self.senders: collections.deque[int] = collections.deque()  # of what is in the queue
+
+    def emit_put(self, message: Any) -> None:
+        told = self.shared.told(message, reading.worker, Result)
+        self.senders.append(reading.worker)
+        pinning.end(self.shared, told)
+        if told is not None:
+            super().emit_put(told)
+
+    def sender(self) -> int:
+        return self.senders.popleft()
+
+
+class _PlainQueue:
+    """A `ObservedReadyQueue`, without what is emitted. It stays out of reference cycles."""
+
+    def __init__(self, ready: queue.Queue[Any]) -> None:
+        self.ready = weakref.ref(ready)
+
+    def get(self, **how: Any) -> Any:
+        return queue.Queue.get(self.ready(), **how)  # type: ignore[arg-type]
+
+    def put(self, message: Any) -> None:
+        queue.Queue.put(self.ready(), message)  # type: ignore[arg-type]
+
+
+class ObservedReadyQueue(queue.Queue[Any]):
+    """The class that torch's ready queue gets, which both threads have already. It has room for any number."""
+
+    observed: ReadyWatch
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        return self.observed.get(timeout, block=block)
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        self.observed.put(item)
+
+
+@harmless(None)
+def watch_ready(shared: ObservedShared) -> None:
+    """Observe, before the first message, the ready queue of an iterator that has one."""
+    iterator = shared.loader_side.iterator()
+    ready = getattr(iterator, "_data_queue", None)
+    if shared.loader_side.pinned and type(ready) is queue.Queue:
+        watched: Any = ready
+        observed = ReadyWatch(shared, _PlainQueue(ready))
+        watched.observed, watched.__class__ = observed, ObservedReadyQueue
 
 
 class ObservedDoneEvent(TracedDoneEvent):

@@ -5,17 +5,17 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch._utils import ExceptionWrapper
-from torch.utils.data._utils import fetch
 from torch.utils.data.dataloader import _DatasetKind
 
 from minidl.record import recorder
 from minidl.record.channels import outcome_of
+from minidl.record.fetching import TracedProgress
 from minidl.record.harmless import harmless
-from minidl.record.indices import count, indices_of, whole_number
+from minidl.record.indices import SEVERAL, count
 from minidl.record.shared import Shared
 from minidl.tracefile import events as ev
 from minidl.wire.messages import Result, Sentinel, Task
@@ -30,11 +30,9 @@ class ObservedWorker:
         self.seed = seed
         self.parent = os.getppid()
         self.progress = shared.follow(worker_id)
+        self.samples_of: Announcer | None = None  # once the worker's arguments are known
         self.ready = False
-        self.by_index = False  # of a map dataset, whose samples its tasks name
         self.task: Task | None = None  # received, and not yet taken up
-        self.samples = -1  # of the task that is being fetched, as its indices say
-        self.failed = -1, -1  # position and index of the sample that raised, if the task has failed
         self.exhausted = self.has_sentinel = self.left = False
         self.epoch = 0
 
@@ -64,10 +62,9 @@ class ObservedWorker:
             if done:
                 self.emit(ev.DONE_EVENT_SEEN, task.idx, ev.DoneEvent.WORKERS)
             elif not self.exhausted:
-                self.samples = count(task.index)
                 self.progress.begin(task.idx, task.index)
-                if self.by_index:
-                    self.progress.tell_indices()
+                if self.samples_of is not None:
+                    self.samples_of.begin(task.index)
         elif self.has_sentinel:
             if done or self.exhausted:  # else torch refuses the sentinel
                 self.leave(ev.Ending.SENTINEL)
@@ -82,10 +79,9 @@ class ObservedWorker:
             self.left = True
             self.emit(ev.WORKER_EXIT, -1, ending)
 
-    @harmless(None)
-    def collates(self, counted: bool) -> None:
-        """Emit that collate_fn is called next. counted: the task has an index for each sample."""
-        self.progress.collate(self.samples if counted else -1)
+    def fetched(self, index: Any) -> Any:
+        """The indices of a task as the fetcher is to get them."""
+        return index if self.samples_of is None else self.samples_of.announced(index)
 
     @harmless(None)
     def answers(self, result: Result) -> None:
@@ -94,9 +90,7 @@ class ObservedWorker:
         self.exhausted = outcome is ev.Outcome.EXHAUSTED
         self.progress.end(outcome)
         if isinstance(data, ExceptionWrapper):
-            last = str(data.exc_msg).strip().rpartition("\n")[2]
-            text = recorder.start(self.shared.config).string(last[:1000])
-            self.emit(ev.TASK_ERROR, task, *self.failed, text)
+            self.emit(ev.TASK_ERROR, task, *self.progress.at, text_of(self.shared, data))
         self.emit(ev.RESULT_PUT, task, outcome)
 
     @harmless(None)
@@ -106,34 +100,84 @@ class ObservedWorker:
         self.emit(ev.RESUME_ACK, -1, self.epoch)
 
 
-@harmless((-1, -1))
-def failing_sample(error: BaseException | None, indices: Any) -> tuple[int, int]:
-    """Position and index of the sample that the dataset was asked for by torch's fetcher; -1 = unknown, or for none.
+def text_of(shared: Shared, error: ExceptionWrapper) -> int:
+    """The number, in this process's trace, of the last line of a worker's or the pin thread's error."""
+    last = str(error.exc_msg).strip().rpartition("\n")[2]
+    return recorder.start(shared.config).string(last[:1000])
 
-    indices: the task's. The index is the argument of the `__getitem__` that the fetcher called, if it is one of them.
+
+class Announcer:
+    """Announces each sample before torch's fetcher asks for it, where the fetcher goes through the indices one by one.
+
+    kind: the dataset's, 0 = by index. Indices of another type than a sequence's are named at the fetch's begin.
     """
-    trace, called = None if error is None else error.__traceback__, False
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        if called and code.co_name == "__getitem__" and code.co_argcount > 1:
-            index = whole_number(trace.tb_frame.f_locals.get(code.co_varnames[1]))
-            numbers = [whole_number(one) for one in indices_of(indices)]
-            return (numbers.index(index), index) if index >= 0 and index in numbers else (-1, -1)
-        called = code.co_filename == fetch.__file__
-        trace = trace.tb_next
-    return -1, -1
+
+    def __init__(self, progress: TracedProgress, kind: int, auto_collation: bool, dataset: Any) -> None:
+        self.progress = progress
+        self.by_index = kind == 0
+        self.auto_collation = auto_collation
+        self.fetched = -1  # samples that the task has; -1 = unknown
+        self.at_once = auto_collation and self.by_index and harmless(False)(_gives_several)(dataset)
+
+    def announced(self, index: Any) -> Any:
+        """What the sampler gave for a task, as the fetcher is to get it."""
+        return AnnouncedIndices(index).by(self) if self._in_turn(index) else index
+
+    def taken(self, index: Any) -> Any:
+        """As above, where the task's fetch has begun."""
+        self.begin(index)
+        return self.announced(index)
+
+    def begin(self, index: Any) -> None:
+        """The task's fetch has begun."""
+        self.fetched = count(index) if self.auto_collation and self.by_index else -1
+        if not self.auto_collation:
+            self.fetched = 1
+            self.sample(0, index)
+        elif self.at_once:
+            self.progress.samples(self.fetched)
+        elif self._in_turn(index):
+            self.fetched = 0
+        elif self.by_index:
+            self.progress.tell_indices()
+
+    def collates(self) -> None:
+        """collate_fn is called next."""
+        self.progress.collate(self.fetched)
+
+    def _in_turn(self, index: Any) -> bool:
+        several = type(index) in (tuple, *SEVERAL) and getattr(index, "ndim", 1) == 1
+        return self.auto_collation and not self.at_once and several
+
+    def sample(self, position: int, index: Any) -> None:
+        self.progress.sample(position, index if self.by_index else None)
 
 
-class NotedErrors:
-    """Stands for torch's `ExceptionWrapper` in a worker's loop, which makes one where it catches an error."""
+def _gives_several(dataset: Any) -> bool:
+    return bool(getattr(dataset, "__getitems__", None))
 
-    def __init__(self, worker: ObservedWorker, wrapper: Callable[..., Any]) -> None:
-        self.worker = worker
-        self.wrapper = wrapper
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.worker.failed = failing_sample(sys.exc_info()[1], self.worker.progress.index)
-        return self.wrapper(*args, **kwargs)
+class AnnouncedIndices(list[Any]):
+    """A task's indices, each announced when it is taken, the first time that they are gone through.
+
+    The iterator has no frame of its own in the traceback of an error of the dataset.
+    """
+
+    announcer: Announcer | None = None
+
+    def by(self, announcer: Announcer) -> AnnouncedIndices:
+        self.announcer = announcer
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        announcer, self.announcer = self.announcer, None
+        return super().__iter__() if announcer is None else self._in_turn(announcer)
+
+    def _in_turn(self, announcer: Announcer) -> Iterator[Any]:
+        for position, index in enumerate(super().__iter__()):
+            announcer.sample(position, index)
+            yield index
+            announcer.fetched = position + 1  # only then: a dataset that has ended gave none
 
 
 class Announced:

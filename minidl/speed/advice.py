@@ -159,7 +159,7 @@ ADVICE: Final[dict[Bound, tuple[_Row, ...]]] = {
     Bound.OVERHEAD: ((_always, "use larger batches: each batch costs the same messages, whatever its size"),),
     Bound.TOO_FEW: (),
     Bound.PROGRAM: (),
-    Bound.UNSEEN: ((_always, "observe it without pin_memory, or record with minidl's loader"),),
+    Bound.UNSEEN: ((_always, "record it again"),),
 }  # fmt: skip
 
 

@@ -175,7 +175,7 @@ def _passes(rows: Rows, rank: int, loader: int, number: int, facts: dict[str, An
     begins, ends = rows[rows["code"] == ev.EPOCH[0]], rows[rows["code"] == ev.EPOCH[1]]
     tasks = rows[(rows["code"] == ev.SAMPLER_NEXT[1]) & (rows["x"] > 0)]
     asked = len(tasks) > 0
-    if not asked:  # the loader was observed from outside
+    if not asked:  # an older minidl observed the loader
         tasks = rows[rows["code"] == ev.INDEX_PUT]
     epoch = np.searchsorted(begins["time"], tasks["time"], side="right") - 1
     yields = rows[(rows["code"] == ev.YIELD) & (rows["x"] == ev.Outcome.DATA)]

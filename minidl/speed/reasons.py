@@ -769,7 +769,7 @@ def warnings(case: Case) -> tuple[SlowReason, ...]:
 _BLAMED: Final[dict[Cause, tuple[tuple[int, int], ...]]] = {
     Cause.COLLATE: (ev.COLLATE,),
     Cause.SAMPLER: (ev.SAMPLER_NEXT,),
-    Cause.OVERHEAD: (ev.NEXT,),  # of an observed loader, no event shows the sampler
+    Cause.OVERHEAD: (ev.NEXT,),
     Cause.START_UP: (ev.WORKER_INIT, ev.MAKE_FETCHER),
 }
 """The spans to blame for a cause."""

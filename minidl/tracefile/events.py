@@ -300,8 +300,8 @@ EPOCH = _span(
     call=(Call.START, Call.OWN),
     words=("epoch {epoch} begins", "epoch {epoch} ends after {batches}: {ending}"),
     letter="=",
-    derived="begins with the first put of an epoch; ends with the first message of the next, or with the shutdown. It "
-    "counts as exhausted if the loader has kept none of its tasks")  # fmt: skip
+    derived="begins with the first draw of an epoch; ends as _next_data raises StopIteration, or with the shutdown. It "
+    "counts as exhausted if that comes within _next_data, and no task is left")  # fmt: skip
 SAMPLER_NEXT = _span(
     12, "sampler_next", Track.LOADER, "#3c86dd", "task", ("", "count:indices first_index digest"),
     "the sampler is asked for the next task's indices; the end's count is 0 if it had none; digest stands for the "
@@ -310,7 +310,7 @@ SAMPLER_NEXT = _span(
     stage="sampling",
     words=("the sampler is asked for task {task}'s indices", "the sampler gives {indices} for task {task}"),
     doing="asking the sampler", letter="I",
-    unseen="the sampler is asked by the loader itself; seen where there are no workers")  # fmt: skip
+    seen="a call of the iterator's _next_index")  # fmt: skip
 TASK_ASSIGNED = _instant(
     14, "task_assigned", Track.LOADER, _BLUE, "task worker", "send_idx outstanding:tasks",
     "the dispatcher has given the task to a worker; send_idx and outstanding are the values after it",
@@ -354,11 +354,11 @@ SAMPLE = _span(
     ("data.fetch:_samples", "data.fetch:fetch, loader.worker:work, loader.iterators:__next__"),
     "_utils.fetch:fetch", "1 §2.3.4", stage="sample", detail=True,
     words=("{who} asks the dataset for {sample} of task {task}", "{who} has {sample} of task {task}"),
-    letter="S", unseen="the dataset is asked by torch's fetcher")  # fmt: skip
+    letter="S", seen="the indices of the task, as torch's fetcher goes through them one by one")  # fmt: skip
 SAMPLE_INDEX = _instant(
     29, "sample_index", Track.WORKER, _GREEN, "task worker", "position index",
     "an index of a task whose samples have no event each: the dataset is asked for all at once, by __getitems__ or by "
-    "an index that is a list, or torch's loader is observed; index is -1 if the key is not an integer",
+    "an index that is a list; index is -1 if the key is not an integer",
     "data.fetch:fetch", "_utils.fetch:fetch", "1 §2.3.4", detail=True,
     words="task {task} has sample {index} at position {position}", seen="the task that a worker has got")  # fmt: skip
 COLLATE = _span(
@@ -442,19 +442,18 @@ PIN = _span(
     "the batch is copied into page-locked memory",
     "loader.pin_memory:_pinned", "_utils.pin_memory:_pin_memory_loop", "1 §2.4.6", stage="pin",
     words=("the pin thread begins to pin task {task}", "the pin thread has pinned task {task}"),
-    doing="pinning task {task}", letter="L", way=True, unseen="torch's thread calls torch")  # fmt: skip
+    doing="pinning task {task}", letter="L", way=True, seen="from the get of torch's thread to its put")  # fmt: skip
 READY_PUT = _instant(
     48, "ready_put", Track.PIN, _VIOLET, "task worker", "outcome:Outcome",
     "the pinned batch is about to enter the queue that the loader reads",
     "loader.pin_memory:_pin_memory_loop", "_utils.pin_memory:_pin_memory_loop", "1 §2.4.6",
-    words="the pin thread puts task {task} into the ready queue",
-    unseen="a queue.Queue of the loader's own")  # fmt: skip
+    words="the pin thread puts task {task} into the ready queue", seen="a put")  # fmt: skip
 READY_GET = _span(
     50, "ready_get", Track.LOADER, _WAIT, "task worker", ("timeout:ns", "message:Message outcome:Outcome"),
     "the loader waits for a pinned batch; worker and task of the begin are those that it needs next",
     "loader.iterators:_try_get_data", "dataloader:_try_get_data", "1 §2.4.7", stage="wait",
     words=("the loader waits for a pinned batch", "the loader takes {got} from the ready queue"),
-    letter="-", way=True, unseen="a queue.Queue of the loader's own")  # fmt: skip
+    letter="-", way=True, seen="a get")  # fmt: skip
 REORDER_STORE = _instant(
     52, "reorder_store", Track.LOADER, _BLUE, "task worker", "rcvd_idx depth:batches",
     "the batch came before its turn and is kept in the reorder buffer",
@@ -466,7 +465,7 @@ REORDER_POP = _instant(
     "the batch's turn has come and it leaves the reorder buffer",
     "loader.dispatcher:next_step", "dataloader:_next_data", "1 §2.4.7; 4 §iterator",
     words="task {task}'s turn has come: it leaves the reorder buffer",
-    derived="a batch that was kept is no longer kept, at the loader's next call")  # fmt: skip
+    derived="a batch that was kept is no longer kept when the sampler is asked next")  # fmt: skip
 RCVD_ADVANCE = _instant(
     54, "rcvd_advance", Track.LOADER, _BLUE, "", "rcvd_idx outstanding:tasks",
     "rcvd_idx has moved on to the next task to be yielded",
@@ -478,14 +477,14 @@ NEXT = _span(
     "loader.iterators:__next__", "dataloader:__next__", "1 §2.3.2",
     call=(Call.NEXT, Call.OWN),
     words=("the training loop asks for a batch", "next() returns: {outcome}"),
-    letter="N", derived="from the loader's first call for a batch to its yield")  # fmt: skip
+    letter="N", seen="a call of the iterator's _next_data")  # fmt: skip
 YIELD = _instant(
     58, "yield", Track.LOADER, _GREEN, "task worker", "outcome:Outcome yielded:batches",
     "the task's batch (or its error) is handed to the consumer",
     "loader.iterators:__next__", "dataloader:_process_data", "1 §2.4.7",
     call=Call.OWN,
     words="task {task} is handed to the training loop: {outcome}",
-    derived="follows the put that replaces the batch; if the sampler has no more, the loader's next call")  # fmt: skip
+    derived="_next_data returns, or raises the task's error")  # fmt: skip
 CONSUMER = _span(
     60, "consumer", Track.CONSUMER, "#39c0f8", "task", ("yielded:batches sampled", "cpu:ns? cpu_wait:ns?"),
     "the user's own code between two calls of next: the training step. sampled: 1 = its parts are recorded",
@@ -496,7 +495,7 @@ CONSUMER = _span(
     "", "1 §2.3", stage="consumer",
     call=(Call.OWN, None),
     words=("the training loop's own code runs", "the training loop's own code is done"),
-    letter="T", derived="from a yield to the loader's next call")  # fmt: skip
+    letter="T", derived="from the return of _next_data to its next call")  # fmt: skip
 
 # --- Processes, threads, liveness -------------------------------------------------------------------------------------
 WORKER_START = _span(
@@ -576,8 +575,7 @@ TASK_ERROR = _instant(
     "loader.worker:work, wire.message:instead_of, wire.message:load_result",
     "_utils.worker:_worker_loop", "1 §2.4.5; 3 §queue",
     words="task {task} has failed in worker {worker}: {text}",
-    seen="what is put, or a message that can't be pickled; position and index are those of the `__getitem__` that "
-    "torch's fetcher called, in the traceback")  # fmt: skip
+    seen="what is put, or a message that can't be pickled")  # fmt: skip
 WORKER_INIT = _span(
     86, "worker_init", Track.WORKER, "#7878e1", "worker", ("", "cpu:ns?"),
     "the worker, which is seeded, calls the user's worker_init_fn",
@@ -723,7 +721,7 @@ RESUMED = _instant(
     "loader.iterators:_reset, loader.iterators:__init__", "", "4 §iterator",
     words="the epoch is resumed after {batches}; worker {turn} comes first; {behind} are fetched again",
     marker=">",
-    derived="the loader, torchdata's, counts batches at an epoch's first put, whose worker is next")  # fmt: skip
+    derived="the loader, torchdata's, counts batches at the first draw, and knows whose the last was")  # fmt: skip
 STATE_PUT = _instant(
     141, "state_put", Track.WORKER, _VIOLET, "task worker", "bytes:B number",
     "the state of the worker's dataset goes with the task's result; number: the worker's results in this epoch so far",

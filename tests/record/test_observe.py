@@ -254,22 +254,11 @@ def test_a_directory_of_its_own(tmp_path: Path) -> None:
 
 
 # --- Pinned memory ----------------------------------------------------------------------------------------------------
-@pytest.fixture
-def pretended_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An accelerator whose pinned memory is a copy, so that torch starts its pin thread on any machine."""
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: SimpleNamespace(type="pretended"))
-    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
-    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
-
-
 @pytest.mark.live
-@pytest.mark.usefixtures("pretended_device")
 @pytest.mark.parametrize(("persistent", "dataset"), [(False, wl.Tensors(8)), (True, wl.Stream(7))])
 def test_a_loader_that_pins(tmp_path: Path, persistent: bool, dataset: Any) -> None:
-    """torch's pin thread receives; what the loader gets from it is seen by what it no longer keeps."""
-    with minidl.trace(tmp_path / "t"):
+    """torch's pin thread receives; the loader gets from the ready queue."""
+    with minidl.trace(tmp_path / "t"), wl.pretended_device():
         used = loader(dataset, pin_memory=True, persistent_workers=persistent, batch_size=2, collate_fn=wl.as_list)
         seen = [len(list(used)) for _ in range(2)]
         if persistent:
@@ -282,6 +271,11 @@ def test_a_loader_that_pins(tmp_path: Path, persistent: bool, dataset: Any) -> N
     assert [int(row["x"]) for row in trace.select("done_event_set")][:2] == [DoneEvent.PIN_THREAD, DoneEvent.WORKERS]
     (main,) = {int(tid) for tid in trace.select("index_put")["tid"]}
     assert main not in trace.select("result_get", Phase.END)["tid"]
+    for event in ("ready_put", "pin"):
+        assert main not in trace.select(event)["tid"]
+    assert set(trace.select("ready_get")["tid"]) == {main}
+    put = trace.select("ready_put")
+    assert trace.select("pin", Phase.END)["task"].tolist() == put["task"][put["x"] == Outcome.DATA].tolist()
     seen_kinds = {EVENTS[int(code)].name for code in trace.events["code"]}
     assert not seen_kinds & set(trace.loaders[1]["unseen"])
 
@@ -337,7 +331,8 @@ def test_a_death_that_is_heard_of_while_a_failed_get_is_traced(monkeypatch: pyte
             signal.raise_signal(signal.SIGCHLD)
 
     emitted: list[Any] = []
-    loader_side = SimpleNamespace(waits=lambda: (0, 0), got_nothing=lambda error: emitted.append(type(error)))
+    got_nothing: Any = lambda error: emitted.append(type(error))  # noqa: E731
+    loader_side = SimpleNamespace(waits=lambda: (0, 0), got_nothing=got_nothing, pinned=False)
     results: Any = object.__new__(ObservedResultQueue)
     results.shared = SimpleNamespace(loader=1, loader_side=loader_side, emit=emit, emit_pauses=lambda worker: None)
     results.worker_id = -1

@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
@@ -53,13 +54,9 @@ class Difference:
 
 
 DIFFERENCES: Final = (
-    Difference("sampler_next", OURS, EVENTS[ev.SAMPLER_NEXT[0]].unseen),
-    Difference("sample", OURS, EVENTS[ev.SAMPLE[0]].unseen),
-    Difference("sample_index", TORCH, "torch's samples have no event each, so the task's indices are told"),
+    Difference("pin_start", OURS, EVENTS[ev.PIN_START].unseen),
+    Difference("pin_exit", OURS, EVENTS[ev.PIN_EXIT].unseen),
     Difference("share", OURS, "told whenever the sampler is iterated; of torch's loader, at an epoch's first put"),
-    Difference("collate.count", "", "of an iterable dataset, the samples are counted by torch's fetcher, unseen"),
-    Difference("task_error.position", "", "of an error in collate_fn, ours names the sample that was asked for last"),
-    Difference("task_error.index", "", "as task_error.position"),
     Difference("join.timeout", "", "ours joins all workers against one deadline, torch each for five seconds"),
     Difference("index_write.bytes", "", "the message's class and the observer's note travel with it"),
     Difference("result_write.bytes", "", "as index_write.bytes"),
@@ -75,7 +72,10 @@ DIFFERENCES: Final = (
 Step = tuple[Any, ...]
 """An event: its name, phase, task, worker and those of its fields that can be compared."""
 
-_ARRIVAL = {ev.REORDER_STORE, ev.REORDER_POP, *ev.RESULT_GET, ev.RESULT_READ, *ev.RESULT_REBUILD, ev.WORKER_EXHAUSTED}
+_ARRIVAL = {
+    *(ev.REORDER_STORE, ev.REORDER_POP, *ev.RESULT_GET, ev.RESULT_READ, *ev.RESULT_REBUILD, ev.WORKER_EXHAUSTED),
+    *(*ev.PIN, ev.READY_PUT, *ev.READY_GET),
+}
 """What the loader does depends, here, on which worker is faster."""
 
 
@@ -101,6 +101,7 @@ class Run:
             self.unfinished.pop(int(row["loader"]), None)
             if row["z"] != Ending.EXHAUSTED:
                 self.unfinished[int(row["loader"])] = int(row["x"])
+        self.pins = set(self.trace.select("pin")["tid"].tolist())
         self.lost = {(int(row["loader"]), int(row["worker"])) for row in self.trace.select("found_dead")}
         self.yielded: set[tuple[int, int, int]] = set()  # loader, epoch, task
         epochs: collections.Counter[int] = collections.Counter()
@@ -123,10 +124,10 @@ class Run:
                 continue
             self.events += 1
             step = self._step(row)
-            if code in (ev.INDEX_GET[0], ev.RESULT_GET[0]):
+            if code in (ev.INDEX_GET[0], ev.RESULT_GET[0], ev.READY_GET[0]):
                 waiting[actor] = step  # told with its end, or not at all
                 continue
-            if code in (ev.INDEX_GET[1], ev.RESULT_GET[1]):
+            if code in (ev.INDEX_GET[1], ev.RESULT_GET[1], ev.READY_GET[1]):
                 if row["x"] == Message.EMPTY:
                     waiting.pop(actor, None)
                     self.events -= 2
@@ -143,6 +144,8 @@ class Run:
             return f"index feeder {row['worker']} of loader {number}"
         if event.track is Track.FEEDER:
             return f"result feeder {process.worker} of loader {number}"
+        if int(row["tid"]) in self.pins:
+            return f"pin thread of loader {number}"
         return f"worker {process.worker} of loader {number}" if process.role == "worker" else f"loader {number}"
 
     def _whoever(self, actor: str, row: Any, epoch: int) -> str:
@@ -178,7 +181,7 @@ class Run:
         closed = number in self.unfinished
         if code in (ev.CANCEL_JOIN_THREAD, ev.QUEUE_CLOSE) and actor.startswith("worker") and not closed:
             return True  # a worker that leaves as its data end may see the done event, or be faster
-        if self.free and code == ev.RCVD_ADVANCE:
+        if self.free and code in (ev.RCVD_ADVANCE, *ev.SAMPLER_NEXT):
             return True
         if self.free == "tasks" and (code in _OF_TASKS or (code == ev.INDEX_GET[1] and row["x"] == Message.TASK)):
             return True
@@ -206,11 +209,8 @@ class Run:
         if spec.name in ("outstanding", "depth") and not self.ordered:
             return False
         if f"{event.name}.{spec.name}" in _UNCOMPARED:
-            return event.name == "collate" and not self._iterable()
+            return False
         return not self.free or spec.name not in ("send_idx", "rcvd_idx")
-
-    def _iterable(self) -> bool:
-        return any(facts["dataset_kind"] == "iterable" for facts in self.trace.loaders.values())
 
     def _edge(self, row: Any, epoch: int) -> None:
         """Count the two ends of each message."""
@@ -425,6 +425,15 @@ def timed_out(lib: Any, context: Any) -> Any:
         return seen
 
 
+def pinned(program: Callable[..., Any]) -> Program:
+    def with_a_device(lib: Any, context: Any) -> Any:
+        loader = functools.partial(lib.DataLoader, pin_memory=True)
+        with wl.pretended_device():
+            return program(SimpleNamespace(DataLoader=loader), context)
+
+    return with_a_device
+
+
 def two_loaders(lib: Any, context: Any) -> Any:
     """One context serves both, in turn."""
     pair = [lib.DataLoader(wl.Tensors(4 + n), num_workers=1, multiprocessing_context=context) for n in range(2)]
@@ -459,6 +468,13 @@ def special_cases() -> Iterator[Case]:
     yield Case("a persistent worker that is killed", dies(wl.kill_myself, num_workers=2, persistent_workers=True))
     yield Case("a timeout", timed_out)
     yield Case("two loaders of one context", two_loaders, ordered=True)
+    yield Case("pinned", pinned(errors(lambda: wl.Mixed(6), batch_size=2, **one)), ordered=True)
+    yield Case("pinned, two workers, persistent", pinned(broken_off(3, num_workers=2, persistent_workers=True)))
+    yield Case("pinned, a stream", pinned(errors(lambda: wl.Stream(7), batch_size=2, **one)), ordered=True)
+    yield Case("pinned, an error in a sample", pinned(
+        errors(lambda: wl.Failing(8, KeyError("one")), **one)), ordered=True)  # fmt: skip
+    yield Case("pinned, an error of pinning", pinned(
+        errors(lambda: wl.Numbers(4), collate_fn=wl.Unpinnable, **one)), ordered=True)  # fmt: skip
 
 
 _CASES: Final = (*grid_cases(), *special_cases())
@@ -513,8 +529,6 @@ def compare(case: Case, folder: Path) -> Comparison:
 def uses_field(what: str, trace: Trace) -> int:
     """In how many events the field was not compared."""
     name, _, wanted = what.partition(".")
-    if name == "collate" and all(facts["dataset_kind"] == "map" for facts in trace.loaders.values()):
-        return 0
     rows = [event for event in EVENTS.values() if event.name == name and wanted in {spec.name for spec in event.fields}]
     return sum(int((trace.events["code"] == event.code).sum()) for event in rows)
 

@@ -32,7 +32,7 @@ PERSISTENT, ARENA, OWN = {"persistent_workers": True}, {"transport": "arena"}, {
 ADVISED: dict[str, tuple[Waiting, dict[str, Any], float | None, str]] = {
     "the loader keeps up": (made(consumer=901, samples=99), {}, None, "make the training step faster"),
     "too few batches": (made(batches=1, samples=50), {}, None, ""),
-    "a loader whose waits are not seen": (START, {"unseen": ["next"]}, None, "observe it without pin_memory"),
+    "a loader whose waits are not seen": (START, {"unseen": ["next"]}, None, "record it again"),
     "a slow sampler": (made(sampler=50), {}, None, "make the sampler faster"),
     "small batches": (made(overhead=50), {}, None, "use larger batches: each batch costs"),
     "a slow sample": (LINE, {}, None, "set in_order=False if the order does not matter; otherwise spread slow samples"),

@@ -101,9 +101,12 @@ class StatefulIterator(_BaseDataLoaderIter):
             self._try_put_index()
 
     def _try_put_index(self) -> None:
-        index = next(self._sampler_iter, None)
+        try:
+            index = self._next_index()
+        except StopIteration:
+            return
         active = [n for n in range(self._num_workers) if self._workers_status[n]]
-        if not active or (index is None and self._dataset_kind == _DatasetKind.Map):
+        if not active:
             return
         worker = self._send_idx % self._num_workers
         worker = worker if worker in active else active[0]

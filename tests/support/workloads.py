@@ -16,9 +16,11 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 import torch
 import torch.utils.data
 
@@ -464,6 +466,28 @@ def kill_group(program: subprocess.Popen[Any]) -> None:
     program.communicate()
     wait_until_gone(members)
     remove_segments_of(members)
+
+
+class Unpinnable:
+    """A batch that fails when it is pinned."""
+
+    def __init__(self, samples: Any) -> None:
+        self.samples = samples
+
+    def pin_memory(self) -> Any:
+        raise ValueError("no room")
+
+
+@contextlib.contextmanager
+def pretended_device() -> Iterator[None]:
+    """An accelerator whose pinned memory is a copy, so that a pin thread is started on any machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.accelerator, "is_available", lambda: True)
+        patch.setattr(torch.accelerator, "current_accelerator", lambda: SimpleNamespace(type="pretended"))
+        patch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+        patch.setattr(torch.accelerator, "set_device_index", lambda index: None)
+        patch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
+        yield
 
 
 def pids_said_by(program: subprocess.Popen[str]) -> list[int]:

@@ -248,7 +248,7 @@ def _descriptors_at(run: RunContext, moment: int) -> list[str]:
 
 
 def _sample_of(told: np.void) -> int:
-    """The sample of a task's error, which torch's loader shows by no step; -1 = unknown."""
+    """The sample of a task's error; -1 = unknown, or none."""
     return int(told["y"])
 
 

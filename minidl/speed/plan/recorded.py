@@ -221,8 +221,8 @@ class _CostsReader:
     def _refuse(self) -> None:
         path, unseen = self.trace.path, self.params.get("unseen")
         if isinstance(unseen, list) and "next" in unseen:
-            raise PlanError(f"{path} does not show when the loop waits: observe torch's loader without pin_memory, or "
-                            f"record with minidl's loader (minidl run)")  # fmt: skip
+            raise PlanError(f"{path} does not show when the loop waits: an older minidl observed a loader with pinned "
+                            f"memory: record it again")  # fmt: skip
         count = min(len(self.keys), len(self.trained))
         if count < FEWEST:
             lost = sum(process.lost for process in self.trace.processes)

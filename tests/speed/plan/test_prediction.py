@@ -172,7 +172,7 @@ def test_facts_are_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
             "has no CPU times, .* it shows 25. batches/s with 2 workers, .* --cpu-time on",
         ),
         (HUNG | {"poll": 5_000_000_000}, {}, "the run did not end well .*: see minidl doctor"),
-        ({"params": {"unseen": ["next"]}}, {}, "does not show when the loop waits: observe torch's loader without pin"),
+        ({"params": {"unseen": ["next"]}}, {}, "does not show when the loop waits: an older minidl observed"),
         ({}, {"num_workers": [-1]}, "num_workers=-1 is refused by the loader: give 0 or more"),
         ({}, {"num_workers": [2000]}, "num_workers=2000: at most 1024 are simulated"),
         ({}, {"num_workers": "4"}, "num_workers='4': give a value such as 1"),
