@@ -33,6 +33,7 @@ from minidl.speed.reasons import (
 )
 from minidl.speed.wall_clock import FEW_BATCHES, KIND_OF, Bound, Cause, Waiting, waiting
 from minidl.tracefile.arrays import Rows
+from minidl.tracefile.spans import total
 from minidl.tracefile.stack_samples import library
 from minidl.tracefile.words import duration, percent
 
@@ -195,6 +196,9 @@ def judge(
         step = next_step(Situation(Bound.UNSEEN, None, found, {}, cpus))
         return Verdict(Bound.UNSEEN, _UNSEEN, (), step)
     kind, cause = _kind(found)
+    steady = found.total - found.once
+    if kind in KIND_OF.values() and found.steps > steady and _outweighed(steady, why(Bound.NOT_INPUT, None).reason):
+        kind, cause = Bound.NOT_INPUT, None
     reasons = because, also, _, spot, parts, first, limit = why(kind, cause)
     if kind is Bound.START_UP and (beside := _beside_the_start(found, why)) is not None:
         reasons = reasons._replace(warnings=(also := (beside, *also)))
@@ -214,7 +218,19 @@ def judge(
     return Verdict(kind, sentence, evidence, steps.strip("; "), cause, task, apart, because)
 
 
-_UNSEEN = "unknown what bounds the loader: an observed loader with pinned memory does not show when the loop waits"
+_UNSEEN = "unknown what bounds the loader: an older minidl observed it, which saw no wait for pinned memory"
+
+
+def _steady_share(found: Waiting) -> float:
+    """The share of the loop's steady time in which it waits."""
+    steady = found.total - found.once
+    return steady / max(1, steady + found.steps)
+
+
+def _outweighed(steady: int, because: SlowReason | None) -> bool:
+    """Whether a few steps of the loop's own take longer than its steady waiting, ns."""
+    rows = None if because is None or because.name != "slow steps" else because.rows
+    return rows is not None and total(rows) > steady
 
 
 def _sentence(situation: Situation, reasons: Reasons, wording: _Wording) -> str:
@@ -234,7 +250,9 @@ def _sentence(situation: Situation, reasons: Reasons, wording: _Wording) -> str:
         said = f"too few batches to say what bounds the loader: {found.batches} (at least {FEW_BATCHES} are needed)"
     elif kind is Bound.NOT_INPUT and (words or also):
         words += at * bool(words)
-        said = f"{Bound.PROGRAM.value}: {'; '.join(filter(None, (words, *also)))}; the loader keeps up"
+        share = _steady_share(found)
+        loader = "the loader keeps up" if share < KEEPS_UP else f"the loop waited {percent(share)} of its time"
+        said = f"{Bound.PROGRAM.value}: {'; '.join(filter(None, (words, *also)))}; {loader}"
         also = []
     elif kind is Bound.NOT_INPUT:
         said = _keeping_up(found, step, at, parts, limit)
@@ -335,7 +353,6 @@ _MAKE = {
 def _kind(found: Waiting) -> tuple[Bound, Cause | None]:
     """The kind, and the cause to blame. Steady waiting is judged without start-up, which a longer run spreads."""
     start_up = found.once
-    steady = found.total - start_up
     again = found.alike > 1 and found.workers > 0
     if found.batches < FEW_BATCHES and not again:
         return Bound.TOO_FEW, None
@@ -344,7 +361,7 @@ def _kind(found: Waiting) -> tuple[Bound, Cause | None]:
         return Bound.START_UP, Cause.START_UP
     if found.batches < FEW_BATCHES:
         return Bound.TOO_FEW, None
-    if steady / max(1, steady + found.steps) < KEEPS_UP:
+    if _steady_share(found) < KEEPS_UP:
         return Bound.NOT_INPUT, None
     kind = max(KIND_OF.values(), key=found.of)
     if kind is Bound.READING and found.workers and found.spare < SPARE:

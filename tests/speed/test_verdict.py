@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import made_trace
+import numpy as np
 import pytest
 import torch
 from oracle_trace import write_process
@@ -22,6 +23,7 @@ from minidl.speed.verdict import Reasons, Verdict, judge, verdict
 from minidl.speed.wall_clock import FEW_BATCHES, Bound, Cause, Waiting, WallClock, waiting
 from minidl.tracefile import events as ev
 from minidl.tracefile.reader import Trace, read_trace
+from minidl.tracefile.spans import SPAN
 from minidl.tracefile.stack_samples import CodeLine
 
 TRACES = Path(__file__).parents[2] / "traces"
@@ -360,6 +362,22 @@ JUDGED = [
 def test_the_kind_follows_from_the_shares(found: Waiting, kind: Bound, cause: Cause | None) -> None:
     told = judge(found)
     assert (told.kind, told.cause) == (kind, cause)
+
+
+@pytest.mark.parametrize(("took", "kind"), [(300, Bound.PROGRAM), (100, Bound.SUPPLY)])
+def test_a_few_long_steps_outweigh_a_smaller_waiting(took: int, kind: Bound) -> None:
+    """The loop waits for 200 of 1,200; its few long steps take more, or less."""
+    long = np.zeros(1, SPAN)
+    long["end"] = took
+
+    def why(of: Bound, cause: Cause | None) -> Reasons:
+        slow = SlowReason("slow steps", "one of 9 steps takes long", rows=long)
+        return Reasons(slow if of is Bound.NOT_INPUT else None)
+
+    told = judge(made(consumer=1000, samples=200), why=why)
+    assert told.kind is kind
+    expected = "program-bound: one of 9 steps takes long; the loop waited 17% of its time"
+    assert told.sentence == expected or kind is Bound.SUPPLY
     assert told.sentence.startswith(kind.value)
 
 
@@ -527,7 +545,7 @@ def test_a_loader_whose_waits_are_not_seen_is_not_judged() -> None:
     assert judge(found).kind is Bound.START_UP
     blind = judge(found, {"unseen": ["consumer", "next"]})
     assert blind.kind is Bound.UNSEEN
-    assert blind.sentence.startswith("unknown what bounds the loader: an observed loader with pinned memory")
+    assert blind.sentence.startswith("unknown what bounds the loader: an older minidl")
     assert judge(found, {"unseen": "next"}).kind is Bound.START_UP, "a trace may hold anything"
 
 
