@@ -6,10 +6,10 @@ what an event carries of two readings.
 A thread's CPU clock has no fast path in the kernel: each reading is a system call, of 150 to 1,000 ns. So its cost is
 measured when a trace begins. A clock of up to 400 ns is always read: the spans that a batch has once (fetch, collation,
 pickling, writing, rebuilding, pinning, the consumer) are read at for about half of a batch's events, which is 200 ns an
-event. A slower one is read as long as that costs a process at most SHARE of its time: batches of a few milliseconds
-have CPU times on any machine. The run delay is read six times a batch. Samples may be any number and of any length, so
-there the cost is bounded by their length: the clock is read at a sample's end if `shortest` ns have gone by since the
-last reading. The manifest says what a reading costs.
+event. A slower one is read while that has cost a process at most SHARE of its time, and again once it has: batches of a
+few milliseconds all have CPU times on any machine, of shorter ones some have. The run delay is read six times a batch.
+Samples may be any number and of any length, so there the cost is bounded by their length: the clock is read at a
+sample's end if `shortest` ns have gone by since the last reading. The manifest says what a reading costs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _TURNS, _READINGS = 8, 32
 def choose(asked: bool | None = None, read: Reader = time.thread_time_ns) -> tuple[int, dict[str, Any]]:
     """Return how CPU times are recorded, and what the manifest says of it. asked: None = by what a reading costs.
 
-    How: 0 = not at all; 1 = always; more = what a reading costs in ns: while that is at most SHARE of the time.
+    How: 0 = not at all; 1 = always; more = what a reading costs in ns: while all have cost at most SHARE of the time.
     """
     _forget_readers()
     cost = _cost(read)
@@ -92,18 +92,16 @@ class _Budget:
 
 
 class _Frugal:
-    """A reader that returns 0 from when the budget of all readers is spent. cost: of a reading, ns."""
+    """A reader that returns 0 while the budget of all readers is spent. cost: of a reading, ns."""
 
     def __init__(self, read: Reader, cost: int) -> None:
         self._read, self._cost, self._count = read, cost, 0
 
     def __call__(self) -> int:
-        if _budget.spent:
-            return 0
         self._count += 1
         if not self._count % LOOK:
-            _budget.take(LOOK * self._cost)
-        return self._read()
+            _budget.take(0 if _budget.spent else LOOK * self._cost)
+        return 0 if _budget.spent else self._read()
 
 
 @functools.cache
