@@ -171,7 +171,7 @@ class Case(Situation):
     @property
     def time(self) -> int:
         """The loop's time, waiting and its own steps, without what happens once in these, ns."""
-        return max(1, self.found.total + self.found.steps)
+        return max(1, self.found.total + self.found.step_time)
 
     @property
     def window(self) -> tuple[int, int]:

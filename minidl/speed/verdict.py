@@ -197,7 +197,7 @@ def judge(
         return Verdict(Bound.UNSEEN, _UNSEEN, (), step)
     kind, cause = _kind(found)
     steady = found.total - found.once
-    if kind in KIND_OF.values() and found.steps > steady and _outweighed(steady, why(Bound.NOT_INPUT, None).reason):
+    if kind in KIND_OF.values() and found.step_time > steady and _outweighed(steady, why(Bound.NOT_INPUT, None).reason):
         kind, cause = Bound.NOT_INPUT, None
     reasons = because, also, _, spot, parts, first, limit = why(kind, cause)
     if kind is Bound.START_UP and (beside := _beside_the_start(found, why)) is not None:
@@ -224,7 +224,7 @@ _UNSEEN = "unknown what bounds the loader: an older minidl observed it, which sa
 def _steady_share(found: Waiting) -> float:
     """The share of the loop's steady time in which it waits."""
     steady = found.total - found.once
-    return steady / max(1, steady + found.steps)
+    return steady / max(1, steady + found.step_time)
 
 
 def _outweighed(steady: int, because: SlowReason | None) -> bool:
@@ -273,8 +273,8 @@ def _waited(ns: int, time: int) -> str:
 
 
 def _keeping_up(found: Waiting, does: str, at: str, parts: Mapping[str, int], limit: SlowReason | None) -> str:
-    whole = max(1, found.total + found.steps - found.once)
-    step, with_start = found.steps / whole, found.consumer / max(1, found.total + found.consumer)
+    whole = max(1, found.total + found.step_time - found.once)
+    step, with_start = found.step_time / whole, found.consumer / max(1, found.total + found.consumer)
     also = f" ({percent(with_start)} with start-up and shutdown)" * (step - with_start >= 0.05)
     takes = f"the training step takes {percent(step)} of the loop's time"
     if next(iter(parts), OTHER) != OTHER:  # the parts say more than the line
@@ -301,7 +301,7 @@ def _steady(situation: Situation, words: str, at: str, wording: _Wording) -> str
     """
     kind, cause, found = situation.kind, situation.cause, situation.found
     once = found.once
-    waited, time = found.total - once, max(1, found.total + found.steps - once)
+    waited, time = found.total - once, max(1, found.total + found.step_time - once)
     loop = _waited(waited, time)
     if kind is Bound.SUPPLY and found.of(Bound.READING) > found.of(Bound.SUPPLY):
         assert cause is not None

@@ -132,7 +132,7 @@ class Waiting:
         return self.causes[Cause.START_UP] + sum(self.opening.values())
 
     @property
-    def steps(self) -> int:
+    def step_time(self) -> int:
         """The loop's own steps, without what happens once, ns."""
         return self.consumer - self.warming
 
