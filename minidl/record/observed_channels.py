@@ -6,13 +6,13 @@ also reports what passes to the follower of its process, an `ObservedLoader` or 
 
 from __future__ import annotations
 
-import collections
 import functools
 import inspect
 import io
 import os
 import queue
 import signal
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -219,8 +219,10 @@ class ObservedIndexQueue(TracedIndexQueue):
         message = super().get(timeout, **more)
         if not isinstance(self._told(message), Task):
             return message
-        idx, rest = message
-        return idx, ((worker.fetched(rest[0]), *rest[1:]) if self.shared.with_state else worker.fetched(rest))
+        (idx, rest), loop = message, sys._getframe(1).f_locals
+        if self.shared.with_state:
+            return idx, (worker.fetched(rest[0], loop), *rest[1:])
+        return idx, worker.fetched(rest, loop)
 
     def emit_got(self, message: Any) -> None:
         worker, told = self.shared.worker_side, self._told(message)
@@ -236,8 +238,8 @@ class ReadByLoader(TracedQueue):
 
     shared: ObservedShared
 
-    def sender(self) -> int:
-        """The worker that has sent the message that was just got."""
+    def sender(self, message: Any) -> int:
+        """The worker that has sent the message, which was just got."""
         raise NotImplementedError
 
     def wanted(self) -> tuple[int, int]:
@@ -255,7 +257,7 @@ class ReadByLoader(TracedQueue):
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
 
     def emit_got(self, message: Any) -> None:
-        worker = self.sender()
+        worker = self.sender(message)
         told = self.shared.told(message, worker, Result)
         if told is None:
             super().emit_nothing(worker)
@@ -304,7 +306,7 @@ class ObservedResultQueue(ReadByLoader, TracedResultQueue):
             self.shared.emit(ev.JOIN[1], x=ev.Actor.PIN_THREAD, y=1)
         super().cancel_join_thread()
 
-    def sender(self) -> int:
+    def sender(self, message: Any) -> int:
         return int(reading.worker)
 
     def wanted(self) -> tuple[int, int]:
@@ -337,7 +339,7 @@ class _Pinning(threading.local):
 
     @harmless(None)
     def begin(self, shared: ObservedShared, told: Any) -> None:
-        done = getattr(shared.loader_side.iterator(), "_pin_memory_thread_done_event", None)
+        done = shared.loader_side.pin_done
         if isinstance(told, Result) and outcome_of(told.data) is ev.Outcome.DATA and not (done and done.is_set()):
             self.about = told.idx, told.worker_id
             shared.emit(ev.PIN[0], *self.about, nbytes(told.data))
@@ -361,17 +363,17 @@ class ReadyWatch(ReadByLoader, TracedReadyQueue):
 
     def __init__(self, shared: ObservedShared, inner: Any) -> None:
         super().__init__(shared, inner)
-        self.senders: collections.deque[int] = collections.deque()  # of what is in the queue
+        self.senders: dict[int, int] = {}  # the id of a message in the queue -> the worker
 
     def emit_put(self, message: Any) -> None:
-        told = self.shared.told(message, reading.worker, Result)
-        self.senders.append(reading.worker)
+        worker = self.senders[id(message)] = getattr(reading, "worker", -1)
+        told = self.shared.told(message, worker, Result)
         pinning.end(self.shared, told)
         if told is not None:
             super().emit_put(told)
 
-    def sender(self) -> int:
-        return self.senders.popleft()
+    def sender(self, message: Any) -> int:
+        return self.senders.pop(id(message), -1)
 
 
 class _PlainQueue:
@@ -406,6 +408,7 @@ def watch_ready(shared: ObservedShared) -> None:
     ready = getattr(iterator, "_data_queue", None)
     if shared.loader_side.pinned and type(ready) is queue.Queue:
         watched: Any = ready
+        shared.loader_side.pin_done = getattr(iterator, "_pin_memory_thread_done_event", None)
         observed = ReadyWatch(shared, _PlainQueue(ready))
         watched.observed, watched.__class__ = observed, ObservedReadyQueue
 

@@ -37,6 +37,7 @@ class ObservedLoader(LoaderSpans):
         self.prefetch_factor: int = iterator._prefetch_factor
         self.in_order: bool = getattr(iterator, "_in_order", True)
         self.pinned = bool(iterator._pin_memory)
+        self.pin_done: Any = None  # the pin thread's done event
         self.new_epoch()
         self.failing = False  # the last get, or a look at a worker after it, makes next() raise
         self.wait_began = 0.0  # of the last get, seconds
@@ -111,7 +112,7 @@ class ObservedLoader(LoaderSpans):
     def leave_next(self, error: BaseException | None = None) -> None:
         """Emit that next() returns a batch, or raises. The error of a task is yielded as a batch is."""
         batch, self.in_hand = self.in_hand, None
-        if isinstance(error, StopIteration):
+        if isinstance(error, StopIteration) and batch is None:
             self.leave_epoch()
         elif batch is not None and (error is None or batch[1] is ev.Outcome.ERROR):
             self.task, outcome = batch

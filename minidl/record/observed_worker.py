@@ -79,9 +79,12 @@ class ObservedWorker:
             self.left = True
             self.emit(ev.WORKER_EXIT, -1, ending)
 
-    def fetched(self, index: Any) -> Any:
-        """The indices of a task as the fetcher is to get them."""
-        return index if self.samples_of is None else self.samples_of.announced(index)
+    def fetched(self, index: Any, loop: dict[str, Any]) -> Any:
+        """The indices of a task as the fetcher is to get them. loop: local variables of torch's `_worker_loop`."""
+        if self.samples_of is None:
+            return index
+        self.samples_of.fetches = "fetcher" in loop or "init_exception" not in loop
+        return self.samples_of.announced(index) if self.samples_of.fetches else index
 
     @harmless(None)
     def answers(self, result: Result) -> None:
@@ -101,9 +104,9 @@ class ObservedWorker:
 
 
 def text_of(shared: Shared, error: ExceptionWrapper) -> int:
-    """The number, in this process's trace, of the last line of a worker's or the pin thread's error."""
-    last = str(error.exc_msg).strip().rpartition("\n")[2]
-    return recorder.start(shared.config).string(last[:1000])
+    """The number, in this process's trace, of the last line of a worker's or pin thread's error; 0 = it has ended."""
+    last, recording = str(error.exc_msg).strip().rpartition("\n")[2], recorder.active()
+    return 0 if recording is None or recording.config != shared.config else recording.string(last[:1000])
 
 
 class Announcer:
@@ -117,20 +120,26 @@ class Announcer:
         self.by_index = kind == 0
         self.auto_collation = auto_collation
         self.fetched = -1  # samples that the task has; -1 = unknown
-        self.at_once = auto_collation and self.by_index and harmless(False)(_gives_several)(dataset)
+        self.dataset = dataset
+        self.at_once = False  # the task's samples are asked for at once
+        self.fetches = True  # False: the worker has no fetcher, as it could not be initialised
 
     def announced(self, index: Any) -> Any:
         """What the sampler gave for a task, as the fetcher is to get it."""
+        self.at_once = self.auto_collation and self.by_index and _gives_several(self.dataset)  # may change at any time
         return AnnouncedIndices(index).by(self) if self._in_turn(index) else index
 
     def taken(self, index: Any) -> Any:
         """As above, where the task's fetch has begun."""
+        announced = self.announced(index)
         self.begin(index)
-        return self.announced(index)
+        return announced
 
     def begin(self, index: Any) -> None:
         """The task's fetch has begun."""
         self.fetched = count(index) if self.auto_collation and self.by_index else -1
+        if not self.fetches:
+            return
         if not self.auto_collation:
             self.fetched = 1
             self.sample(0, index)
@@ -154,7 +163,11 @@ class Announcer:
 
 
 def _gives_several(dataset: Any) -> bool:
-    return bool(getattr(dataset, "__getitems__", None))
+    """Whether torch's fetcher asks the dataset for all samples of a batch at once, or fails to find out."""
+    try:
+        return hasattr(dataset, "__getitems__") and bool(dataset.__getitems__)
+    except Exception:  # of the user's class: it is raised again in the fetcher
+        return True
 
 
 class AnnouncedIndices(list[Any]):

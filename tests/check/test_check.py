@@ -448,7 +448,7 @@ def test_torchs_own_loader_is_judged_on_what_can_be_seen(tmp_path: Path) -> None
     trace = read_trace(tmp_path / "trace")
     report = examine(trace)
     assert report.violations == []
-    assert any("an observed loader does not show" in text and "sampler_next" in text for text in report.unjudged)
+    assert any("an observed loader does not show" in text and "pin_start" in text for text in report.unjudged)
     for edit, rule in (
         (lambda e: double(e, find(e, ev.YIELD, 3)), "once"),
         (lambda e: put(e, find(e, ev.RESULT_PUT, 3), worker=1 - cm.owner(e, 3)), "own-worker"),

@@ -280,6 +280,44 @@ def test_a_loader_that_pins(tmp_path: Path, persistent: bool, dataset: Any) -> N
     assert not seen_kinds & set(trace.loaders[1]["unseen"])
 
 
+@pytest.mark.live
+def test_a_sample_that_raises_stop_iteration_ends_no_epoch(tmp_path: Path) -> None:
+    """torch raises it in the loop, and goes on if it is asked again."""
+    with minidl.trace(tmp_path / "t"):
+        iterator = iter(loader(wl.Failing(6, StopIteration("one"), at=(2,))))
+        seen = [next(iterator, None) is not None for _ in range(7)]
+        del iterator
+    trace = clean(tmp_path / "t")
+    assert seen == [True, True, False, True, True, True, False]
+    assert trace.select("epoch", Phase.END)["z"].tolist() == [Ending.EXHAUSTED]
+    assert trace.select("yield")["x"].tolist() == [Outcome.DATA] * 2 + [Outcome.ERROR] + [Outcome.DATA] * 3
+
+
+class OpenedLate(wl.Numbers):
+    """It gives several samples at once from when worker_init_fn has opened it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "__getitems__":
+            raise AttributeError(name)
+        if "opened" not in self.__dict__:
+            raise RuntimeError("not open yet")
+        return lambda indices: [(type(indices).__name__, index) for index in indices]
+
+
+def open_dataset(worker_id: int) -> None:
+    torch.utils.data.get_worker_info().dataset.opened = True  # type: ignore[union-attr]
+
+
+@pytest.mark.live
+def test_what_a_dataset_is_asked_with_keeps_its_type(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with minidl.trace(tmp_path / "t"):
+        options: dict[str, Any] = {"worker_init_fn": open_dataset, "collate_fn": wl.as_list}
+        batches = list(loader(OpenedLate(4), batch_size=2, **options))
+    assert batches == [[("list", 0), ("list", 1)], [("list", 2), ("list", 3)]]
+    assert "not recorded" not in capfd.readouterr().err
+    clean(tmp_path / "t")
+
+
 # --- How it ends ------------------------------------------------------------------------------------------------------
 @pytest.mark.live
 def test_nothing_is_kept_of_an_iterator(tmp_path: Path) -> None:

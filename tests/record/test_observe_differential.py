@@ -452,6 +452,8 @@ def special_cases() -> Iterator[Case]:
         lambda: wl.Numbers(9), sampler=wl.FailingSampler([0, 1, 2, 3]), **one), ordered=True)  # fmt: skip
     yield Case("worker_init_fn", errors(lambda: wl.Numbers(8), worker_init_fn=wl.draw_once))
     yield Case("error in worker_init_fn", errors(lambda: wl.Numbers(2), worker_init_fn=wl.failing_init))
+    yield Case("error in worker_init_fn, no batches", first_step(
+        lambda: wl.Numbers(2), worker_init_fn=wl.failing_init, batch_size=None, **one), ordered=True)  # fmt: skip
     yield Case("error in __iter__", first_step(lambda: wl.FailingStream(4, "iter"), **one), ordered=True)
     yield Case("a share", errors(lambda: wl.Numbers(8), sampler=DistributedSampler(range(8), 2, 0)))
     yield Case("no batches", errors(lambda: wl.Numbers(0), sampler=[]))

@@ -417,7 +417,7 @@ def _table() -> list[Mutation]:
     add("the pin thread pins what it has not received", "dropped", "whole-way", "pin begin",
         lambda e: drop(e, find(e, ev.RESULT_GET[1], 3)), "pinned")
     add("a batch is read that was not handed on", "dropped", "whole-way", "ready_get end",
-        lambda e: drop(e, find(e, ev.READY_PUT, 7)), "pinned")
+        lambda e: drop(e, find(e, ev.READY_PUT, nth=-1)), "pinned")
     # a loader's state
     add("a state that came with no result", "dropped", "state-sent", "state_kept",
         lambda e: drop(e, find(e, ev.STATE_PUT, kept_task(e))), "resumed")
