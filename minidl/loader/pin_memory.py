@@ -86,7 +86,7 @@ def _pin_memory_loop(
     An error in pinning one batch becomes that task's result. Any other error ends the thread and is kept in its
     `failure`.
     """
-    torch.set_num_threads(1)  # thread-local: the copies must not take every core
+    torch.set_num_threads(1)  # the copies must not take every core
     torch.multiprocessing._set_thread_name("pt_data_pin")
     torch.accelerator.set_device_index(device_id)
     pin = ports.pinning(pin_memory, device)
