@@ -74,13 +74,14 @@ def read_trace(path: str | os.PathLike[str] | Trace) -> Trace:
     return Trace(place, read_files(place))
 
 
-def _imports(codes: Ints) -> int:
-    """Count the first events that are pauses of the collector, and ended: those of imports, often seconds earlier."""
-    pauses = np.isin(codes, GC)
-    if pauses.all():
-        return 0
-    depth = np.cumsum(np.where(codes[: int(pauses.argmin())] == GC[0], 1, -1))
-    return 1 + int(np.flatnonzero(depth == 0)[-1]) if np.any(depth == 0) else 0
+def _imports(rows: Rows) -> Ints:
+    """Find a process's first events that are pauses of the collector, and ended: those of imports, seconds earlier."""
+    pauses = np.isin(rows["code"], GC)
+    first = rows["time"][~pauses].min(initial=np.iinfo(np.int64).max)
+    early = np.flatnonzero(pauses & (rows["time"] < first)) if not pauses.all() else np.empty(0, np.int64)
+    early = early[np.argsort(rows["time"][early], kind="stable")]
+    depth = np.cumsum(np.where(rows["code"][early] == GC[0], 1, -1))
+    return early[: np.flatnonzero(depth == 0)[-1] + 1] if np.any(depth == 0) else early[:0]
 
 
 # --- What the bytes mean ----------------------------------------------------------------------------------------------
@@ -88,10 +89,10 @@ class Trace:
     """What a run recorded. Made by `read_trace`.
 
     manifest: dict, as written where the run began. events: array of ROW, by time. left_out: the events of unknown
-    codes, and the collector's pauses before anything else. processes: by start. threads: (pid, tid) -> name. strings:
-    (process, number) -> text. loaders: number -> parameters. attachments: what other recorders saw, by name; they are
-    read when asked for their slices. lines: all that was described, in each process's order, with "process" (index)
-    added.
+    codes, and the collector's pauses before anything else that a process does, but for workers. processes: by start.
+    threads: (pid, tid) -> name. strings: (process, number) -> text. loaders: number -> parameters. attachments: what
+    other recorders saw, by name; they are read when asked for their slices. lines: all that was described, in each
+    process's order, with "process" (index) added.
     start: CLOCK_MONOTONIC ns of time 0, that of its first event. seen: of the look at a run that goes on, else 0.
     problems: what the trace lacks, in words.
     """
@@ -110,17 +111,19 @@ class Trace:
         self.lines: list[dict[str, Any]] = []
         self._part = files.part
         self._files = Files(files.manifest, files.side)  # for `pack`; the events are kept once, in `events`
-        parts = []
+        parts, known = [], []
         for stem in sorted(files.side.keys() | files.events.keys(), key=lambda stem: parts_of(stem)[::-1]):
             pid, start = parts_of(stem)
             process = Process(pid=pid, start_ns=start, file=stem)
             self.processes.append(process)
             self._read_side(len(self.processes) - 1, files.side.get(stem))
             parts.append(self._read_events(len(self.processes) - 1, files.events.get(stem)))
+            known.append(_KNOWN[parts[-1]["code"]])
+            if process.role != "worker":
+                known[-1][_imports(parts[-1])] = False
         everything = np.concatenate(parts) if parts else np.empty(0, ROW)
-        everything = everything[np.argsort(everything["time"], kind="stable")]
-        seen = _KNOWN[everything["code"]]
-        seen[: _imports(everything["code"])] = False
+        order = np.argsort(everything["time"], kind="stable")
+        everything, seen = everything[order], (np.concatenate(known) if known else np.empty(0, bool))[order]
         self.events: Rows = everything[seen]
         self.left_out: Rows = everything[~seen]
         self.start = int(self.events["time"][0]) if len(self.events) else 0

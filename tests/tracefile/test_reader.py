@@ -142,6 +142,18 @@ def test_the_pauses_of_imports_are_left_out(tmp_path: Path, codes: list[int], le
     assert trace.start == len(codes) - len(left) + 1
 
 
+def test_each_process_imports_for_itself(tmp_path: Path) -> None:
+    """As ranks whose traces are joined do; a worker's first pause is its own."""
+    write_process(tmp_path, [{"code": code} for code in ev.NEXT], pid=2, start_ns=1)
+    for pid, role in ((3, "loader"), (4, "worker")):
+        rows = [{"code": code, "time": 9 + n} for n, code in enumerate((*ev.GC, ev.YIELD))]
+        write_process(tmp_path, rows, pid=pid, start_ns=pid, lines=[{"kind": "process", "role": role}])
+    events = read_trace(tmp_path).events
+    assert sorted(events[["pid", "code"]].tolist()) == [
+        *((2, code) for code in ev.NEXT), (3, ev.YIELD), (4, ev.YIELD), *((4, code) for code in ev.GC)
+    ]  # fmt: skip
+
+
 def test_to_pandas(small: Path) -> None:
     frame = read_trace(small).to_pandas()
     assert list(frame.columns) == [
