@@ -54,6 +54,9 @@ from minidl.record.observed_channels import (
     ObservedProcess,
     ObservedResultQueue,
     ObservedShared,
+    ResultsForLoader,
+    ResultsForPinThread,
+    watch_ready,
     watch_sharing,
 )
 from minidl.record.observed_loader import ObservedLoader
@@ -282,7 +285,7 @@ def observed_iterators() -> Iterator[None]:
     StatefulDataLoader), of a class that is none (fastai's), and of a loader that was bound before under its own name.
     The trace names those that can't be followed.
     """
-    plain_loader, plain_multi, plain_next = _TorchLoader.__init__, _TorchIterator.__init__, _TorchAlone._next_data
+    plain_loader, plain_multi = _TorchLoader.__init__, _TorchIterator.__init__
 
     @without_a_place
     @functools.wraps(plain_loader)
@@ -302,7 +305,6 @@ def observed_iterators() -> Iterator[None]:
         (_TorchIterator, "__init__", plain_multi, init_multi),
         (_TorchLoader, "__init__", plain_loader, init_loader),
         (_TorchAlone, "__init__", _TorchAlone.__init__, _and_then(_TorchAlone.__init__, _begin_alone)),
-        (_TorchAlone, "_next_data", plain_next, observed_alone.followed(plain_next)),
     ]
     for kind, name, _, observing in changes:
         setattr(kind, name, observing)
@@ -429,6 +431,8 @@ class ObservedPorts(ObservedShared):
 
         @without_a_place
         def _next_index() -> Any:
+            if not side.open_epoch:
+                watch_ready(self)
             self.next_task = side.drawing()
             try:
                 return next(drawn)
@@ -461,7 +465,7 @@ class ObservedPorts(ObservedShared):
         """The iterator asks for the result queue first, then for a queue a worker."""
         if not self.has_result_queue:
             self.has_result_queue = True
-            return ObservedResultQueue(self, plain)
+            return (ResultsForPinThread if self.loader_side.pinned else ResultsForLoader)(self, plain)
         self.index_queues += 1
         return ObservedIndexQueue(self, plain, self.index_queues - 1)
 

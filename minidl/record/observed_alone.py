@@ -6,16 +6,14 @@ and the same traced sampler that minidl's own iterator has.
 
 from __future__ import annotations
 
-import functools
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from minidl.loader.protocol import LoaderEvent, LoaderLifecycle
+from minidl.record.harmless import without_a_place
 from minidl.record.observed_worker import Announced, Announcer
 from minidl.record.ports import TracedPorts, facts
-
-_lifecycles: weakref.WeakKeyDictionary[Any, LoaderLifecycle] = weakref.WeakKeyDictionary()
 
 
 def follow(iterator: Any, loader: Any, ports: TracedPorts, unseen: Iterable[str]) -> None:
@@ -25,25 +23,19 @@ def follow(iterator: Any, loader: Any, ports: TracedPorts, unseen: Iterable[str]
     progress: Any = ports.progress()
     sampler_iter, fetcher = iterator._sampler_iter, iterator._dataset_fetcher
     samples_of = Announcer(progress, iterator._dataset_kind, iterator._auto_collation, fetcher.dataset)
+    samples_of.fetches = True
     drawn = ports.sampler_iter(iterator._index_sampler, lambda _: sampler_iter)
     iterator._sampler_iter = map(samples_of.taken, drawn)
     fetcher.collate_fn = Announced(fetcher.collate_fn, samples_of.collates)
     for event in (LoaderEvent.START, LoaderEvent.EPOCH_BEGIN, LoaderEvent.PRIMED):
         lifecycle.handle(event)
-    _lifecycles[iterator] = lifecycle
+    known, next_data = weakref.ref(iterator), type(iterator)._next_data
 
-
-def followed(next_data: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """torch's `_next_data`, with what it does reported to the iterator's lifecycle, if it has one."""
-
-    @functools.wraps(next_data)
-    def following(iterator: Any) -> Any:
-        lifecycle = _lifecycles.get(iterator)
-        if lifecycle is None:
-            return next_data(iterator)
+    @without_a_place
+    def _next_data() -> Any:
         lifecycle.handle(LoaderEvent.NEXT)
         try:
-            data = next_data(iterator)
+            data = next_data(known())
         except StopIteration:
             lifecycle.handle(LoaderEvent.EPOCH_END)
             raise
@@ -53,4 +45,4 @@ def followed(next_data: Callable[[Any], Any]) -> Callable[[Any], Any]:
         lifecycle.handle(LoaderEvent.YIELD)
         return data
 
-    return following
+    iterator._next_data = _next_data

@@ -14,6 +14,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from torch.utils.data._utils.worker import _ResumeIteration
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from minidl.arena.pickling import SlabPickler, is_filling
+from minidl.record import recorder
 from minidl.record.channels import (
     About,
     TracedDoneEvent,
@@ -200,7 +202,6 @@ class ObservedIndexQueue(TracedIndexQueue):
 
     def emit_put(self, message: Any) -> None:
         loader, told = self.shared.loader_side, self._told(message)
-        watch_ready(self.shared)
         if isinstance(told, Task):
             loader.sending(told)
         elif isinstance(told, ResumeIteration):
@@ -219,10 +220,9 @@ class ObservedIndexQueue(TracedIndexQueue):
         message = super().get(timeout, **more)
         if not isinstance(self._told(message), Task):
             return message
-        (idx, rest), loop = message, sys._getframe(1).f_locals
-        if self.shared.with_state:
-            return idx, (worker.fetched(rest[0], loop), *rest[1:])
-        return idx, worker.fetched(rest, loop)
+        idx, rest = message
+        worker.look_for_fetcher(sys._getframe(1))
+        return idx, (worker.fetched(rest[0]), *rest[1:]) if self.shared.with_state else worker.fetched(rest)
 
     def emit_got(self, message: Any) -> None:
         worker, told = self.shared.worker_side, self._told(message)
@@ -267,9 +267,10 @@ class ReadByLoader(TracedQueue):
             self.shared.loader_side.received(told)
 
 
-class ObservedResultQueue(ReadByLoader, TracedResultQueue):
+class ObservedResultQueue(TracedResultQueue):
     """The result queue: each worker puts (task, data); the loader or torch's pin thread gets."""
 
+    shared: ObservedShared
     joining = False  # the pin thread
 
     def put(self, message: Any) -> None:
@@ -306,69 +307,75 @@ class ObservedResultQueue(ReadByLoader, TracedResultQueue):
             self.shared.emit(ev.JOIN[1], x=ev.Actor.PIN_THREAD, y=1)
         super().cancel_join_thread()
 
+
+class ResultsForLoader(ReadByLoader, ObservedResultQueue):
+    """A result queue that the loader reads."""
+
     def sender(self, message: Any) -> int:
         return int(reading.worker)
 
     def wanted(self) -> tuple[int, int]:
         reading.worker = -1
-        return (-1, -1) if self.shared.loader_side.pinned else super().wanted()
+        return super().wanted()
 
-    def emit_nothing(self, worker: int, error: BaseException | None = None) -> None:
-        if self.shared.loader_side.pinned:
-            TracedQueue.emit_nothing(self, worker)
-        else:
-            super().emit_nothing(worker, error)
+
+class ResultsForPinThread(ObservedResultQueue):
+    """A result queue that torch's pin thread reads. It pins between its get and its put."""
+
+    pinning: tuple[int, int] | None = None  # task and worker
+    began = tid = 0
+
+    def wanted(self) -> tuple[int, int]:
+        reading.worker = -1
+        return -1, -1
 
     def emit_got(self, message: Any) -> None:
-        if not self.shared.loader_side.pinned:
-            super().emit_got(message)
-            return
         told = self.shared.told(message, reading.worker, Result)
         if told is None:
-            TracedQueue.emit_nothing(self, reading.worker)
+            self.emit_nothing(reading.worker)
             return
-        TracedQueue.emit_got(self, told)
-        pinning.begin(self.shared, told)
-
-
-class _Pinning(threading.local):
-    """What torch's pin thread pins, between its get and its put."""
-
-    about: tuple[int, int] | None = None
-    began = 0
+        super().emit_got(told)
+        if isinstance(told, Result) and outcome_of(told.data) is ev.Outcome.DATA:
+            self.pins(told)
 
     @harmless(None)
-    def begin(self, shared: ObservedShared, told: Any) -> None:
-        done = shared.loader_side.pin_done
-        if isinstance(told, Result) and outcome_of(told.data) is ev.Outcome.DATA and not (done and done.is_set()):
-            self.about = told.idx, told.worker_id
-            shared.emit(ev.PIN[0], *self.about, nbytes(told.data))
-            self.began = shared.cpu()
+    def pins(self, told: Result) -> None:
+        done = self.shared.loader_side.pin_done
+        if done is None or not done.is_set():
+            self.pinning, self.tid = (told.idx, told.worker_id), threading.get_native_id()
+            self.shared.emit(ev.PIN[0], *self.pinning, nbytes(told.data))
+            self.began = self.shared.cpu()
 
     @harmless(None)
-    def end(self, shared: ObservedShared, told: Any) -> None:
-        """The thread puts what it has pinned."""
-        about, self.about = self.about, None
+    def pinned(self, told: Result) -> None:
+        """The thread puts what it has pinned, or the error."""
+        about, self.pinning = self.pinning, None
         if about is not None:
             if outcome_of(told.data) is ev.Outcome.ERROR:
-                shared.emit(ev.TASK_ERROR, *about, -1, -1, text_of(shared, told.data))
-            shared.emit(ev.PIN[1], *about, nbytes(told.data), 0, spent(self.began, shared.cpu()))
+                self.shared.emit(ev.TASK_ERROR, *about, -1, -1, text_of(self.shared, told.data))
+            self.shared.emit(ev.PIN[1], *about, nbytes(told.data), 0, spent(self.began, self.shared.cpu()))
 
-
-pinning = _Pinning()
+    def cancel_join_thread(self) -> None:
+        about, self.pinning = self.pinning, None
+        recording = recorder.active()
+        if about is not None and recording is not None:  # the thread has ended, and has put nothing
+            recording.emit_at_once((time.monotonic_ns(), ev.PIN[1], self.shared.loader, self.tid, *about, 0, 0, 0))
+        super().cancel_join_thread()
 
 
 class ReadyWatch(ReadByLoader, TracedReadyQueue):
     """What is emitted for the ready queue: torch's pin thread puts, the loader gets."""
 
-    def __init__(self, shared: ObservedShared, inner: Any) -> None:
+    def __init__(self, shared: ObservedShared, inner: Any, results: ResultsForPinThread) -> None:
         super().__init__(shared, inner)
+        self.results = results
         self.senders: dict[int, int] = {}  # the id of a message in the queue -> the worker
 
     def emit_put(self, message: Any) -> None:
         worker = self.senders[id(message)] = getattr(reading, "worker", -1)
         told = self.shared.told(message, worker, Result)
-        pinning.end(self.shared, told)
+        if isinstance(told, Result):
+            self.results.pinned(told)
         if told is not None:
             super().emit_put(told)
 
@@ -403,13 +410,13 @@ class ObservedReadyQueue(queue.Queue[Any]):
 
 @harmless(None)
 def watch_ready(shared: ObservedShared) -> None:
-    """Observe, before the first message, the ready queue of an iterator that has one."""
-    iterator = shared.loader_side.iterator()
+    """Observe, before a result can come, the ready queue of an iterator that has one."""
+    iterator: Any = shared.loader_side.iterator()
     ready = getattr(iterator, "_data_queue", None)
-    if shared.loader_side.pinned and type(ready) is queue.Queue:
+    if type(ready) is queue.Queue:
         watched: Any = ready
-        shared.loader_side.pin_done = getattr(iterator, "_pin_memory_thread_done_event", None)
-        observed = ReadyWatch(shared, _PlainQueue(ready))
+        shared.loader_side.pin_done = iterator._pin_memory_thread_done_event
+        observed = ReadyWatch(shared, _PlainQueue(watched), iterator._worker_result_queue)
         watched.observed, watched.__class__ = observed, ObservedReadyQueue
 
 

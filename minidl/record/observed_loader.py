@@ -54,7 +54,6 @@ class ObservedLoader(LoaderSpans):
         self.in_hand: tuple[int, ev.Outcome] | None = None  # received in turn or popped, and not yielded
         self.send_idx = self.rcvd_idx = self.draws = 0
         self.results = 0  # received, of whatever kind
-        self.resumed = 0  # batches that the loader counts already when the epoch begins
 
     # --- what the iterator itself says
     def outstanding(self) -> int:
@@ -75,9 +74,9 @@ class ObservedLoader(LoaderSpans):
             self.tasks = getattr(self.iterator(), "_task_info", self.tasks)
             self.status = getattr(self.iterator(), "_workers_status", self.status)
             self.begin_epoch(self.num_workers, self.prefetch_factor)
-            self.resumed = int(getattr(self.iterator(), "_num_yielded", 0))
-            if self.resumed:
-                self.emit(ev.RESUMED, x=self.resumed, y=self.turn())
+            resumed = int(getattr(self.iterator(), "_num_yielded", 0))
+            if resumed:
+                self.emit(ev.RESUMED, x=resumed, y=self.turn())
             dealt = dealt_by(getattr(self.iterator(), "_index_sampler", None))
             if dealt is not None:
                 self.emit(ev.SHARE, -1, -1, *dealt[1])

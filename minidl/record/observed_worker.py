@@ -6,6 +6,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 from torch._utils import ExceptionWrapper
@@ -79,12 +80,14 @@ class ObservedWorker:
             self.left = True
             self.emit(ev.WORKER_EXIT, -1, ending)
 
-    def fetched(self, index: Any, loop: dict[str, Any]) -> Any:
-        """The indices of a task as the fetcher is to get them. loop: local variables of torch's `_worker_loop`."""
-        if self.samples_of is None:
-            return index
-        self.samples_of.fetches = "fetcher" in loop or "init_exception" not in loop
-        return self.samples_of.announced(index) if self.samples_of.fetches else index
+    def look_for_fetcher(self, loop: FrameType) -> None:
+        """Find out, in the frame of torch's `_worker_loop`, whether the worker could be initialised: else none asks."""
+        if self.samples_of is not None and not self.samples_of.fetches:
+            self.samples_of.fetches = "fetcher" in loop.f_locals or "init_exception" not in loop.f_locals
+
+    def fetched(self, index: Any) -> Any:
+        """The indices of a task as the fetcher is to get them."""
+        return index if self.samples_of is None else self.samples_of.announced(index)
 
     @harmless(None)
     def answers(self, result: Result) -> None:
@@ -122,10 +125,12 @@ class Announcer:
         self.fetched = -1  # samples that the task has; -1 = unknown
         self.dataset = dataset
         self.at_once = False  # the task's samples are asked for at once
-        self.fetches = True  # False: the worker has no fetcher, as it could not be initialised
+        self.fetches = False  # a fetcher has been made
 
     def announced(self, index: Any) -> Any:
         """What the sampler gave for a task, as the fetcher is to get it."""
+        if not self.fetches:
+            return index
         self.at_once = self.auto_collation and self.by_index and _gives_several(self.dataset)  # may change at any time
         return AnnouncedIndices(index).by(self) if self._in_turn(index) else index
 

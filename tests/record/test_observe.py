@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -34,7 +35,7 @@ from minidl.check import check
 from minidl.record import observe as module
 from minidl.record import recorder
 from minidl.record.observe import UNSEEN, observed_iterators, shut_down_observed
-from minidl.record.observed_channels import ObservedResultQueue, joins_the_terminated
+from minidl.record.observed_channels import ResultsForLoader, joins_the_terminated
 from minidl.tracefile import events
 from minidl.tracefile.events import EVENTS, DoneEvent, Ending, Outcome, Phase
 from minidl.tracefile.format import TraceError
@@ -280,6 +281,33 @@ def test_a_loader_that_pins(tmp_path: Path, persistent: bool, dataset: Any) -> N
     assert not seen_kinds & set(trace.loaders[1]["unseen"])
 
 
+class PinnedAtTheEnd(wl.Unpinnable):
+    """A batch whose pinning lasts until the iterator is shut down."""
+
+    begun, done = threading.Event(), None
+
+    def pin_memory(self) -> Any:
+        self.begun.set()
+        while self.done is None or not self.done.is_set():
+            time.sleep(0.001)  # torch's pin thread polls so, too
+        return self
+
+
+@pytest.mark.live
+def test_a_pin_that_the_shutdown_cuts_short_ends_with_its_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with minidl.trace(tmp_path / "t"), wl.pretended_device():
+        iterator: Any = iter(loader(wl.Numbers(2), pin_memory=True, collate_fn=PinnedAtTheEnd))
+        assert PinnedAtTheEnd.begun.wait(wl.BOUND)
+        monkeypatch.setattr(PinnedAtTheEnd, "done", iterator._pin_memory_thread_done_event)
+        iterator._shutdown_workers()
+    trace = clean(tmp_path / "t")
+    (begin,), (end,) = trace.select("pin", Phase.BEGIN), trace.select("pin", Phase.END)
+    assert (end["tid"], end["task"]) == (begin["tid"], begin["task"])
+    assert len(trace.select("ready_put")) == 0
+
+
 @pytest.mark.live
 def test_a_sample_that_raises_stop_iteration_ends_no_epoch(tmp_path: Path) -> None:
     """torch raises it in the loop, and goes on if it is asked again."""
@@ -370,8 +398,8 @@ def test_a_death_that_is_heard_of_while_a_failed_get_is_traced(monkeypatch: pyte
 
     emitted: list[Any] = []
     got_nothing: Any = lambda error: emitted.append(type(error))  # noqa: E731
-    loader_side = SimpleNamespace(waits=lambda: (0, 0), got_nothing=got_nothing, pinned=False)
-    results: Any = object.__new__(ObservedResultQueue)
+    loader_side = SimpleNamespace(waits=lambda: (0, 0), got_nothing=got_nothing)
+    results: Any = object.__new__(ResultsForLoader)
     results.shared = SimpleNamespace(loader=1, loader_side=loader_side, emit=emit, emit_pauses=lambda worker: None)
     results.worker_id = -1
     results.inner = SimpleNamespace(get=reset)

@@ -192,7 +192,8 @@ def signalled(number: int) -> Callable[[Path], None]:
     def run(directory: Path) -> None:
         with wl.started(SCRIPT, directory / "trace", "wait") as program:
             idle, stuck = wl.pids_said_by(program)
-            # Only then: an interrupt that comes in the middle of an event takes it along, and the trace says so.
+            # Only then: an interrupt that comes in the middle of an event takes it along, and the trace says so. The
+            # test's own timeout ends it.
             while not waits_behind_a_stored_batch(directory / "trace"):
                 time.sleep(0.01)
             if number == signal.SIGKILL:
