@@ -434,11 +434,7 @@ class ObservedPorts(ObservedShared):
             if not side.open_epoch:
                 watch_ready(self)
             self.next_task = side.drawing()
-            try:
-                return next(drawn)
-            except StopIteration:
-                side.drawn()
-                raise
+            return next(drawn)
 
         @without_a_place
         def _next_data() -> Any:

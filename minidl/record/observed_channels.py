@@ -195,7 +195,7 @@ class ObservedIndexQueue(TracedIndexQueue):
     def put(self, message: Any) -> None:
         super().put(message)
         if isinstance(self._told(message), Task):
-            self.shared.loader_side.drawn()
+            self.shared.loader_side.sent()
 
     def _told(self, message: Any) -> Any:
         return self.shared.told(message, self.worker_id, Task)

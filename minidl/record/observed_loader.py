@@ -52,7 +52,7 @@ class ObservedLoader(LoaderSpans):
         self.workers: dict[int, int] = {}  # task -> worker
         self.kept: dict[int, ev.Outcome] = {}  # the reorder buffer, as emitted
         self.in_hand: tuple[int, ev.Outcome] | None = None  # received in turn or popped, and not yielded
-        self.send_idx = self.rcvd_idx = self.draws = 0
+        self.send_idx = self.rcvd_idx = 0
         self.results = 0  # received, of whatever kind
 
     # --- what the iterator itself says
@@ -131,19 +131,12 @@ class ObservedLoader(LoaderSpans):
     def drawing(self) -> int:
         """Emit what precedes a draw; return the task that it is for."""
         self.enter_epoch()
-        self.draws += 1
         for task in sorted(self.kept.keys() - self.tasks.keys()):
             self.in_hand = task, self.kept.pop(task)
             self.rcvd_idx = task + 1
             self.emit(ev.REORDER_POP, task, self.workers.get(task, -1), self.rcvd_idx, len(self.kept))
             self.emit(ev.RCVD_ADVANCE, x=self.rcvd_idx, y=self.outstanding())
         return self.send_idx
-
-    @harmless(None)
-    def drawn(self) -> None:
-        """The draw is over, and its task, if there is one, is sent."""
-        if self.draws >= self.num_workers * self.prefetch_factor:
-            self.primed()
 
     # --- index queues
     @harmless(None)
@@ -154,6 +147,11 @@ class ObservedLoader(LoaderSpans):
         self.send_idx = idx + 1
         self.emit(ev.TASK_ASSIGNED, idx, worker, idx + 1, self.outstanding() + 1)
         self.emit(ev.INDEX_PUT, idx, worker, count(task.index))
+
+    @harmless(None)
+    def sent(self) -> None:
+        if self.send_idx == self.num_workers * self.prefetch_factor:
+            self.primed()
 
     @harmless(None)
     def resuming(self, worker: int) -> None:

@@ -229,8 +229,7 @@ def _steady_share(found: Waiting) -> float:
 
 def _outweighed(steady: int, because: SlowReason | None) -> bool:
     """Whether a few steps of the loop's own take longer than its steady waiting, ns."""
-    rows = None if because is None or because.name != "slow steps" else because.rows
-    return rows is not None and total(rows) > steady
+    return because is not None and because.rows is not None and total(because.rows) > steady
 
 
 def _sentence(situation: Situation, reasons: Reasons, wording: _Wording) -> str:

@@ -16,6 +16,7 @@ import textwrap
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,12 +36,14 @@ from minidl.check import check
 from minidl.record import observe as module
 from minidl.record import recorder
 from minidl.record.observe import UNSEEN, observed_iterators, shut_down_observed
-from minidl.record.observed_channels import ResultsForLoader, joins_the_terminated
+from minidl.record.observed_channels import ResultsForLoader, ResultsForPinThread, joins_the_terminated
+from minidl.record.observed_worker import Announcer
 from minidl.tracefile import events
 from minidl.tracefile.events import EVENTS, DoneEvent, Ending, Outcome, Phase
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.ranks import lacking
 from minidl.tracefile.reader import Trace, read_trace
+from minidl.wire.messages import Result
 
 ROOT = Path(__file__).parents[2]
 METHODS = ("fork", "spawn", "forkserver")
@@ -194,7 +197,7 @@ def test_an_error_names_its_sample(tmp_path: Path) -> None:
     trace = clean(tmp_path / "t")
     (failed,) = trace.select("task_error")
     assert trace.text(failed) == "ValueError: the third"
-    assert (failed["task"], failed["x"], failed["y"]) == (2, 0, 2), "position and index, by the traceback"
+    assert (failed["task"], failed["x"], failed["y"]) == (2, 0, 2), "position and index"
 
 
 @pytest.mark.live
@@ -306,6 +309,94 @@ def test_a_pin_that_the_shutdown_cuts_short_ends_with_its_thread(
     (begin,), (end,) = trace.select("pin", Phase.BEGIN), trace.select("pin", Phase.END)
     assert (end["tid"], end["task"]) == (begin["tid"], begin["task"])
     assert len(trace.select("ready_put")) == 0
+
+
+def test_after_its_done_event_the_pin_thread_pins_nothing() -> None:
+    done = threading.Event()
+    emitted: list[Any] = []
+    results: Any = object.__new__(ResultsForPinThread)
+    results.shared = SimpleNamespace(
+        loader_side=SimpleNamespace(pin_done=done), emit=lambda *row: emitted.append(row[0]), cpu=lambda: 0
+    )
+    results.pins(Result(0, 0, torch.zeros(1)))
+    done.set()
+    results.pins(Result(1, 0, torch.zeros(1)))
+    assert emitted == [events.PIN[0]]
+
+
+@pytest.mark.live
+def test_a_pinned_iterator_takes_its_ready_queue_along(tmp_path: Path) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        with wl.pretended_device(), minidl.trace(tmp_path / "t"):
+            iterator: Any = iter(loader(wl.Numbers(4), pin_memory=True))
+            ready = weakref.ref(iterator._data_queue)
+            assert len(list(iterator)) == 4
+            del iterator
+            assert ready() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.live
+def test_a_batch_that_cannot_be_pinned_begins_no_trace_that_has_ended(tmp_path: Path) -> None:
+    with wl.pretended_device():
+        with minidl.trace(tmp_path / "t"):
+            iterator = iter(loader(wl.Numbers(12), pin_memory=True, collate_fn=wl.Unpinnable))
+            with pytest.raises(ValueError, match="no room"):
+                next(iterator)
+        for _ in range(11):
+            with pytest.raises(ValueError, match="no room"):
+                next(iterator)
+        assert recorder.active() is None
+        assert next(iterator, None) is None
+
+
+@pytest.mark.live
+def test_batches_that_are_all_taken_end_no_epoch_that_is_not_asked_on(tmp_path: Path) -> None:
+    with minidl.trace(tmp_path / "t"):
+        iterator = iter(loader(wl.Numbers(4)))
+        assert len([next(iterator) for _ in range(4)]) == 4
+        del iterator
+    assert clean(tmp_path / "t").select("epoch", Phase.END)["z"].tolist() == [Ending.CLOSED]
+
+
+def test_indices_are_announced_once() -> None:
+    told: list[tuple[int, Any]] = []
+    progress: Any = SimpleNamespace(sample=lambda position, index: told.append((position, index)))
+    announcer = Announcer(progress, 0, True, wl.Numbers(9))
+    assert announcer.announced([4]) == [4], "there is no fetcher yet"
+    announcer.fetches = True
+    indices = announcer.announced([7, 8])
+    assert (list(indices), list(indices), told) == ([7, 8], [7, 8], [(0, 7), (1, 8)])
+
+
+class Unsure(wl.Numbers):
+    @property
+    def __getitems__(self) -> Any:
+        raise RuntimeError("no idea")
+
+
+@pytest.mark.live
+def test_a_dataset_that_fails_to_say_whether_it_gives_several_fails_as_without(tmp_path: Path) -> None:
+    def said(context: Any) -> str:
+        with pytest.raises(RuntimeError, match="no idea") as failed:
+            list(loader(Unsure(4), batch_size=2, context=context))
+        return str(failed.value)
+
+    with minidl.trace(tmp_path / "t"):
+        assert said(None) == said("fork")
+
+
+@pytest.mark.live
+def test_an_error_of_collation_is_of_no_sample(tmp_path: Path) -> None:
+    own: Any = functools.partial(minidl.DataLoader, num_workers=2)
+    for name, kind in (("observed", loader), ("own", own)):
+        with minidl.trace(tmp_path / name), pytest.raises(wl.SimpleError):
+            list(kind(wl.Numbers(4), batch_size=2, collate_fn=wl.failing_collate))
+        (failed,) = read_trace(tmp_path / name).select("task_error")
+        assert (failed["x"], failed["y"]) == (-1, -1)
 
 
 @pytest.mark.live
