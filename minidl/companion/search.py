@@ -7,7 +7,8 @@ A row has texts of several kinds, of which a heading counts most and the source 
 term in a row are computed once (after BM25): many if few rows have the term, and if it stands in a heading or in a
 short text. A row's score is the sum of the points of the terms asked for. `folds.ini` beside this file says which
 characters and words are the same: the two Russian letters for e, traditional and simplified Chinese. `keywords.ini` has
-the words by which an article's section is told from the others.
+the words by which an article's section is told from the others. `passages.ini` knows the articles' clauses by a mark of
+each, so that a pasted passage finds the section that it stands in; `tests/companion/passages.py` makes it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Final
 from minidl.companion import coverage
 from minidl.companion.drift import drifts, drifts_of
 from minidl.companion.reading import note, stops
-from minidl.companion.rows import Entry, Translated, entries, read
+from minidl.companion.rows import Entry, Translated, anchor_of, entries, read
 from minidl.references import places
 from minidl.tracefile.events import EVENTS, Phase
 
@@ -32,6 +33,15 @@ WORD: Final = r"[0-9]+(?:[.][0-9]+)+|[A-Za-z0-9_-]+|[\u0410-\u044f]+|[\u4e00-\u9
 
 PART: Final = r"[0-9]+(?:[.][0-9]+)+|[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+|[\u0410-\u044f]+"
 """A part of a word: `_MapDatasetFetcher` and `map_dataset_fetcher` have three, other words one."""
+
+END: Final = r"[\n\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f]|[.,:;!?](?=\s)"
+"""Where a clause of a passage ends."""
+
+CLAUSE: Final = 8
+"""Letters of a clause that tells something of its place; a Chinese character counts as three."""
+
+PASSAGE: Final = 24
+"""Letters of a passage; what is shorter is a search for these words."""
 
 STEM: Final = 5
 """Letters by which longer words are alike: "завершение" and "завершить", "worker" and "workers"."""
@@ -163,7 +173,56 @@ def ranked(asked: str) -> list[str]:
     for term in (whole(found), *terms):
         score.update(_points(term))
     enough = max(ENOUGH * min(3, len(terms)), max(score.values(), default=0) / FAR)
-    return sorted((row for row in score if score[row] >= enough), key=lambda row: -score[row])
+    near = standing(asked)
+    found = [*(row for row in score if score[row] >= enough or rows_of().get(row) in near), *(near - score.keys())]
+    return sorted(found, key=lambda row: (rows_of().get(row) not in near, -score[row]))
+
+
+@functools.cache
+def rows_of() -> Mapping[str, str]:
+    """Return the address of each row of an article -> that of its section."""
+    return {entry.anchor: anchor_of(entry.key.partition(": ")[0]) for entry in entries().values()}
+
+
+def clauses(text: str) -> dict[int, int]:
+    """Return the mark of each clause of a text -> its size in letters, of those that tell something of their place."""
+    out = {}
+    for clause in re.split(END, text):
+        found = words(clause)
+        joined = "".join(found).lower()
+        chinese = len(re.findall("[\u4e00-\u9fff]", joined))
+        if len(joined) + 2 * chinese >= CLAUSE and (chinese or len(found) > 1):
+            out[_mark(joined)] = len(joined) + 2 * chinese
+    return out
+
+
+def _mark(letters: str) -> int:
+    """Return 24 bits of the letters (FNV-1a, a character at a time, as the page's script can)."""
+    mark = 0x811C9DC5
+    for letter in letters:
+        mark = (mark ^ ord(letter)) * 0x01000193 & 0xFFFFFFFF
+    return mark & 0xFFFFFF
+
+
+@functools.cache
+def passages() -> Mapping[int, list[str]]:
+    """Return the mark of each clause of the articles -> the addresses of the sections that have it."""
+    out: dict[int, list[str]] = defaultdict(list)
+    for key, fields in read("passages.ini").items():
+        for mark in fields["marks"].split():
+            out[int(mark, 16)].append(anchor_of(key))
+    return out
+
+
+def standing(asked: str) -> set[str]:
+    """Return the addresses of the sections that have the most of a text, if that is half of it; else none."""
+    found = clauses(asked)
+    size: Counter[str] = Counter()
+    for mark, letters in found.items():
+        size.update(dict.fromkeys(passages().get(mark, ()), letters))
+    most = max(size.values(), default=0)
+    least = max(PASSAGE, sum(found.values()) / 2)
+    return {section for section, letters in size.items() if letters == most >= least}
 
 
 def _known(word: str) -> list[str]:
@@ -189,5 +248,6 @@ def for_page() -> dict[str, object]:
     terms = {
         term: [n for row, points in found.items() for n in (number[row], points)] for term, found in index().items()
     }
-    limits = {"stem": STEM, "enough": ENOUGH, "far": FAR}
-    return {"terms": terms, "rows": rows, "folds": folds(), "word": WORD, "part": PART, **limits}
+    limits = {"stem": STEM, "enough": ENOUGH, "far": FAR, "clause": CLAUSE, "passage": PASSAGE}
+    placed = {"end": END, "passages": passages(), "sections": [rows_of().get(row, "") for row in rows]}
+    return {"terms": terms, "rows": rows, "folds": folds(), "word": WORD, "part": PART, **limits, **placed}

@@ -17,7 +17,7 @@ from minidl.check.joint_rules import JOINT_RULES
 from minidl.companion import page
 from minidl.companion.phrases import told
 from minidl.companion.rows import entries
-from minidl.companion.search import ranked
+from minidl.companion.search import ranked, standing
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +128,9 @@ function run() {
     seek(each);
     return [...document.querySelectorAll(".part.shown .row")].map(row => row.id);
   }));
+  const pasted = new DataTransfer(); pasted.setData("text", "one line\\n  and a second"); box.value = "";
+  box.dispatchEvent(new ClipboardEvent("paste", {clipboardData: pasted, cancelable: true}));
+  root.dataset.pasted = box.value;
   key("Escape"); key("e"); root.dataset.order = [...document.querySelectorAll(".row")].map(row => row.id);
   box.value = "qqqq"; box.dispatchEvent(new Event("input")); root.dataset.nothing = visible("nothing");
 }
@@ -158,6 +161,8 @@ def test_a_browser_searches_follows_links_and_switches(made: str, tmp_path: Path
     assert root["data-left"] == f"{hit},0,path-1,0"
     assert root["data-back"] == f"a4,{hit},true,true"
     assert root["data-nothing"] == "true"
+    assert root["data-pasted"] == "one line; and a second"
+    assert sum(map(bool, map(standing, asked))) > 10, "the page has to find the passages' sections, too"
     assert json.loads(str(root["data-ranked"])) == [ranked(each)[:40] for each in asked]
     found = re.findall('<section class="row[^>]* id="([^"]+)"', made)
     assert root["data-order"] == ",".join(found), "each row is back at its place"

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from minidl.companion import search
 from minidl.companion.rows import anchor_of, entries
-from minidl.companion.search import keywords, parts, ranked, whole, words
+from minidl.companion.search import clauses, keywords, parts, passages, ranked, standing, whole, words
 from minidl.companion.text import select
 
 SEARCHES = [
@@ -64,6 +65,36 @@ def test_terms_of_words() -> None:
     assert parts("_MapDatasetFetcher") == ["map", "dataset", "fetcher", "datas*", "fetch*"]
     assert parts("线程池") == ["线程", "程池"]
     assert whole(["_try_get", "data"]) == "=trygetdata"
+
+
+def test_a_pasted_passage_finds_the_section_that_it_stands_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = "A clause that stands in ours alone, and one that two sections have; qqqq wwww zzzz; 第三个分句属于这里。"
+    shared = "and one that two sections have"
+    of = {"4-collate": own, "1-2.4.4": shared}
+    table = {mark: [row for row in of if mark in clauses(of[row])] for mark in clauses(own) | clauses(shared)}
+    assert [*map(len, table.values())].count(1) >= 2
+    monkeypatch.setattr(search, "passages", lambda: table)
+    assert standing(own) == standing(own.upper().replace(" ", "\u00a0")) == {"4-collate"}
+    assert ranked(own)[0] == "4-collate"
+    assert standing(shared) == {"4-collate", "1-2.4.4"}
+    assert ranked("qqqq wwww zzzz; 第三个分句属于这里")[0] == "4-collate", "also by words that no row has"
+    assert standing("A clause that stands in ours alone, with a few words more") == {"4-collate"}, "half of it"
+    assert not standing("A clause that stands in ours alone, with a great many words of its reader beside"), "a part"
+    assert not standing("第三个分句"), "too short"
+    assert not standing("ours_alone.and_one_word_without_any_space")
+
+
+def test_clauses_have_marks_of_their_words_alone() -> None:
+    assert clauses("self._data_queue = queue.Queue()") == clauses("  self._data_queue=queue.Queue( ) # ")
+    assert list(clauses("два коротких").values()) == [len("двакоротких")]
+    assert list(clauses("三个汉字").values()) == [12]
+    assert clauses("one; two, identifier_alone") == {}
+    assert clauses("ab cd efgh") != clauses("ab cd efgi")
+
+
+def test_every_section_that_has_marks_has_a_row() -> None:
+    assert {row for found in passages().values() for row in found} <= {anchor_of(key) for key in entries()}
+    assert len(passages()) > 1500
 
 
 def test_a_beginning_finds_what_it_begins() -> None:
