@@ -24,7 +24,7 @@ def letters(text: str) -> str:
 
 
 def parts(number: int, lines: list[str]) -> dict[str, str]:
-    """Return the sections' texts by their anchors."""
+    """Return the sections' texts by their anchors; what stands before the first heading is of none."""
     heads = {}
     for section in ARTICLES[number].sections:
         heading = section.heading or section.name
@@ -33,7 +33,7 @@ def parts(number: int, lines: list[str]) -> dict[str, str]:
         if re.fullmatch(r"[0-9.]+", section.anchor):
             heads |= {letters(line): section.anchor for line in lines if line.startswith(f"{section.anchor} ")}
     out: dict[str, list[str]] = {}
-    at, begun = ARTICLES[number].sections[0].anchor, 0
+    at, begun = "", 0
     for place, line in enumerate(lines):
         for upto in range(place + 1, place + HEADING + 1):
             found = heads.get(letters("".join(lines[place:upto])))
