@@ -228,6 +228,7 @@ class TestRandomSplit:
         source = Squares(4)
         assert [part.dataset is source for part in random_split(source, [0.5, 0.5])] == [True, True]  # type: ignore[arg-type]
         agree(lambda lib: lib.random_split(Squares(4), [0.5, 0.5 + 2**-52]))
+        agree(lambda lib: lib.random_split(Squares(4), [-0.5, 1.5]))
 
     def test_a_warning_points_at_the_caller(self) -> None:
         with pytest.warns(UserWarning, match="Length of split at index 1 is 0") as caught:
