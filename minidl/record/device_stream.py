@@ -94,14 +94,14 @@ class TracedStream:
 
     def _enqueued(self, task: int, enqueue: Callable[[], Any]) -> Any:
         """Return `enqueue()`; if it raises, or Ctrl-C interrupts it, the batch leaves the stage."""
-        here.enter_next()  # the stage's own copies are no part of the consumer's step
+        here.thread.enter_next()  # the stage's own copies are no part of the consumer's step
         try:
             return enqueue()
         except BaseException:
             self._left(task, Outcome.ERROR)
             raise
         finally:
-            here.leave_next()
+            here.thread.leave_next()
 
     def _left(self, task: int, outcome: Outcome) -> None:
         """Emit that the batch, or its error, has left the stage."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from minidl.record.cpu_time import spent
 from minidl.record.shared import Shared
-from minidl.record.step_parts import ConsumerLoop, here
+from minidl.record.step_parts import ConsumerLoop, LoopThread, here
 from minidl.tracefile import events as ev
 
 
@@ -32,7 +32,7 @@ class LoaderSpans:
         self.epoch += 1
         self.yielded, self.task = 0, -1
         self.loop.dataloader = self.shared.dataloader
-        here.begin_epoch(self.loop)
+        here.thread.begin_epoch(self.loop)
         self.emit(ev.EPOCH[0], x=self.epoch, y=workers, z=prefetch_factor)
         self.open_epoch = True
 
@@ -43,19 +43,19 @@ class LoaderSpans:
 
     def begin_next(self, wanted: int) -> None:
         """Begin `__next__`. wanted: the task whose turn it is."""
-        here.begin_next()
+        here.thread.begin_next()
         self.emit(ev.NEXT[0], wanted, -1, wanted)
         self.open_next = True
 
     def end_next(self, outcome: ev.Outcome, task: int = -1) -> None:
-        here.leave_next()
+        here.thread.leave_next()
         if self.open_next:
             self.open_next = False
             self.emit(ev.NEXT[1], task, -1, self.yielded, outcome)
 
     def begin_consumer(self, task: int = -1) -> None:
         self.loop.begin(task)
-        self.emit(ev.CONSUMER[0], task, -1, self.yielded, here.recorded and here.sampled and task >= 0)
+        self.emit(ev.CONSUMER[0], task, -1, self.yielded, LoopThread.recorded and here.thread.sampled and task >= 0)
         self.open_consumer = True
         self.consumer_delay = self.delay()
         self.consumer_cpu = self.clock()

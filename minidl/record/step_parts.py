@@ -8,13 +8,13 @@ Rules of use: only the outermost call counts, so that parts never lie in each ot
 pass that a checkpoint repeats in backward and an all_reduce in backward belong to the call around them. An optimizer's
 step begins after the closure that it calls. All spans are the host's time: a device may work later.
 
-A module call in another one pays one look at a thread's variable (50 ns): `nn.Module.__call__` is replaced by a
+A module call in another one pays one look at a global set (30 ns): `nn.Module.__call__` is replaced by a
 function that does what torch's does, so tracebacks and recursion are as deep as without it.
 
 The parts of a small step cost 30 to 50 µs. So the steps whose parts are recorded begin at least PAUSE_NS apart, which
-keeps the parts' cost at about 1%; CONSUMER's begin says which they are. Two in a row of these, at most each 0.2 s, have
-module calls, backward and optimizer also by the clock of the device that computes them. What few steps have is always
-recorded: evaluations, collectives, checkpoints.
+keeps the parts' cost at about 0.5%; CONSUMER's begin says which they are. Two in a row of these, at most each 0.2 s,
+have module calls, backward and optimizer also by the clock of the device that computes them. What few steps have is
+always recorded: evaluations, collectives, checkpoints.
 
 A validation is no part, but lies around other loops: while all modules that the loop trains are in evaluation mode.
 """
@@ -42,7 +42,7 @@ from minidl.record.group import HOMES
 from minidl.record.harmless import harmless, without_a_place
 from minidl.tracefile import events as ev
 
-PAUSE_NS = 5_000_000
+PAUSE_NS = 10_000_000
 """From the begin of one step whose parts are recorded to the next one's, at least."""
 
 TIMING_PAUSE_NS = 200_000_000
@@ -81,11 +81,11 @@ class ConsumerLoop:
     def begin(self, task: int) -> None:
         self._task, self.runs = task, True
         batch_in_use.loader, batch_in_use.task = self.number, task
-        here.enter(self)
+        here.thread.enter(self)
 
     def end(self) -> None:
         """Its own code ends, and with it a validation in it."""
-        if here.validation is self and here.in_step:
+        if here.thread.validation is self and here.thread.in_step:
             end_validation()
         self.runs = False
 
@@ -97,30 +97,35 @@ class ConsumerLoop:
         return batch_in_use.task if batch_in_use.loader == self.number else self._task
 
 
-class LoopThread(threading.local):
+_outside: Final[set[int]] = set()
+"""The threads that are not `inside`: one look at it costs a tenth of one at a thread's own variables."""
+
+
+class LoopThread:
     """What a thread is at. inside: its calls are no parts of a step: it has not iterated, or is in `next` or in a part.
     passes: they are not recorded, also because this step is `sampled` not.
 
     in_part: a part is open. loops: whose own code runs, the inner loop last; last: that which began last. recorded: of
     all threads, whether parts are recorded at all. trained: the modules that the loop `trainer` has called in training
-    mode, in a part that is recorded. validation: the loop to which an open validation belongs; in_step: it began in
-    that loop's own code. device: where the module is that the loop has called, None = on no accelerator; timed: in so
-    many steps, this one included, the device's clock is recorded; marked: in the open part. evaluated: the loop has
-    called a module without gradients since.
+    mode, in a part that is recorded, and their `device`. validation: the loop to which an open validation belongs;
+    in_step: it began in that loop's own code. device: where the module is that the loop has called, None = on no
+    accelerator; timed: in so many steps, this one included, the device's clock is recorded; marked: in the open part.
+    evaluated: the loop has called a module without gradients since.
     """
 
     recorded = False
-    inside = passes = sampled = True
-    in_part = in_step = evaluated = marked = False
-    due = timing_due = timed = 0
-    trainer: ConsumerLoop | None = None
-    validation: ConsumerLoop | None = None
-    device: torch.device | None = None
 
     def __init__(self) -> None:
+        self.inside = self.passes = self.sampled = True
+        self.in_part = self.in_step = self.evaluated = self.marked = False
+        self.due = self.timing_due = self.timed = 0
+        self.trainer: ConsumerLoop | None = None
+        self.validation: ConsumerLoop | None = None
+        self.device: torch.device | None = None
         self.loops: list[ConsumerLoop] = []
         self.last: ConsumerLoop | None = None
-        self.trained: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self.trained: weakref.WeakKeyDictionary[torch.nn.Module, torch.device | None] = weakref.WeakKeyDictionary()
+        self.ident = threading.get_ident()
 
     def begin_next(self) -> None:
         """The next step comes: are its parts recorded? What a loop in a step does is, if that step's parts are."""
@@ -138,17 +143,21 @@ class LoopThread(threading.local):
 
     def enter_next(self) -> None:
         self.inside = self.passes = True
+        _outside.discard(self.ident)
 
     def leave_next(self) -> None:
         self.inside = self.in_part or self.last is None
         self.passes = self.inside or not self.sampled
+        if not self.inside:
+            _outside.add(self.ident)
 
     def enter_part(self) -> None:
-        self.in_part = self.inside = self.passes = True
+        self.in_part = True
+        self.enter_next()
 
     def leave_part(self) -> None:
-        self.in_part = self.inside = False
-        self.passes = not self.sampled
+        self.in_part = False
+        self.leave_next()
 
     def begin_epoch(self, loop: ConsumerLoop) -> None:
         """An epoch of the loop begins in this thread: if its DataLoader is the one that trains, a validation ends."""
@@ -179,7 +188,8 @@ class LoopThread(threading.local):
         return loops[-1] if loops else self.last
 
     def forget(self) -> None:
-        self.inside = self.passes = self.sampled = True
+        self.enter_next()
+        self.sampled = True
         self.in_part = self.in_step = self.evaluated = False
         self.due = self.timing_due = self.timed = 0
         self.last = None
@@ -188,9 +198,23 @@ class LoopThread(threading.local):
         self.trained.clear()
 
 
-here: Final = LoopThread()
+class _Here(threading.local):
+    """This thread's own; a variable of a thread takes ten times as long to reach as one of an object."""
 
-os.register_at_fork(after_in_child=here.forget)  # a worker that runs a model is no loop
+    def __init__(self) -> None:
+        self.thread = LoopThread()
+
+
+here: Final = _Here()
+
+
+def _after_fork() -> None:
+    """A worker that runs a model is no loop."""
+    _outside.clear()
+    here.thread.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 _ON_A_DEVICE: Final = {
@@ -213,20 +237,22 @@ def _unnoticed(function: _F) -> _F:
 @_unnoticed
 def _part(span: Span, about: tuple[int, ...], function: Function, *args: Any, **kwargs: Any) -> Any:
     """Return what the function returns; its call is a part of the step."""
-    here.enter_part()
-    loop = here.current()
+    thread = here.thread
+    thread.enter_part()
+    loop = thread.current()
     task = loop.task
     _begin(loop, span, task, about)
     try:
         return function(*args, **kwargs)
     finally:
         _end(loop, span, task)
-        here.leave_part()
+        thread.leave_part()
 
 
 def _begin(loop: ConsumerLoop, span: Span, task: int, about: tuple[int, ...]) -> None:
     loop.emit(span[0], task, -1, *about)
-    here.marked = here.timed > 0 and here.validation is None and here.device is not None and span in _ON_A_DEVICE
+    at = here.thread
+    at.marked = at.timed > 0 and at.validation is None and at.device is not None and span in _ON_A_DEVICE
     _mark_device(loop, span, 0, task)
 
 
@@ -237,8 +263,9 @@ def _end(loop: ConsumerLoop, span: Span, task: int) -> None:
 
 def _mark_device(loop: ConsumerLoop, span: Span, side: int, task: int) -> None:
     """Mark where the part begins, or ends, in the stream of the device that computes it, if that is `marked`."""
-    if here.marked and here.device is not None:
-        mark_consumer(here.device, ev.DEVICE_PART[side], loop.number, task, _text(_ON_A_DEVICE[span]), behind=True)
+    device = here.thread.device
+    if here.thread.marked and device is not None:
+        mark_consumer(device, ev.DEVICE_PART[side], loop.number, task, _text(_ON_A_DEVICE[span]), behind=True)
 
 
 def _text(text: str) -> int:
@@ -256,10 +283,11 @@ def _wrapped(function: Function, span: Span, about: Callable[..., tuple[int, ...
     @_unnoticed
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        thread = here.thread
         compiling = torch.compiler.is_compiling()  # the compiler shall not trace what only records
-        if trains and not compiling and not here.inside and here.validation is not None:
+        if trains and not compiling and not thread.inside and thread.validation is not None:
             end_validation()  # the loop trains in evaluation mode
-        passes = compiling or (here.inside if always else here.passes)
+        passes = compiling or (thread.inside if always else thread.passes)
         if passes or (known := about(*args, **kwargs)) is None:
             return function(*args, **kwargs)
         return _part(span, known, function, *args, **kwargs)
@@ -271,13 +299,18 @@ def _wrapped(function: Function, span: Span, about: Callable[..., tuple[int, ...
 @harmless(None)
 def _note_trained(module: torch.nn.Module) -> None:
     """The loop calls a module with gradients: if that is in training mode, the loop trains it."""
+    thread = here.thread
+    loop = thread.current()
+    if thread.trainer is loop and module.training and module in thread.trained:  # to ask for a parameter takes 5 µs
+        thread.device = thread.trained[module]
+        return
     if (parameter := next(module.parameters(), None)) is not None:
-        here.device = None if parameter.device.type in ("cpu", "meta") else parameter.device
+        thread.device = None if parameter.device.type in ("cpu", "meta") else parameter.device
     if module.training and parameter is not None:
-        if here.trainer is not (loop := here.current()):
-            here.trainer = loop
-            here.trained.clear()
-        here.trained.add(module)
+        if thread.trainer is not loop:
+            thread.trainer = loop
+            thread.trained.clear()
+        thread.trained[module] = thread.device
 
 
 def _trains(module: torch.nn.Module) -> bool:
@@ -290,23 +323,26 @@ def _trains(module: torch.nn.Module) -> bool:
 @harmless(None)
 def look_for_validation() -> None:
     """Begin or end a validation, by the mode of what the loop trains."""
-    validates = len(here.trained) > 0 and not any(map(_trains, here.trained))
+    thread = here.thread
+    validates = len(thread.trained) > 0 and not any(map(_trains, thread.trained))
     if not validates:
         end_validation()
-    elif here.validation is None:
+    elif thread.validation is None:
         _begin_validation()
 
 
 def _begin_validation() -> None:
-    loop = here.validation = here.trainer
+    thread = here.thread
+    loop = thread.validation = thread.trainer
     assert loop is not None  # it has called the modules
-    here.in_step, here.evaluated = loop.runs, False
+    thread.in_step, thread.evaluated = loop.runs, False
     loop.emit(ev.VALIDATION[0], loop.task)
 
 
 def end_validation() -> None:
     """End the validation, if there is one."""
-    loop, here.validation = here.validation, None
+    thread = here.thread
+    loop, thread.validation = thread.validation, None
     if loop is not None:
         loop.emit(ev.VALIDATION[1], loop.task)
 
@@ -317,13 +353,13 @@ def _train(plain: Function) -> Function:
     @_unnoticed
     @functools.wraps(plain)
     def train(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or here.inside:
+        if torch.compiler.is_compiling() or here.thread.inside:
             return plain(*args, **kwargs)
-        here.enter_part()
+        here.thread.enter_part()
         try:
             return plain(*args, **kwargs)
         finally:
-            here.leave_part()
+            here.thread.leave_part()
             look_for_validation()
 
     return train
@@ -339,20 +375,25 @@ def _module_call(plain: Function) -> Function:
 
     @_unnoticed
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  # as torch names it
-        if here.passes and (here.inside or torch.is_grad_enabled()):
+        if not _outside or (thread := here.thread).inside:
             return (self._compiled_call_impl or self._call_impl)(*args, **kwargs)
         span = ev.FORWARD if torch.is_grad_enabled() else ev.EVALUATE
+        if thread.passes and span is ev.FORWARD:
+            thread.enter_part()  # for the modules in this one
+            try:
+                return plain(self, *args, **kwargs)
+            finally:
+                thread.leave_part()
         if span is ev.FORWARD:
             _note_trained(self)
         else:
-            here.evaluated = True
+            thread.evaluated = True
         return _part(span, (_text(type(self).__name__),), plain, self, *args, **kwargs)
 
     @_unnoticed
     def call_around(self: Any, *args: Any, **kwargs: Any) -> Any:
         """The same around a `__call__` that is not as it is known."""
-        passes = here.passes and (here.inside or torch.is_grad_enabled())
-        return plain(self, *args, **kwargs) if passes else __call__(self, *args, **kwargs)
+        return plain(self, *args, **kwargs) if here.thread.inside else __call__(self, *args, **kwargs)
 
     return __call__ if getattr(plain, "__code__", None) and plain.__code__.co_names == _KNOWN_CALL else call_around
 
@@ -368,7 +409,7 @@ def _optimizer_step(hooking: Function) -> Function:
         @_unnoticed
         @functools.wraps(hooked)
         def stepping(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or here.passes:
+            if torch.compiler.is_compiling() or here.thread.passes:
                 return hooked(self, *args, **kwargs)
             about = (_text(type(self).__name__),)
             if args and callable(args[0]):
@@ -388,14 +429,14 @@ def _apart(closure: Function, about: tuple[int, ...]) -> Function:
     @_unnoticed
     @functools.wraps(closure)
     def alone(*args: Any, **kwargs: Any) -> Any:
-        loop = here.current()
+        loop = here.thread.current()
         task = loop.task
         _end(loop, ev.OPTIMIZER, task)
-        here.leave_part()
+        here.thread.leave_part()
         try:
             return closure(*args, **kwargs)
         finally:
-            here.enter_part()
+            here.thread.enter_part()
             _begin(loop, ev.OPTIMIZER, task, about)
 
     return alone
@@ -416,7 +457,7 @@ def _to_device(tensor: Any, *args: Any, **kwargs: Any) -> tuple[int, ...] | None
 
 def _checkpoint(writer: str) -> Callable[..., tuple[int, ...]]:
     def about(*_: Any, **__: Any) -> tuple[int, ...]:
-        if here.evaluated:
+        if here.thread.evaluated:
             end_validation()  # what is validated is saved, before the mode is set again
         return (_text(writer),)
 
@@ -472,7 +513,7 @@ def _changes() -> Iterator[tuple[Any, str, Any]]:
 @contextlib.contextmanager
 def step_parts_recorded() -> Iterator[None]:
     """While this is open, the parts of training steps are recorded, in this process's loops."""
-    here.forget()
+    here.thread.forget()
     outer, LoopThread.recorded = LoopThread.recorded, True
     changes = list(_changes())
     before = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in changes]

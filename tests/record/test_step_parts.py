@@ -408,7 +408,7 @@ def test_of_short_steps_some_are_sampled(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_no_step_is_sampled_if_no_parts_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_parts.here, "due", 0)
+    monkeypatch.setattr(step_parts.here.thread, "due", 0)
     with minidl.trace(tmp_path / "trace"):
         saved()
     spans = read_trace(tmp_path / "trace").spans()
@@ -420,6 +420,31 @@ def test_what_few_steps_have_is_always_recorded(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(step_parts, "PAUSE_NS", 10**18)
     trace = record(tmp_path, validated)
     assert parts(trace) == [part for part in CASES[validated] if part not in ("forward Net 1", "backward 1")]
+
+
+class WithTeacher(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            x = x + super().forward(x)
+        return super().forward(x)
+
+
+def test_a_module_in_another_one_looks_at_no_variable_of_its_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in steps that are not recorded, and without gradients."""
+    monkeypatch.setattr(step_parts, "PAUSE_NS", 10**18)
+    looks: list[set[int]] = []
+
+    def taught() -> None:
+        net = WithTeacher()
+        net.body.register_forward_pre_hook(lambda *_: looks.append(step_parts._outside.copy()))
+        for batch in batches(3):
+            trained(net, batch)
+            looks.append(step_parts._outside.copy())
+
+    assert parts(record(tmp_path, taught)) == ["forward WithTeacher 0", "backward 0"]
+    assert looks == [set(), set(), {threading.get_ident()}] * 3
 
 
 def test_a_copy_has_its_bytes(tmp_path: Path) -> None:
