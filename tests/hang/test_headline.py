@@ -552,6 +552,33 @@ def test_an_error_is_told_in_full_with_its_errno_and_the_one_that_came_first(tmp
     assert "FileNotFoundError: [Errno 2, ENOENT] no shard in sample 5 (task 1), worker " in found.evidence[1].text
 
 
+@pytest.mark.parametrize(("side", "doing"), [("loader", "rebuilding task 0 of worker 0"),
+                                             ("worker", "pickling task 0, worker 0")])  # fmt: skip
+def test_an_error_belongs_to_the_step_in_which_it_was_told(tmp_path: Path, side: str, doing: str) -> None:
+    """Not to the last one of the worker: a message can fail where it is pickled, or where it is rebuilt."""
+    lines = [{"kind": "string", "id": 1, "text": "RuntimeError: no"}]
+    told = {"code": ev.TASK_ERROR, "task": 0, "worker": 0, "x": -1, "y": -1, "z": 1}
+    worker = [
+        {"code": ev.COLLATE[0], "time": 3, "task": 0},
+        {"code": ev.COLLATE[1], "time": 4, "task": 0},
+        {"code": ev.RESULT_PICKLE[0], "time": 5, "task": 0},
+        *([told | {"time": 6}] if side == "worker" else ()),
+        {"code": ev.RESULT_PICKLE[1], "time": 7, "task": 0},
+    ]
+    main = [
+        {"code": ev.EPOCH[0], "time": 1},
+        {"code": ev.NEXT[0], "time": 2},
+        {"code": ev.RESULT_REBUILD[0], "time": 8, "task": 0, "worker": 0},
+        *([told | {"time": 9}] if side == "loader" else ()),
+        {"code": ev.RESULT_REBUILD[1], "time": 10, "task": 0, "worker": 0},
+        {"code": ev.YIELD, "time": 11, "task": 0, "worker": 0, "x": ev.Outcome.ERROR},
+        {"code": ev.NEXT[1], "time": 12, "y": ev.Outcome.ERROR},
+    ]
+    write_process(tmp_path, main, pid=100, role="loader", loader=1, lines=lines)
+    write_process(tmp_path, worker, pid=101, role="worker", loader=1, worker=0, ppid=100, lines=lines)
+    assert headline(read_trace(tmp_path)).sentence.startswith(f"error: RuntimeError: no {doing}, at ")
+
+
 def test_without_descriptors_it_is_told_who_has_how_many(tmp_path: Path) -> None:
     main = [{"code": ev.EPOCH[0], "time": 1}, {"code": ev.NEXT[0], "time": 2}, {"code": ev.YIELD, "time": 3,
             "task": -1, "x": ev.Outcome.ERROR}, {"code": ev.NEXT[1], "time": 4, "y": ev.Outcome.ERROR}]  # fmt: skip

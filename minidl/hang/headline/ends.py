@@ -214,13 +214,14 @@ def _task_failed(run: RunContext, row: np.void, error: np.void) -> Finding:
     every = run.events_of(ev.TASK_ERROR, loader)
     every = every[every["time"] <= row["end"]]
     told = every[every["task"] == task]
-    steps = run.spans_of(_FETCHES, loader=loader, task=task)
-    steps = steps[steps["begin"] <= row["end"]]
+    steps = run.spans_of((*_FETCHES, ev.RESULT_PICKLE[0], ev.RESULT_REBUILD[0]), loader=loader, task=task)
+    steps = steps[steps["begin"] <= (told[-1]["time"] if len(told) else row["end"])]
     step = steps[-1] if len(steps) else row
     focus = run.focus(step, int(step["begin"]), int(row["end"]), worker)
     asked = _sample_of(told[-1]) if len(told) and step["code"] == ev.FETCH[0] else run.sample(focus)
     where = f"in sample {asked} (task {task})" if asked >= 0 else doing(step) if len(steps) else f"of task {task}"
-    when, who = "", f", worker {worker}" if worker >= 0 else ""
+    by = " of" if step["code"] == ev.RESULT_REBUILD[0] else ","  # the loop rebuilds it
+    when, who = "", f"{by} worker {worker}" if worker >= 0 else ""
     text, uncaught = run.trace.text(told[-1]) if len(told) else "", _uncaught_line(run, [int(row["process"])])
     if text:
         when = f", at {run.at(int(told['time'][-1]))}"
