@@ -48,7 +48,7 @@ from minidl.loader import dataloader
 from minidl.record.clocks import aligning
 from minidl.record.group import at_process_group
 from minidl.record.handover import PACKAGE, Settings, handed_on
-from minidl.record.harmless import NO_PLACE
+from minidl.record.harmless import NO_PLACE, substituted
 from minidl.record.observe import observed_iterators, shut_down_observed
 from minidl.record.session import current_recorder, join_trace, write_place
 from minidl.record.shared import write_program_end, write_uncaught
@@ -69,19 +69,12 @@ def replaced(auto: bool = False) -> Iterator[None]:
     auto: loaders of map datasets choose their number of workers.
     """
     samplers = ("SequentialSampler", "RandomSampler", "BatchSampler")
-    changes: list[tuple[Any, str, Any]] = [
+    with substituted(
         *((home, "DataLoader", StandIn) for home in (torch.utils.data, torch.utils.data.dataloader)),
         *((dataloader, name, getattr(torch.utils.data.sampler, name)) for name in samplers),
         (StandIn, "chooses", auto),
-    ]
-    before = [getattr(home, name) for home, name, _ in changes]
-    try:
-        for home, name, value in changes:
-            setattr(home, name, value)
+    ):
         yield
-    finally:
-        for (home, name, _), value in zip(changes, before, strict=True):
-            setattr(home, name, value)
 
 
 def run_script(

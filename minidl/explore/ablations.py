@@ -21,9 +21,11 @@ from minidl.explore.ablated import ablated
 from minidl.explore.guards import GUARDS
 from minidl.loader import crew, iterators, pin_memory, worker
 from minidl.loader.ports import Ports
+from minidl.record.harmless import substituted
 from minidl.wire.queues import BoundedQueue
 
-Undo = Callable[[], None]
+Taken = contextlib.AbstractContextManager[None]
+"""While it is open, a guard is taken away."""
 
 
 @contextlib.contextmanager
@@ -32,27 +34,16 @@ def without(name: str) -> Iterator[None]:
     if name not in GUARDS:
         raise ValueError(f"{name!r} is none of {', '.join(map(repr, GUARDS))}")
     take = _OTHERS.get(name) or functools.partial(_with_driver_without, GUARDS[name].field)
-    undo = take()
-    try:
+    with take():
         yield
-    finally:
-        undo()
 
 
-def _replaced(owner: Any, name: str, new: Any) -> Undo:
-    """Set an attribute; what is returned sets it back, or deletes it if it was inherited."""
-    inherited = isinstance(owner, type) and name not in vars(owner)
-    old = getattr(owner, name)
-    setattr(owner, name, new)
-    return lambda: delattr(owner, name) if inherited else setattr(owner, name, old)
-
-
-def _with_driver_without(guard: str) -> Undo:
+def _with_driver_without(guard: str) -> Taken:
     """Iterators get a driver without this guard."""
-    return _replaced(iterators, "Driver", ablated([guard], vars(iterators)["Driver"]))
+    return substituted((iterators, "Driver", ablated([guard], vars(iterators)["Driver"])))
 
 
-def _without_call(method: str, caller: str) -> Undo:
+def _without_call(method: str, caller: str) -> Taken:
     """A queue's method does nothing if the function called `caller` calls it."""
     plain = getattr(BoundedQueue, method)
 
@@ -62,10 +53,10 @@ def _without_call(method: str, caller: str) -> Undo:
             calling = calling.f_back
         return None if calling.f_code.co_name == caller else plain(queue, *arguments)
 
-    return _replaced(BoundedQueue, method, unless)
+    return substituted((BoundedQueue, method, unless))
 
 
-def _with_worker_loop(after: Callable[[Any], None]) -> Undo:
+def _with_worker_loop(after: Callable[[Any], None]) -> Taken:
     """Workers do `after` once they have left their loop."""
     plain: Any = vars(iterators)["_worker_loop"]
 
@@ -73,7 +64,7 @@ def _with_worker_loop(after: Callable[[Any], None]) -> Undo:
         plain(spec)
         after(spec)
 
-    return _replaced(iterators, "_worker_loop", loop)
+    return substituted((iterators, "_worker_loop", loop))
 
 
 class _BlockingQueue(BoundedQueue):
@@ -91,17 +82,17 @@ class _BlockingQueue(BoundedQueue):
         return message
 
 
-def _with_port(method: str, which: str, make: Callable[[Any], Any]) -> Undo:
+def _with_port(method: str, which: str, make: Callable[[Any], Any]) -> Taken:
     """`Ports.queue` or `Ports.done_event` gives another thing for `which`; `make` gets the context, if there is one."""
     plain = getattr(Ports, method)
 
     def port(ports: Ports, name: str, *arguments: Any) -> Any:
         return make(arguments[0] if arguments else None) if name == which else plain(ports, name, *arguments)
 
-    return _replaced(Ports, method, port)
+    return substituted((Ports, method, port))
 
 
-def _without_daemon() -> Undo:
+def _without_daemon() -> Taken:
     plain = Ports.worker
 
     def undaemonic(*arguments: Any) -> Any:
@@ -109,22 +100,22 @@ def _without_daemon() -> Undo:
         process.daemon = False
         return process
 
-    return _replaced(Ports, "worker", undaemonic)
+    return substituted((Ports, "worker", undaemonic))
 
 
-def _without_exit_flag() -> Undo:
+@contextlib.contextmanager
+def _without_exit_flag() -> Iterator[None]:
     atexit.unregister(crew._set_python_exit_flag)
-
-    def undo() -> None:
+    try:
+        yield
+    finally:
         atexit.register(crew._set_python_exit_flag)
 
-    return undo
 
-
-_OTHERS: Final[dict[str, Callable[[], Undo]]] = {
-    "watchdog": lambda: _replaced(worker.ManagerWatchdog, "is_alive", lambda watchdog: True),
-    "get-timeout-worker": lambda: _replaced(worker, "MP_STATUS_CHECK_INTERVAL", None),
-    "get-timeout-pin": lambda: _replaced(pin_memory, "MP_STATUS_CHECK_INTERVAL", None),
+_OTHERS: Final[dict[str, Callable[[], Taken]]] = {
+    "watchdog": lambda: substituted((worker.ManagerWatchdog, "is_alive", lambda watchdog: True)),
+    "get-timeout-worker": lambda: substituted((worker, "MP_STATUS_CHECK_INTERVAL", None)),
+    "get-timeout-pin": lambda: substituted((pin_memory, "MP_STATUS_CHECK_INTERVAL", None)),
     "cancel-join-index": lambda: _without_call("cancel_join_thread", "_start_workers"),
     "join-results-until-done": lambda: _with_worker_loop(lambda spec: spec.result_queue.cancel_join_thread()),
     "cancel-join-results-when-done": lambda: _without_call("cancel_join_thread", "_worker_loop"),
@@ -133,8 +124,8 @@ _OTHERS: Final[dict[str, Callable[[], Undo]]] = {
     "exit-flag": _without_exit_flag,
     "bounded-read": lambda: _with_port("queue", "result", _BlockingQueue),
     "bounded-index-read": lambda: _with_port("queue", "index", _BlockingQueue),
-    "leftovers-ended": lambda: _replaced(crew.Crew, "_end_leftovers", lambda crew: None),
-    "pin-sentinel-left": lambda: _replaced(crew.Crew, "_leave_pin_sentinel", lambda crew: None),
+    "leftovers-ended": lambda: substituted((crew.Crew, "_end_leftovers", lambda crew: None)),
+    "pin-sentinel-left": lambda: substituted((crew.Crew, "_leave_pin_sentinel", lambda crew: None)),
     "lock-free-event": lambda: _with_port("done_event", "workers", lambda _: multiprocessing.Event()),
 }
 """Guards that are not the driver's -> what takes them away."""

@@ -1,17 +1,18 @@
 """Recording never ends a program: an error of the recording is reported once, and the program goes on without it.
 
-Interface: `@harmless(instead)` around a function that only looks; `@without_a_place`, of one that is called in the
-program's place; `say_once(text)`.
+Interface: `@harmless(instead)` around a function that only looks; `with substituted(...)` for what is put in the place
+of torch's own; `@without_a_place`, of a function that is called in the program's place; `say_once(text)`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -46,6 +47,18 @@ def is_of_a_handler(error: BaseException) -> bool:
     codes = {getattr(each, "__code__", getattr(type(each).__call__, "__code__", None)) for each in calls}
     frames = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(code in codes for code in frames)
+
+
+@contextlib.contextmanager
+def substituted(*changes: tuple[Any, str, Any]) -> Iterator[None]:
+    """While this is open, attributes (owner, name, value) have other values; then, inherited ones are so again."""
+    with contextlib.ExitStack() as undo:
+        for owner, name, value in changes:
+            own = vars(owner)
+            back = functools.partial(setattr, owner, name, own[name]) if name in own else None
+            setattr(owner, name, value)
+            undo.callback(back or functools.partial(delattr, owner, name))
+        yield
 
 
 def without_a_place(function: _F) -> _F:

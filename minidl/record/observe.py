@@ -47,7 +47,7 @@ from minidl.record import observed_alone, recorder
 from minidl.record.channels import Proxy
 from minidl.record.cpu_time import choose
 from minidl.record.group import rank_directory
-from minidl.record.harmless import harmless, say_once, without_a_place
+from minidl.record.harmless import harmless, say_once, substituted, without_a_place
 from minidl.record.observed_channels import (
     ObservedDoneEvent,
     ObservedIndexQueue,
@@ -300,19 +300,13 @@ def observed_iterators() -> Iterator[None]:
             args, kwargs = _with_context(self, *args, **kwargs) or (args, kwargs)
         plain_multi(self, *args, **kwargs)
 
-    changes: list[tuple[Any, str, Any, Any]] = [
-        (_AnyIterator, "__init__", _AnyIterator.__init__, _and_then(_AnyIterator.__init__, _begin_foreign)),
-        (_TorchIterator, "__init__", plain_multi, init_multi),
-        (_TorchLoader, "__init__", plain_loader, init_loader),
-        (_TorchAlone, "__init__", _TorchAlone.__init__, _and_then(_TorchAlone.__init__, _begin_alone)),
-    ]
-    for kind, name, _, observing in changes:
-        setattr(kind, name, observing)
-    try:
+    with substituted(
+        (_AnyIterator, "__init__", _and_then(_AnyIterator.__init__, _begin_foreign)),
+        (_TorchIterator, "__init__", init_multi),
+        (_TorchLoader, "__init__", init_loader),
+        (_TorchAlone, "__init__", _and_then(_TorchAlone.__init__, _begin_alone)),
+    ):
         yield
-    finally:
-        for kind, name, plain, _ in changes:
-            setattr(kind, name, plain)
 
 
 def _and_then(init: Callable[..., None], begin: Callable[..., None]) -> Callable[..., None]:

@@ -39,7 +39,7 @@ import torch.serialization
 from minidl.record import recorder
 from minidl.record.consumer_stream import mark_consumer
 from minidl.record.group import HOMES
-from minidl.record.harmless import harmless, without_a_place
+from minidl.record.harmless import harmless, substituted, without_a_place
 from minidl.tracefile import events as ev
 
 PAUSE_NS = 10_000_000
@@ -187,16 +187,6 @@ class LoopThread:
         assert self.last is not None  # `passes` is true before
         return loops[-1] if loops else self.last
 
-    def forget(self) -> None:
-        self.enter_next()
-        self.sampled = True
-        self.in_part = self.in_step = self.evaluated = False
-        self.due = self.timing_due = self.timed = 0
-        self.last = None
-        self.trainer = self.validation = self.device = None
-        self.loops.clear()
-        self.trained.clear()
-
 
 class _Here(threading.local):
     """This thread's own; a variable of a thread takes ten times as long to reach as one of an object."""
@@ -208,13 +198,13 @@ class _Here(threading.local):
 here: Final = _Here()
 
 
-def _after_fork() -> None:
-    """A worker that runs a model is no loop."""
-    _outside.clear()
-    here.thread.forget()
+def _forget() -> None:
+    """This thread is at nothing: a recording begins, or a worker, which may run a model, but is no loop."""
+    here.thread.enter_next()
+    here.thread = LoopThread()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_forget)
 
 
 _ON_A_DEVICE: Final = {
@@ -323,26 +313,23 @@ def _trains(module: torch.nn.Module) -> bool:
 @harmless(None)
 def look_for_validation() -> None:
     """Begin or end a validation, by the mode of what the loop trains."""
-    thread = here.thread
-    validates = len(thread.trained) > 0 and not any(map(_trains, thread.trained))
+    validates = len(here.thread.trained) > 0 and not any(map(_trains, here.thread.trained))
     if not validates:
         end_validation()
-    elif thread.validation is None:
+    elif here.thread.validation is None:
         _begin_validation()
 
 
 def _begin_validation() -> None:
-    thread = here.thread
-    loop = thread.validation = thread.trainer
+    loop = here.thread.validation = here.thread.trainer
     assert loop is not None  # it has called the modules
-    thread.in_step, thread.evaluated = loop.runs, False
+    here.thread.in_step, here.thread.evaluated = loop.runs, False
     loop.emit(ev.VALIDATION[0], loop.task)
 
 
 def end_validation() -> None:
     """End the validation, if there is one."""
-    thread = here.thread
-    loop, thread.validation = thread.validation, None
+    loop, here.thread.validation = here.thread.validation, None
     if loop is not None:
         loop.emit(ev.VALIDATION[1], loop.task)
 
@@ -513,23 +500,11 @@ def _changes() -> Iterator[tuple[Any, str, Any]]:
 @contextlib.contextmanager
 def step_parts_recorded() -> Iterator[None]:
     """While this is open, the parts of training steps are recorded, in this process's loops."""
-    here.thread.forget()
+    _forget()
     outer, LoopThread.recorded = LoopThread.recorded, True
-    changes = list(_changes())
-    before = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in changes]
-    for owner, name, value in changes:
-        setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        end_validation()
-        LoopThread.recorded = outer
-        for owner, name, value in before:
-            if value is _ABSENT:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, value)
-
-
-_ABSENT: Final = object()
-"""The attribute is inherited."""
+    with substituted(*_changes()):
+        try:
+            yield
+        finally:
+            end_validation()
+            LoopThread.recorded = outer

@@ -473,6 +473,17 @@ def test_a_loader_that_gave_up_a_wait_says_what_it_waited_for(tmp_path: Path) ->
     assert trace.processes[found.focus.process].worker == 1
 
 
+def failed_next(task: int, *inside: dict[str, int], worker: int = -1) -> list[dict[str, int]]:
+    """The events of a loop whose first `next` raises an error; of task -1: of no task."""
+    return [
+        {"code": ev.EPOCH[0], "time": 1},
+        {"code": ev.NEXT[0], "time": 2},
+        *inside,
+        {"code": ev.YIELD, "time": 20, "task": task, "worker": worker, "x": ev.Outcome.ERROR},
+        {"code": ev.NEXT[1], "time": 21, "y": ev.Outcome.ERROR},
+    ]
+
+
 OF_A_WORKER = """OSError: Caught OSError in DataLoader worker process 1.
 Original Traceback (most recent call last):
   File "train.py", line 8, in fault
@@ -491,13 +502,7 @@ Original Traceback (most recent call last):
 def test_an_error_of_no_task_is_told_by_the_programs_exception(
     tmp_path: Path, raised: str, told: str, helps: str
 ) -> None:
-    main = [
-        {"code": ev.EPOCH[0], "time": 1},
-        {"code": ev.NEXT[0], "time": 2},
-        {"code": ev.YIELD, "time": 3, "task": -1, "x": ev.Outcome.ERROR},
-        {"code": ev.NEXT[1], "time": 4, "y": ev.Outcome.ERROR},
-    ]
-    write_process(tmp_path, main, pid=100, role="loader", loader=1)
+    write_process(tmp_path, failed_next(-1), pid=100, role="loader", loader=1)
     trace = read_trace(tmp_path)
     trace.lines.append({"kind": "uncaught", "process": 0, "error": raised, "at": ["train.py:7 main"]})
     assert headline(trace).title == f"error: {told} in next, at train.py:7 main"
@@ -505,15 +510,8 @@ def test_an_error_of_no_task_is_told_by_the_programs_exception(
 
 
 def test_a_samplers_error_without_workers_is_not_blamed_on_the_sample_before(tmp_path: Path) -> None:
-    main = [
-        {"code": ev.EPOCH[0], "time": 1},
-        {"code": ev.NEXT[0], "time": 2, "task": 4},
-        {"code": ev.SAMPLER_NEXT[0], "time": 3, "task": 4},
-        {"code": ev.SAMPLER_NEXT[1], "time": 4, "task": 4},
-        {"code": ev.YIELD, "time": 5, "task": 3, "x": ev.Outcome.ERROR},
-        {"code": ev.NEXT[1], "time": 6, "y": ev.Outcome.ERROR},
-    ]
-    write_process(tmp_path, main, pid=100, role="loader", loader=1)
+    drawn = [{"code": code, "time": time, "task": 4} for code, time in zip(ev.SAMPLER_NEXT, (3, 4), strict=True)]
+    write_process(tmp_path, failed_next(3, *drawn), pid=100, role="loader", loader=1)
     said = "error: the sampler raised an exception when it drew the indices of task 4"
     assert headline(read_trace(tmp_path)).title == said
 
@@ -529,13 +527,7 @@ def test_an_error_is_told_in_full_with_its_errno_and_the_one_that_came_first(tmp
         {"code": ev.FETCH[1], "time": 10, "task": 0, "x": ev.Outcome.ERROR},
     ]
     other = [{"code": ev.TASK_ERROR, "time": 5, "task": 1, "x": 1, "y": 5, "z": 2}]
-    main = [
-        {"code": ev.EPOCH[0], "time": 1},
-        {"code": ev.INDEX_PUT, "time": 1, "task": 0},
-        {"code": ev.NEXT[0], "time": 2},
-        {"code": ev.YIELD, "time": 20, "task": 0, "x": ev.Outcome.ERROR},
-        {"code": ev.NEXT[1], "time": 21, "y": ev.Outcome.ERROR},
-    ]
+    main = failed_next(0, {"code": ev.INDEX_PUT, "time": 2, "task": 0})
     write_process(tmp_path, main, pid=100, role="loader", loader=1)
     write_process(tmp_path, worker, pid=101, role="worker", loader=1, worker=0, ppid=100, lines=lines)
     write_process(tmp_path, other, pid=102, role="worker", loader=1, worker=1, ppid=100, lines=lines)
@@ -559,30 +551,19 @@ def test_an_error_belongs_to_the_step_in_which_it_was_told(tmp_path: Path, side:
     lines = [{"kind": "string", "id": 1, "text": "RuntimeError: no"}]
     told = {"code": ev.TASK_ERROR, "task": 0, "worker": 0, "x": -1, "y": -1, "z": 1}
     worker = [
-        {"code": ev.COLLATE[0], "time": 3, "task": 0},
-        {"code": ev.COLLATE[1], "time": 4, "task": 0},
-        {"code": ev.RESULT_PICKLE[0], "time": 5, "task": 0},
+        *({"code": code, "time": time, "task": 0} for code, time in zip(ev.COLLATE, (3, 4), strict=True)),
+        *({"code": code, "time": time, "task": 0} for code, time in zip(ev.RESULT_PICKLE, (5, 7), strict=True)),
         *([told | {"time": 6}] if side == "worker" else ()),
-        {"code": ev.RESULT_PICKLE[1], "time": 7, "task": 0},
     ]
-    main = [
-        {"code": ev.EPOCH[0], "time": 1},
-        {"code": ev.NEXT[0], "time": 2},
-        {"code": ev.RESULT_REBUILD[0], "time": 8, "task": 0, "worker": 0},
-        *([told | {"time": 9}] if side == "loader" else ()),
-        {"code": ev.RESULT_REBUILD[1], "time": 10, "task": 0, "worker": 0},
-        {"code": ev.YIELD, "time": 11, "task": 0, "worker": 0, "x": ev.Outcome.ERROR},
-        {"code": ev.NEXT[1], "time": 12, "y": ev.Outcome.ERROR},
-    ]
+    rebuilt = [{"code": code, "time": time, "task": 0} for code, time in zip(ev.RESULT_REBUILD, (8, 10), strict=True)]
+    main = failed_next(0, *rebuilt, *([told | {"time": 9}] if side == "loader" else ()), worker=0)
     write_process(tmp_path, main, pid=100, role="loader", loader=1, lines=lines)
     write_process(tmp_path, worker, pid=101, role="worker", loader=1, worker=0, ppid=100, lines=lines)
     assert headline(read_trace(tmp_path)).sentence.startswith(f"error: RuntimeError: no {doing}, at ")
 
 
 def test_without_descriptors_it_is_told_who_has_how_many(tmp_path: Path) -> None:
-    main = [{"code": ev.EPOCH[0], "time": 1}, {"code": ev.NEXT[0], "time": 2}, {"code": ev.YIELD, "time": 3,
-            "task": -1, "x": ev.Outcome.ERROR}, {"code": ev.NEXT[1], "time": 4, "y": ev.Outcome.ERROR}]  # fmt: skip
-    write_process(tmp_path, main, pid=100, role="loader", loader=1)
+    write_process(tmp_path, failed_next(-1), pid=100, role="loader", loader=1)
     trace = read_trace(tmp_path)
     trace.lines.append({"kind": "uncaught", "process": 0, "error": "OSError: [Errno 24] no more", "monotonic_ns": 5})
     trace.watched.samples = [watched.Sample(at, {100: watched.Vitals("S", 1, 1, 1, fds, 1)}) for at, fds in ((2, 99),)]

@@ -221,7 +221,7 @@ def _task_failed(run: RunContext, row: np.void, error: np.void) -> Finding:
     asked = _sample_of(told[-1]) if len(told) and step["code"] == ev.FETCH[0] else run.sample(focus)
     where = f"in sample {asked} (task {task})" if asked >= 0 else doing(step) if len(steps) else f"of task {task}"
     by = " of" if step["code"] == ev.RESULT_REBUILD[0] else ","  # the loop rebuilds it
-    when, who = "", f"{by} worker {worker}" if worker >= 0 else ""
+    when, who = "", f"{by} worker {worker}" * (worker >= 0)
     text, uncaught = run.trace.text(told[-1]) if len(told) else "", _uncaught_line(run, [int(row["process"])])
     if text:
         when = f", at {run.at(int(told['time'][-1]))}"
@@ -260,8 +260,7 @@ def _earlier(run: RunContext, errors: Rows, task: int) -> list[str]:
         return []
     sample = f" in sample {_sample_of(first)}" if _sample_of(first) >= 0 else ""
     where = f"{sample} (task {first['task']}), worker {first['worker']}, at {run.at(int(first['time']))}"
-    said = f"{named(run.trace.text(first))}{where}"
-    return [f"another error came first, and its batch was not due yet: {said}"]
+    return [f"another error came first, and its batch was not due yet: {named(run.trace.text(first))}{where}"]
 
 
 def _failed_outside(run: RunContext, home: int, row: np.void) -> Finding:
