@@ -15,7 +15,7 @@ What it leaves out, and the file that has it:
 - `loader/dispatcher.py`, `driver.py`, `protocol.py`: each decision in a class that does no I/O, which an explorer and a
   checker run, too; the death of a worker that had no work left, but held the result queue's lock;
 - `loader/iterators.py`: a timeout that also holds while a message is read; nothing is lost by a Ctrl-C; warnings, some
-  of which are in `loader/dataloader.py`, as is the check of attributes that are set later;
+  of which are in `loader/dataloader.py`, as is the check of attributes that are set later; torch pins nothing for MPS;
 - `loader/liveness.py`, `worker.py`: errors that name the task and the sample, or a lack of open files;
 - `loader/crew.py`: an iterator that is collected in a reference cycle; a shutdown that is interrupted;
 - `loader/ports.py`: where tracing is put in;

@@ -40,7 +40,7 @@ END: Final = r"[\n\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f]|[.,:;!?](?=\s)"
 CLAUSE: Final = 8
 """Letters of a clause that tells something of its place; a Chinese character counts as three."""
 
-PASSAGE: Final = 24
+PASSAGE: Final = 16
 """Letters of a passage; what is shorter is a search for these words."""
 
 STEM: Final = 5
