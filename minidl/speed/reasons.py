@@ -38,7 +38,7 @@ from minidl.speed.wall_clock import NEVER, Bound, Cause
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Bools, Ints, Rows
 from minidl.tracefile.spans import durations, total
-from minidl.tracefile.words import counted, duration, percent, size
+from minidl.tracefile.words import counted, doing, duration, percent, size
 
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
@@ -625,15 +625,15 @@ def _slow_start(case: Case) -> SlowReason | None:
         return None  # the wait for the first batch is longer
     events = case.trace.events[np.isin(case.trace.events["loader"], case.loaders)]
     ready = events[events["code"] == ev.WORKER_READY]
-    init, opened, ends = (case.rows(pair) for pair in (ev.WORKER_INIT, ev.MAKE_FETCHER, ev.JOIN))
+    init, iters, ends = (case.rows(pair) for pair in (ev.WORKER_INIT, ev.MAKE_FETCHER, ev.JOIN))
     starts = case.rows(ev.WORKER_START)
     begun = {(row["loader"], row["worker"]): int(row["begin"]) for row in starts}
     up = [int(row["time"]) - begun[key] for row in ready if (key := (row["loader"], row["worker"])) in begun]
-    inside = _median(durations(init)) + _median(durations(opened))
+    inside = _median(durations(init)) + _median(durations(iters))
     took = {
         "boot": _median(np.array(up, np.int64)) - inside,
         "init": _median(durations(init)),
-        "open": _median(durations(opened)),
+        "open": _median(durations(iters)),
         "end": _median(durations(ends)) * len(ends) / max(1, len(case.loaders)),  # one after the other
     }
     step = max(took, key=lambda name: took[name])
@@ -644,11 +644,20 @@ def _slow_start(case: Case) -> SlowReason | None:
         if times == 1 or each > FEWEST:
             return None
         words, remedy = f"each iteration makes {counted(each, 'batch', 'batches')}", ""
+    opened = case.spans[(case.spans["end"] < 0) & np.isin(case.spans["loader"], case.loaders)]
+    stuck = opened[opened["code"] == ev.SAMPLE[0]][-1:]
+    if step == "end" and len(stuck):
+        sent = events[(events["code"] == ev.TERMINATE) & (events["worker"] == stuck["worker"])]
+        ignores = len(sent) > 1  # the second one is SIGKILL
+        words += f": worker {stuck['worker'][0]} is still {doing(stuck[0])}" + " and does not end by SIGTERM" * ignores
+        remedy = "bound by a timeout what the sample waits for" + ", and let SIGTERM end a worker" * ignores
     again = f", and each epoch starts workers again ({times} times)" * (times > 1)
     kept = case.params.get("persistent_workers") is True
     keep = "make the DataLoader once" if kept else "set persistent_workers=True, so that workers start once"
     keep = f"{keep}; " * (times > 1)
-    return SlowReason(f"slow {step}", words.format(took=duration(took[step])) + again, (keep + remedy).rstrip("; "))
+    said = words.format(took=duration(took[step])) + again
+    row = stuck[0] if step == "end" and len(stuck) else None
+    return SlowReason(f"slow {step}", said, (keep + remedy).rstrip("; "), row)
 
 
 def _median(took: Ints) -> float:

@@ -45,7 +45,7 @@ def rows(*spans: dict[str, int]) -> Rows:
     for row, one in zip(out, spans, strict=True):
         begin = one.get("begin", clock.get(one["process"], 1000))
         clock[one["process"]] = end = begin + one["took"]
-        for name, value in ({**one, "begin": begin, "end": end}).items():
+        for name, value in ({"end": end, **one, "begin": begin}).items():
             if name in SPAN.names:
                 row[name] = value
     return np.sort(out, order="begin")
@@ -68,6 +68,17 @@ def case(
     )
     table = rows(*spans)
     return Case(kind, cause, Waiting(causes, consumer * MS, 100, workers, 1, **found), params, cpus, trace, (1,), table)
+
+
+JOINED: dict[str, int] = span(ev.JOIN, 900, 1, process=LOOP)
+UNENDED: dict[str, int] = span(ev.SAMPLE, 1, 1, 3, by=7, end=-1)
+
+
+def signals(count: int) -> Rows:
+    """So many signals that end worker 1."""
+    out = np.zeros(count, ROW)
+    out["code"], out["loader"], out["worker"] = ev.TERMINATE, 1, 1
+    return out
 
 
 def samples(took: Callable[[int], float], count: int = 100) -> list[dict[str, int]]:
@@ -171,6 +182,17 @@ FOUND: dict[str, tuple[Case, str, str]] = {
     "worker_init_fn": (
         case(Bound.START_UP, Cause.START_UP, span(ev.WORKER_START, 1, process=LOOP), span(ev.WORKER_INIT, 900)),
         "slow init", "worker_init_fn takes 900 ms",
+    ),
+    "a worker's end": (
+        case(Bound.START_UP, Cause.START_UP, JOINED), "slow end", "a worker takes 900 ms to end",
+    ),
+    "a sample at a worker's end": (
+        case(Bound.START_UP, Cause.START_UP, JOINED, UNENDED, events=signals(1)), "slow end",
+        "a worker takes 900 ms to end: worker 1 is still in sample 7 (task 3)",
+    ),
+    "a sample that SIGTERM does not end": (
+        case(Bound.START_UP, Cause.START_UP, JOINED, UNENDED, events=signals(2)), "slow end",
+        "a worker takes 900 ms to end: worker 1 is still in sample 7 (task 3) and does not end by SIGTERM",
     ),
 }  # fmt: skip
 
