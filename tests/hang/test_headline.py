@@ -557,9 +557,13 @@ def test_an_error_belongs_to_the_step_in_which_it_was_told(tmp_path: Path, side:
     ]
     rebuilt = [{"code": code, "time": time, "task": 0} for code, time in zip(ev.RESULT_REBUILD, (8, 10), strict=True)]
     main = failed_next(0, *rebuilt, *([told | {"time": 9}] if side == "loader" else ()), worker=0)
-    write_process(tmp_path, main, pid=100, role="loader", loader=1, lines=lines)
+    thread = {"kind": "thread", "tid": 107, "name": "prefetch"}
+    write_process(tmp_path, [event | {"tid": 107} for event in main], pid=100, role="loader", loader=1,
+                  lines=[*lines, thread])  # fmt: skip
     write_process(tmp_path, worker, pid=101, role="worker", loader=1, worker=0, ppid=100, lines=lines)
-    assert headline(read_trace(tmp_path)).sentence.startswith(f"error: RuntimeError: no {doing}, at ")
+    found = headline(read_trace(tmp_path))
+    assert found.sentence.startswith(f"error: RuntimeError: no {doing}, at ")
+    assert found.evidence[1].text.startswith("thread prefetch called next()")
 
 
 def test_without_descriptors_it_is_told_who_has_how_many(tmp_path: Path) -> None:

@@ -218,7 +218,7 @@ def _task_failed(run: RunContext, row: np.void, error: np.void) -> Finding:
     steps = steps[steps["begin"] <= (told[-1]["time"] if len(told) else row["end"])]
     step = steps[-1] if len(steps) else row
     focus = run.focus(step, int(step["begin"]), int(row["end"]), worker)
-    asked = _sample_of(told[-1]) if len(told) and step["code"] == ev.FETCH[0] else run.sample(focus)
+    asked = int(told[-1]["y"]) if len(told) and step["code"] == ev.FETCH[0] else run.sample(focus)
     where = f"in sample {asked} (task {task})" if asked >= 0 else doing(step) if len(steps) else f"of task {task}"
     by = " of" if step["code"] == ev.RESULT_REBUILD[0] else ","  # the loop rebuilds it
     when, who = "", f"{by} worker {worker}" * (worker >= 0)
@@ -228,7 +228,8 @@ def _task_failed(run: RunContext, row: np.void, error: np.void) -> Finding:
     elif uncaught:  # without workers, no event has the text
         text = _last_error(str(uncaught.get("error")))
     rank, place = run.rank(int(row["process"])), f" {where}{_users_line(uncaught, text)}{who}{when}"
-    evidence = [f"next() raised it at {run.at(int(row['end']))}, when the batch was due", *_earlier(run, every, task)]
+    evidence = [f"next() raised it at {run.at(int(row['end']))}, when the batch was due", *_of_a_thread(run, row)]
+    evidence += _earlier(run, every, task)
     evidence += _descriptors_at(run, int(row["end"])) if _NO_DESCRIPTOR.search(text) else []
     helps = remedies.after_error(text, remedies.in_step(LoaderStep.SAMPLE, asked))
     found = run.finding(RunOutcome.ERROR, f"{rank}{named(text) or 'an exception'}{place}", evidence, helps, focus)
@@ -248,9 +249,11 @@ def _descriptors_at(run: RunContext, moment: int) -> list[str]:
     return [f"open descriptors at {run.at(seen[-1].at)}: {listed(said)}"] if said else []
 
 
-def _sample_of(told: np.void) -> int:
-    """The sample of a task's error; -1 = unknown, or none."""
-    return int(told["y"])
+def _of_a_thread(run: RunContext, row: np.void) -> list[str]:
+    """What is to be known of a `next` that was not called in the main thread."""
+    own = (row["process"], row["tid"]) if row["tid"] != row["pid"] else None
+    names = [line["name"] for line in run.trace.described("thread") if (line["process"], line["tid"]) == own]
+    return [f"thread {name} called next(): what waits for it knows of the error only if it is told" for name in names]
 
 
 def _earlier(run: RunContext, errors: Rows, task: int) -> list[str]:
@@ -258,7 +261,7 @@ def _earlier(run: RunContext, errors: Rows, task: int) -> list[str]:
     first = errors[np.argmin(errors["time"])] if len(errors) else None
     if first is None or first["task"] == task:
         return []
-    sample = f" in sample {_sample_of(first)}" if _sample_of(first) >= 0 else ""
+    sample = f" in sample {first['y']}" if first["y"] >= 0 else ""
     where = f"{sample} (task {first['task']}), worker {first['worker']}, at {run.at(int(first['time']))}"
     return [f"another error came first, and its batch was not due yet: {named(run.trace.text(first))}{where}"]
 
