@@ -207,7 +207,8 @@ class _Worker:
             if isinstance(error, StopIteration) and self.spec.dataset_kind == _DatasetKind.Iterable:
                 return WorkerExhausted(self.spec.worker_id)
             remove_unsized(error)
-            return ExceptionWrapper(error, self.spec.where, self.progress.place())
+            place = self.progress.place() if self.fetcher is not None else f"Task {task.idx}."  # nothing was fetched
+            return ExceptionWrapper(error, self.spec.where, place)
 
     def work(self, task: Task) -> None:
         """Fetch and send."""

@@ -244,9 +244,8 @@ def test_a_failed_beginning_is_the_first_tasks_error_and_a_lack_for_the_rest(how
     options = {"dataset": "abc", "init": init} if how == "worker_init_fn" else {"dataset": NoIterator(), "kind": 1}
     _, results = ran(Task(0, 1, [0]), Task(2, 1, [1]), **options)
     assert error_in(results[0].data) == ("ValueError: no beginning", WHERE, "")
-    assert error_in(results[1].data)[0] == (
-        "RuntimeError: the worker has no fetcher, because its initialisation failed: ValueError: no beginning"
-    )
+    lacks = "RuntimeError: the worker has no fetcher, because its initialisation failed: ValueError: no beginning"
+    assert error_in(results[1].data) == (lacks, WHERE, "Task 2.")
 
 
 def test_without_a_dataset_each_task_says_why() -> None:
