@@ -11,6 +11,7 @@ from pathlib import Path
 
 from course import own_mysteries, texts
 from course.handout import FACTS, HANG_LAB, Handout, build, originals, read, reset, slides
+from minidl.hang.evidence.stacks import py_spy
 from minidl.live_repr import counted
 
 LANGUAGES = ("ru", "zh")
@@ -25,6 +26,10 @@ def _build(arguments: Namespace) -> int:
     if not arguments.paths + arguments.student:
         raise ValueError("build: give a folder")
     has_mysteries = any(path.stem == HANG_LAB for path in originals(arguments.only)) and not arguments.same_mysteries
+    if has_mysteries and arguments.student and py_spy() is None:
+        raise ValueError(
+            "build: own hung runs for 09 need py-spy: pip install 'minidl[doctor]', or build with --same-mysteries"
+        )
     of_students = {}
     for folder in arguments.paths + arguments.student:
         student = folder.resolve().name if folder in arguments.student else ""

@@ -317,6 +317,15 @@ def test_no_module_of_the_teachers_is_handed_out(anna: Path) -> None:
     assert all((handout.FOLDER / "course" / name).exists() for name in handout.TEACHERS)
 
 
+def test_without_py_spy_own_mysteries_are_refused_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("course.command.py_spy", lambda: None)
+    code, _, errors = command(capsys, "build", "--student", tmp_path / "anna", "--only", "09")
+    assert (code, list(tmp_path.iterdir())) == (2, [])
+    assert "need py-spy: pip install 'minidl[doctor]', or build with --same-mysteries" in errors
+
+
 @pytest.mark.live
 @pytest.mark.skipif(py_spy() is None, reason="py-spy is not installed")
 @pytest.mark.timeout(300)
