@@ -31,8 +31,9 @@ def barrier(chain: Chain) -> Judgement | None:
 
 
 def _of_barrier(frame: Frame) -> bool:
-    """Whether a frame is of a barrier: Python before 3.11 does not name its class."""
-    return frame.file.endswith("threading.py") and "Barrier" in frame.function + frame.variables.get("self", "")
+    """Whether a frame is of a barrier; without py-spy a frame has no class: `_wait` is of no other one there."""
+    known = "Barrier" in frame.function + frame.variables.get("self", "") or frame.function == "_wait"
+    return frame.file.endswith("threading.py") and known
 
 
 _OTHER_HALF: Final = {"recv": "sends", "send": "receives"}
