@@ -182,9 +182,9 @@ class _MomentCanvas:
     def _now(self) -> list[str]:
         x = self.x(self.moment.time)
         late = x > WIDTH * 0.6
-        words = html.escape(f"{self.moment.event.name} {duration(self.moment.time)}")
         at = f'x="{x - 5 if late else x + 5:.1f}" y="{self.height - 5:g}" text-anchor="{"end" if late else "start"}"'
-        out = [f'<path class="now" d="M{x:.1f} 0V{self.height - 2:g}"/>', f'<text class="nowt" {at}>{words}</text>']
+        words = told(f"{self.moment.event.name} {duration(self.moment.time)}")
+        out = [f'<path class="now" d="M{x:.1f} 0V{self.height - 2:g}"/>', *labels("nowt", at, words)]
         if self.own in self.top:
             out.append(f'<circle class="dot" cx="{x:.1f}" cy="{self.top[self.own] + 7:g}" r="3.5"/>')
         return out

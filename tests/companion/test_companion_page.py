@@ -18,6 +18,7 @@ from minidl.companion import page
 from minidl.companion.phrases import told
 from minidl.companion.rows import entries
 from minidl.companion.search import ranked, standing
+from minidl.tracefile.events import EVENTS
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +83,7 @@ def test_it_names_no_folder_of_this_machine(made: str) -> None:
 def test_what_the_package_says_is_in_each_language(made: str) -> None:
     """Rules, states and the labels of pictures: what is left in another language are names."""
     names = "pid|next|prefetch|join|fetcher|pin|state|task|workers|activity|making|joining|sampling|break|cuda|sim"
+    names = "|".join([names, *(event.name for event in EVENTS.values())])
     said = re.findall(r'<text[^>]* lang="ru"[^>]*>([^<]*)</text>', made)
     said += re.findall(r"<pre>.*?</pre>", made, re.DOTALL)
     for rule in JOINT_RULES:
