@@ -86,7 +86,7 @@ def _cells(folder: Path, path: Path) -> dict[str, str]:
 
 # --- Putting a submission together ------------------------------------------------------------------------------------
 def merged(original: str, submitted: str | None) -> str:
-    """The teacher's cell with the student's answer, or with the code that stands before the check.
+    """The teacher's cell with the student's answer, or with the code that stands before the check and what it checks.
 
     An answer that has names in it takes the student's statements before it along: they may define these names.
     """
@@ -97,9 +97,13 @@ def merged(original: str, submitted: str | None) -> str:
         body = ast.parse(submitted).body
     except (SyntaxError, ValueError, RecursionError):  # ValueError: a null character, before Python 3.12
         return submitted  # running it says what is wrong
-    ours = ast.parse(original).body[-1]
+    ours: Any = ast.parse(original).body[-1]
     if kind[0] == "exercise":
         own = [ast.unparse(node) for node in body if kind_of(ast.unparse(node)) is None]
+        asks = [node.value for node in body if isinstance(node, ast.Expr) and kind_of(ast.unparse(node)) == kind]
+        given = [ask.args for ask in asks if isinstance(ask, ast.Call) and ask.args]
+        if given:
+            ours.value.args[-1] = given[-1][-1]  # it may have another name
         return "\n".join([*own, ast.unparse(ours)])
     answers = [
         (number, node.value)

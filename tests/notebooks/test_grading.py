@@ -35,6 +35,8 @@ EXERCISE = "def mine(task):\n    raise NotImplementedError\n\n\nask.mine(mine)"
     (QUESTION, "ask.owner(trace, answer=", "ask.owner(trace, answer="),
     (EXERCISE, EXERCISE.replace("raise NotImplementedError", "pass"), "def mine(task):\n    pass\nask.mine(mine)"),
     (EXERCISE, "mine = abs\nask.other(mine)", "mine = abs\nask.mine(mine)"),
+    (EXERCISE, "f = abs\nask.mine(1)\nask.mine(other, f)\nask.mine(2).said", "f = abs\nask.mine(f)"),
+    ("ask.put(Ours, mine)", "ask.put(Theirs, lambda: 1)", "ask.put(Ours, lambda: 1)"),
     ("labs.check(1)", "labs.check(1, rounds=0)", "labs.check(1)"), ("x = 1", "x = 2", "x = 1"),
 ])  # fmt: skip
 def test_a_student_gives_answers_and_code_and_the_teacher_the_rest(
