@@ -98,7 +98,8 @@ class ConsumerLoop:
 
 
 _outside: Final[set[int]] = set()
-"""The threads that are not `inside`: one look at it costs a tenth of one at a thread's own variables."""
+"""The threads that are not `inside`: one look at it costs a tenth of one at a thread's own variables. One that has
+ended may stay in it: others then look at their own variables in vain."""
 
 
 class LoopThread:
@@ -362,7 +363,7 @@ def _module_call(plain: Function) -> Function:
 
     @_unnoticed
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  # as torch names it
-        if not _outside or (thread := here.thread).inside:
+        if not _outside or torch.compiler.is_compiling() or (thread := here.thread).inside:
             return (self._compiled_call_impl or self._call_impl)(*args, **kwargs)
         span = ev.FORWARD if torch.is_grad_enabled() else ev.EVALUATE
         if thread.passes and span is ev.FORWARD:

@@ -434,17 +434,38 @@ def test_a_module_in_another_one_looks_at_no_variable_of_its_thread(
 ) -> None:
     """Also in steps that are not recorded, and without gradients."""
     monkeypatch.setattr(step_parts, "PAUSE_NS", 10**18)
-    looks: list[set[int]] = []
+    looks: list[bool] = []
+    ident = threading.get_ident()
 
     def taught() -> None:
         net = WithTeacher()
-        net.body.register_forward_pre_hook(lambda *_: looks.append(step_parts._outside.copy()))
+        net.body.register_forward_pre_hook(lambda *_: looks.append(ident in step_parts._outside))
         for batch in batches(3):
             trained(net, batch)
-            looks.append(step_parts._outside.copy())
+            looks.append(ident in step_parts._outside)
 
     assert parts(record(tmp_path, taught)) == ["forward WithTeacher 0", "backward 0"]
-    assert looks == [set(), set(), {threading.get_ident()}] * 3
+    assert looks == [False, False, True] * 3
+
+
+def test_a_compiled_function_that_calls_a_module_is_traced_whole(tmp_path: Path) -> None:
+    net, graphs = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(lambda x: net(x).sum(), backend=backend, fullgraph=True)
+
+    def program() -> None:
+        for batch in batches(3):
+            compiled(batch).backward()
+
+    try:
+        assert parts(record(tmp_path, program)) == ["backward 0", "backward 1", "backward 2"]
+    finally:
+        torch.compiler.reset()
+    assert len(graphs) == 1
 
 
 def test_a_copy_has_its_bytes(tmp_path: Path) -> None:
