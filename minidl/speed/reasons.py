@@ -10,6 +10,7 @@ time of the steps that the words name.
 from __future__ import annotations
 
 import re
+import signal
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -625,39 +626,42 @@ def _slow_start(case: Case) -> SlowReason | None:
         return None  # the wait for the first batch is longer
     events = case.trace.events[np.isin(case.trace.events["loader"], case.loaders)]
     ready = events[events["code"] == ev.WORKER_READY]
-    init, iters, ends = (case.rows(pair) for pair in (ev.WORKER_INIT, ev.MAKE_FETCHER, ev.JOIN))
+    init, opened, ends = (case.rows(pair) for pair in (ev.WORKER_INIT, ev.MAKE_FETCHER, ev.JOIN))
     starts = case.rows(ev.WORKER_START)
     begun = {(row["loader"], row["worker"]): int(row["begin"]) for row in starts}
     up = [int(row["time"]) - begun[key] for row in ready if (key := (row["loader"], row["worker"])) in begun]
-    inside = _median(durations(init)) + _median(durations(iters))
+    inside = _median(durations(init)) + _median(durations(opened))
     took = {
         "boot": _median(np.array(up, np.int64)) - inside,
         "init": _median(durations(init)),
-        "open": _median(durations(iters)),
+        "open": _median(durations(opened)),
         "end": _median(durations(ends)) * len(ends) / max(1, len(case.loaders)),  # one after the other
     }
     step = max(took, key=lambda name: took[name])
     times = max(len(np.unique(starts["loader"])), case.found.alike)
-    words, remedy = _STARTS[step]
+    (words, remedy), row = _STARTS[step], None
     if took[step] * max(1, len(case.loaders)) < LARGE * case.found.causes[Cause.START_UP]:
         each = case.found.batches // max(1, case.found.together)
         if times == 1 or each > FEWEST:
             return None
         words, remedy = f"each iteration makes {counted(each, 'batch', 'batches')}", ""
-    opened = case.spans[(case.spans["end"] < 0) & np.isin(case.spans["loader"], case.loaders)]
-    stuck = opened[opened["code"] == ev.SAMPLE[0]][-1:]
-    if step == "end" and len(stuck):
-        sent = events[(events["code"] == ev.TERMINATE) & (events["worker"] == stuck["worker"])]
-        ignores = len(sent) > 1  # the second one is SIGKILL
-        words += f": worker {stuck['worker'][0]} is still {doing(stuck[0])}" + " and does not end by SIGTERM" * ignores
+    elif step == "end" and (row := _last_opened(case.spans, ev.SAMPLE, case.loaders)) is not None:
+        sent = events["y"][(events["code"] == ev.TERMINATE) & (events["x"] == row["pid"])]
+        ignores = bool((sent == signal.SIGKILL).any())  # it is sent where SIGTERM did not do
+        words += f": worker {row['worker']} is still {doing(row)}" + " and does not end by SIGTERM" * ignores
         remedy = "bound by a timeout what the sample waits for" + ", and let SIGTERM end a worker" * ignores
     again = f", and each epoch starts workers again ({times} times)" * (times > 1)
     kept = case.params.get("persistent_workers") is True
     keep = "make the DataLoader once" if kept else "set persistent_workers=True, so that workers start once"
     keep = f"{keep}; " * (times > 1)
     said = words.format(took=duration(took[step])) + again
-    row = stuck[0] if step == "end" and len(stuck) else None
     return SlowReason(f"slow {step}", said, (keep + remedy).rstrip("; "), row)
+
+
+def _last_opened(spans: Rows, pair: tuple[int, int], loaders: tuple[int, ...]) -> np.void | None:
+    """The span of this kind that has begun last and not ended."""
+    rows = spans[(spans["end"] < 0) & (spans["code"] == pair[0]) & np.isin(spans["loader"], loaders)]
+    return rows[-1] if len(rows) else None
 
 
 def _median(took: Ints) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -75,9 +76,10 @@ UNENDED: dict[str, int] = span(ev.SAMPLE, 1, 1, 3, by=7, end=-1)
 
 
 def signals(count: int) -> Rows:
-    """So many signals that end worker 1."""
-    out = np.zeros(count, ROW)
+    """So many signals that end worker 1, and that in an earlier iterator another one was killed."""
+    out = np.zeros(count + 1, ROW)
     out["code"], out["loader"], out["worker"] = ev.TERMINATE, 1, 1
+    out["x"], out["y"] = [99 + WORKER + 1] * count + [99], [signal.SIGTERM, signal.SIGKILL][:count] + [signal.SIGKILL]
     return out
 
 
