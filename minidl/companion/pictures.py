@@ -183,7 +183,8 @@ class _MomentCanvas:
         x = self.x(self.moment.time)
         late = x > WIDTH * 0.6
         at = f'x="{x - 5 if late else x + 5:.1f}" y="{self.height - 5:g}" text-anchor="{"end" if late else "start"}"'
-        words = told(f"{self.moment.event.name} {duration(self.moment.time)}")
+        times = told(duration(self.moment.time))  # apart: "pin 7" is told as a bar's label
+        words = {code: f"{self.moment.event.name} {time}" for code, time in times.items()}
         out = [f'<path class="now" d="M{x:.1f} 0V{self.height - 2:g}"/>', *labels("nowt", at, words)]
         if self.own in self.top:
             out.append(f'<circle class="dot" cx="{x:.1f}" cy="{self.top[self.own] + 7:g}" r="3.5"/>')

@@ -83,8 +83,11 @@ def test_it_names_no_folder_of_this_machine(made: str) -> None:
 def test_what_the_package_says_is_in_each_language(made: str) -> None:
     """Rules, states and the labels of pictures: what is left in another language are names."""
     names = "pid|next|prefetch|join|fetcher|pin|state|task|workers|activity|making|joining|sampling|break|cuda|sim"
-    names = "|".join([names, *(event.name for event in EVENTS.values())])
-    said = re.findall(r'<text[^>]* lang="ru"[^>]*>([^<]*)</text>', made)
+    said = re.findall(r'<text(?! class="nowt)[^>]* lang="ru"[^>]*>([^<]*)</text>', made)
+    moments = re.findall(r'<text class="nowt[^>]* lang="ru"[^>]*>(\S+) ([^<]*)</text>', made)
+    assert moments
+    assert {name for name, _ in moments} <= {event.name for event in EVENTS.values()}
+    said += [time for _, time in moments]
     said += re.findall(r"<pre>.*?</pre>", made, re.DOTALL)
     for rule in JOINT_RULES:
         said += [told(rule.demand)["ru"], told(rule.why)["ru"]]
