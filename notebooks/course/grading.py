@@ -101,9 +101,8 @@ def merged(original: str, submitted: str | None) -> str:
     if kind[0] == "exercise":
         own = [ast.unparse(node) for node in body if kind_of(ast.unparse(node)) is None]
         asks = [node.value for node in body if isinstance(node, ast.Expr) and kind_of(ast.unparse(node)) == kind]
-        given = [ask.args for ask in asks if isinstance(ask, ast.Call) and ask.args]
-        if given:
-            ours.value.args[-1] = given[-1][-1]  # it may have another name
+        checked = [ask.args[-1] for ask in asks if isinstance(ask, ast.Call) and ask.args]
+        ours.value.args[-1:] = checked[-1:] or ours.value.args[-1:]  # it may have another name
         return "\n".join([*own, ast.unparse(ours)])
     answers = [
         (number, node.value)

@@ -252,7 +252,7 @@ def _descriptors_at(run: RunContext, moment: int) -> list[str]:
 def _of_a_thread(run: RunContext, row: np.void) -> list[str]:
     """What is to be known of a `next` that was not called in the main thread."""
     own = (row["process"], row["tid"]) if row["tid"] != row["pid"] else None
-    names = [line["name"] for line in run.trace.described("thread") if (line["process"], line["tid"]) == own]
+    names = [line.get("name") for line in run.trace.described("thread") if (line["process"], line.get("tid")) == own]
     return [f"thread {name} called next(): what waits for it knows of the error only if it is told" for name in names]
 
 
