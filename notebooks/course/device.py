@@ -58,8 +58,8 @@ def returns_early(trace: minidl.Trace, task: int = TASK) -> Asked:
         "`h2d` ends before `copy`."
     )
     return Asked(
-        f"The batch lies in {'ordinary (pageable)' if pageable else 'pinned'} memory, and is copied with `non_blocking=True`. May the call return while none of the batch has been "
-        "read yet: yes or no?",
+        f"The batch lies in {'ordinary (pageable)' if pageable else 'pinned'} memory, and is copied with `non_blocking=True`. May the call return while a part of the batch is "
+        "still to be read: yes or no?",
         yes_no(not pageable, "`non_blocking` is a wish. Who copies the data out of ordinary memory, and when?" if pageable else "Who reads the memory: a thread of the host, or the device?"),
         "Compare the end of `h2d` (the call, on the host) with the begin and the end of `copy` (on the device).",
         why,
