@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from course import own_mysteries, texts
-from course.handout import FACTS, HANG_LAB, Handout, build, originals, read, reset, slides
+from course.handout import FACTS, HANG_LAB, Handout, build, check_new, originals, read, reset, slides
 from minidl.hang.evidence.stacks import py_spy
 from minidl.live_repr import counted
 
@@ -30,18 +30,17 @@ def _build(arguments: Namespace) -> int:
         raise ValueError(
             "build: own hung runs for 09 need py-spy: pip install 'minidl[doctor]', or build with --same-mysteries"
         )
-    of_students = {}
+    planned = {}
     for folder in arguments.paths + arguments.student:
+        check_new(folder)
         student = folder.resolve().name if folder in arguments.student else ""
-        handout = Handout(student, arguments.language, arguments.seed, has_mysteries and bool(student))
-        written = build(folder, handout, arguments.only)
-        print(f"{folder}: {len(written)} notebooks" + (f", for {student}" if student else ""))
-        if handout.mysteries:
-            of_students[folder / "course" / "mysteries"] = own_mysteries.plan(handout)
-    if of_students:
-        programs = {one for planned in of_students.values() for one in planned.values()}
-        print(f"minidl: recording {len(programs)} hung runs for 09", file=sys.stderr)
-        own_mysteries.record(of_students)
+        planned[folder] = Handout(student, arguments.language, arguments.seed, has_mysteries and bool(student))
+    mysteries = own_mysteries.recorded_for([given for given in planned.values() if given.mysteries])
+    for folder, given in planned.items():
+        written = build(folder, given, arguments.only)
+        if given.mysteries:
+            own_mysteries.write(folder, given, mysteries)
+        print(f"{folder}: {len(written)} notebooks" + (f", for {given.student}" if given.student else ""))
     return 0
 
 
@@ -88,6 +87,7 @@ def _grade(arguments: Namespace) -> int:
                 f"minidl: {folder}: its {FACTS} is of {student!r}, whose numbers and mysteries it is graded with",
                 file=sys.stderr,
             )
+        grading.tell_missing(folder, arguments.only)
     if arguments.action == "progress":
         marks = {folder.resolve().name: grading.progress(folder, arguments.only) for folder in folders}
     else:

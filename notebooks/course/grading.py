@@ -16,10 +16,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import course
@@ -128,10 +129,10 @@ def sources(folder: Path, path: Path, given: Handout) -> list[tuple[tuple[str, s
     return [(kind_of(cell["source"]), merged(cell["source"], submitted.get(cell["id"]))) for cell in cells]
 
 
-def _loader(folder: Path) -> bytes:
-    """The student's code of the labs; b"" = there is none."""
+def _loader(folder: Path) -> bytes | None:
+    """The student's code of the labs; None = there is no such file."""
     path = folder / handout.LOADER
-    return path.read_bytes() if path.is_file() else b""
+    return path.read_bytes() if path.is_file() else None
 
 
 # --- Running it -------------------------------------------------------------------------------------------------------
@@ -140,10 +141,13 @@ def run_cells(cells: Iterable[tuple[tuple[str, str] | None, str]], notebook: str
     names: dict[str, Any] = {"__name__": "__main__"}
     for kind, source in cells:
         said: Any = None
+        ours = _of_the_course(names) if kind else []
         try:
             body = ast.parse(source).body
             last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
             exec(compile(ast.Module(body, []), "<cell>", "exec"), names)
+            for changed, values in ours:
+                changed |= values
             said = eval(compile(ast.Expression(last.value), "<cell>", "eval"), names) if last else None
         except (Exception, SystemExit) as error:
             said = error
@@ -151,6 +155,13 @@ def run_cells(cells: Iterable[tuple[tuple[str, str] | None, str]], notebook: str
             right = getattr(said, "right", getattr(said, "passed", False))
             told = f"{type(said).__name__}: {said}" if isinstance(said, BaseException) else repr(said)
             yield Mark(notebook, kind[1], kind[0], right, told)
+
+
+def _of_the_course(names: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """What a student's code may have put something of its own in place of, as `ask.room = ...` does; each with what it holds now."""
+    modules = [vars(module) for name, module in sys.modules.items() if name.partition(".")[0] == "course"]
+    of_cells = {name: value for name, value in names.items() if isinstance(value, ModuleType)}
+    return [*((held, dict(held)) for held in modules), (names, of_cells)]
 
 
 def _damaged(folder: Path, path: Path, given: Handout, error: Exception) -> list[Mark]:
@@ -170,7 +181,7 @@ def _run(folder: Path, path: Path, given: Handout, ours: Path) -> list[Mark]:
         own = own_mysteries.of_student(folder, given) if path.stem == handout.HANG_LAB else {}
         told = {name: (trace, asdict(answers)) for name, (trace, answers) in own.items()}
         (place / "cells.json").write_text(json.dumps([path.stem, cells, told]))
-        if loader:
+        if loader is not None:
             (place / "loader.py").write_bytes(loader)
         paths = {
             "PYTHONPATH": f"{ours}{os.pathsep}{Path(course.minidl.__file__).parents[1]}",
@@ -206,6 +217,13 @@ def _kill_those_with(variable: bytes) -> None:
     remove_segments_of(killed)
 
 
+def tell_missing(folder: Path, chosen: Iterable[str]) -> None:
+    """Say on stderr which notebooks a student's folder lacks: they are counted as untouched."""
+    paths = (path.relative_to(handout.FOLDER) for path in handout.originals(chosen))
+    if missing := [path.stem for path in paths if not (folder / path).exists()]:
+        print(f"minidl: {folder}: there is no notebook {', '.join(missing)}: 0 points", file=sys.stderr)
+
+
 def grade(folder: Path, chosen: Iterable[str] = ()) -> list[Mark]:
     """The marks of one student's folder. It runs the student's code, with the course in the student's language: answers are words of it."""
     given = handout.read(folder)
@@ -236,10 +254,13 @@ def progress(folder: Path, chosen: Iterable[str] = ()) -> list[Mark]:
 
 
 def of_all(folders: Sequence[Path], chosen: Sequence[str], jobs: int = 2) -> dict[str, list[Mark]]:
-    """The marks of many students, two at a time."""
+    """The marks of many students, two at a time; each one's points on stderr as soon as they are known."""
     with ThreadPoolExecutor(jobs) as pool:
-        marks = pool.map(lambda folder: grade(folder, chosen), folders)
-        return dict(zip((folder.resolve().name for folder in folders), marks, strict=True))
+        running = {pool.submit(grade, folder, chosen): folder.resolve().name for folder in folders}
+        for number, done in enumerate(as_completed(running), 1):
+            points, most = (sum(getattr(mark, what) for mark in done.result()) for what in ("points", "of"))
+            print(f"minidl: {number} of {len(running)}: {running[done]}: {points} of {most} points", file=sys.stderr)
+    return {name: done.result() for done, name in running.items()}
 
 
 # --- Tables -----------------------------------------------------------------------------------------------------------

@@ -105,10 +105,15 @@ def _alone(source: str) -> str:
     return re.sub(r"\[([^\]]*)\]\((?:\.\./)+(?:minidl|docs|traces)/[^)]*\)", r"\1", source)
 
 
-def build(folder: Path, handout: Handout, chosen: Iterable[str] = ()) -> list[Path]:
-    """Write a copy of the course into a folder, which must be new or empty; return its notebooks."""
+def check_new(folder: Path) -> None:
+    """Raise ValueError if a copy cannot be written into a folder, since something is in it."""
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty: choose another folder, or delete it")
+
+
+def build(folder: Path, handout: Handout, chosen: Iterable[str] = ()) -> list[Path]:
+    """Write a copy of the course into a folder, which must be new or empty; return its notebooks."""
+    check_new(folder)
     paths = list(originals(chosen))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FACTS).write_text(json.dumps(asdict(handout), indent=1) + "\n", encoding="utf-8")

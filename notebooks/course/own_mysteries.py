@@ -1,7 +1,7 @@
 """Six hung runs for one student: programs of `minidl lab`, recorded when a copy is built. Students do not get this module.
 
 `plan(handout)` chooses by the seed and the student's name which mystery has which cause, and in which sample, of batches of
-which size; `record` runs these programs and packs their traces. `of_student` is for grading: it makes the plan again, needs
+which size; `recorded_for` runs these programs and packs their traces. `of_student` is for grading: it makes the plan again, needs
 no file of answers, and uses a trace of the student's folder only if the doctor finds in it what was planned.
 """
 
@@ -12,8 +12,8 @@ import random
 import socket
 import sys
 import tempfile
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from course.data import until
 from course.handout import Handout
 from course.hang_lab import KINDS, MYSTERIES, NAMES, Answers
 from minidl.hang.headline import headline
+from minidl.live_repr import counted
 from minidl.prove import sessions
 from minidl.prove.lab.case import LabOptions
 from minidl.prove.lab.runner import program_of
@@ -102,17 +103,27 @@ def of_student(folder: Path, handout: Handout) -> dict[str, tuple[str, Answers]]
     return found
 
 
-def record(wanted: Mapping[Path, Mapping[str, Planned]]) -> None:
-    """Record mysteries into folders, as NAME.minidl: each program once, also if several folders want it."""
-    places: dict[Planned, list[Path]] = {}
-    for folder, planned in wanted.items():
-        folder.mkdir(exist_ok=True)
-        for name, one in planned.items():
-            places.setdefault(one, []).append(folder / f"{name}.minidl")
+def recorded_for(handouts: Iterable[Handout]) -> dict[Planned, bytes]:
+    """Record what students get, each program once, also if several want it; return the packed traces."""
+    wanted = list(dict.fromkeys(one for handout in handouts for one in plan(handout).values()))
+    packed = {}
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for packed, paths in pool.map(lambda one: (_packed(one), places[one]), places):
-            for path in paths:
-                path.write_bytes(packed)
+        running = {pool.submit(_packed, one): one for one in wanted}
+        try:
+            for done in as_completed(running):
+                packed[running[done]] = done.result()
+                print(f"minidl: recorded {counted(len(packed), 'hung run')} of {len(wanted)} for 09", file=sys.stderr)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+    return packed
+
+
+def write(folder: Path, handout: Handout, packed: Mapping[Planned, bytes]) -> None:
+    """Write a student's mysteries into a copy of the course, as NAME.minidl."""
+    mysteries = folder / "course" / "mysteries"
+    mysteries.mkdir()
+    for name, one in plan(handout).items():
+        (mysteries / f"{name}.minidl").write_bytes(packed[one])
 
 
 def _packed(planned: Planned) -> bytes:

@@ -21,6 +21,7 @@ from minidl.process_stat import is_alive
 from minidl.prove.lab.case import LabOptions
 
 QUESTION = "ask.owner(trace, answer=...)"
+COUNT = "ask.batch_count(10, 4, drop_last=False, answer=3)"
 EXERCISE = "def mine(task):\n    raise NotImplementedError\n\n\nask.mine(mine)"
 
 
@@ -46,14 +47,21 @@ def test_a_student_gives_answers_and_code_and_the_teacher_the_rest(
 
 
 def test_cells_run_on_after_an_error_and_each_graded_one_gets_a_mark() -> None:
-    first = "from types import SimpleNamespace as N\nask = N(owner=lambda: N(right=True))"
-    asks = (("question", "owner"), "ask.owner()"), (("exercise", "mine"), "no python("), (("lab", "check"), "exit()")
-    cells = [(None, first), (None, "1 / 0"), *asks]
-    marks = list(grading.run_cells(cells, "00"))
+    asks = (("question", "batch_count"), COUNT), (("exercise", "mine"), "no python("), (("lab", "check"), "exit()")
+    cells = [(None, "from course import samplers as ask"), (None, "1 / 0"), *asks]
+    marks = list(grading.run_cells(cells, "02"))
     assert [(mark.name, mark.right, mark.points, mark.of) for mark in marks] == [
-        ("owner", True, 1, 1), ("mine", False, 0, 2), ("check", False, 0, 5)
+        ("batch_count", True, 1, 1), ("mine", False, 0, 2), ("check", False, 0, 5)
     ]  # fmt: skip
     assert "SyntaxError" in marks[1].said
+
+
+@pytest.mark.parametrize("instead", ["ask.batch_count = Right", "ask = N(batch_count=Right)"])
+def test_a_check_that_a_cell_has_replaced_is_not_believed(instead: str) -> None:
+    right = "from types import SimpleNamespace as N\nRight = lambda *_, **__: N(right=True, passed=True)"
+    cell = f"{right}\n{instead}\n{COUNT.replace('3', '99')}"
+    cells = [(None, "from course import samplers as ask"), (("question", "batch_count"), cell)]
+    assert [mark.points for mark in grading.run_cells(cells, "02")] == [0]
 
 
 # --- Copies -----------------------------------------------------------------------------------------------------------
@@ -236,6 +244,10 @@ def test_submissions_are_run_and_graded(tmp_path: Path, capsys: pytest.CaptureFi
     marks = {student: [Mark(**mark) for mark in of_one] for student, of_one in json.loads(out).items()}
     assert code == 0
     assert "running the code of 3 students" in errors
+    assert f"minidl: {folders[2]}: there is no notebook 03_ranks: 0 points" in errors
+    assert {"right: 2 of 10 points", "wrong: 1 of 10 points"} <= {
+        line.split(": ", 2)[-1] for line in errors.splitlines()
+    }
     assert {student: sum(mark.points for mark in of_one) for student, of_one in marks.items()} == {
         "right": 2, "wrong": 1, "broken": 0
     }  # fmt: skip
@@ -317,6 +329,19 @@ def test_a_copy_with_mysteries_of_its_own_has_none_of_the_courses(tmp_path: Path
 def test_no_module_of_the_teachers_is_handed_out(anna: Path) -> None:
     assert not any((anna / "course" / name).exists() for name in handout.TEACHERS)
     assert all((handout.FOLDER / "course" / name).exists() for name in handout.TEACHERS)
+
+
+def test_a_build_whose_recordings_fail_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(planned: own_mysteries.Planned) -> bytes:
+        raise ValueError(f"{planned.cause} could not be recorded")
+
+    monkeypatch.setattr("course.command.py_spy", lambda: "py-spy")
+    monkeypatch.setattr(own_mysteries, "_packed", fails)
+    code, _, errors = command(capsys, "build", "--student", tmp_path / "anna", "--only", "09")
+    assert (code, list(tmp_path.iterdir())) == (2, [])
+    assert "could not be recorded" in errors
 
 
 def test_without_py_spy_own_mysteries_are_refused_before_anything_is_written(
