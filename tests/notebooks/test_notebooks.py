@@ -37,7 +37,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
         "early": ("four", 8), "between": ("the next task", "nothing"), "outstanding": (6, 24)},
     "05_many_workers": {
         "first_tasks": ("6 tasks", 2), "most_outstanding": (6, 5), "sent_for_each": ("one", 2),
-        "owner": (2, "worker 0"), "buffered": ("six", 8), "next_after_slow": (3, 1), "fewest": ("worker 0", "w1"),
+        "owner": (2, "worker 0"), "buffered": ("eight", 7), "next_after_slow": (3, 1), "fewest": ("worker 0", "w1"),
         "last_batch": (False, "yes")},
     "06_tensors": {
         "message_size": ("hardly any", 4_000_000), "moved": (True, "no"), "copier": ("feeder", "put"),
@@ -120,6 +120,15 @@ def test_what_is_committed_is_a_run_without_answers(path: Path) -> None:
     for cell in checked:
         assert "raise NotImplementedError" in cell.source
         assert said(cell) == UNWRITTEN
+
+
+def test_numbers_of_05_tell_formulas_apart() -> None:
+    """Of the run with a slow sample: workers, tasks for each, their sum and product, and what is stored."""
+    notebook = nbformat.read(FOLDER / "05_many_workers.ipynb", as_version=4)
+    sources = "\n".join(cell.source for cell in code(notebook))
+    workers, each = map(int, re.search(r"blocked = .*num_workers=(\d+), prefetch_factor=(\d+)", sources).groups())
+    formulas = {workers, each, workers + each, workers * each, (workers - 1) * each, workers * (each - 1)}
+    assert len(formulas) == 6
 
 
 @by_name
