@@ -115,13 +115,13 @@ def threads(trace: minidl.Trace) -> Any:
             found.append(
                 (
                     _name(case, process.pid),
-                    thread.state[1],
+                    " ".join(thread.state),
                     html.escape(_call(process, thread)),
                     thread.wchan,
                     html.escape(" ← ".join(frames[:4])),
                 )
             )
-    return table(found, ["process", "state", "system call", "kernel function", "Python, from the inside"])
+    return table(found, ["process", "state at two looks", "system call", "kernel function", "Python, from the inside"])
 
 
 # --- Questions --------------------------------------------------------------------------------------------------------

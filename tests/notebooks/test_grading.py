@@ -85,6 +85,15 @@ def test_a_student_gets_no_solution_and_no_link_that_leads_nowhere(anna: Path) -
     assert "Впишите ответ" in (anna / "course" / "asking.py").read_text()
 
 
+def test_no_section_of_a_students_copy_is_missing_nor_are_solutions_named() -> None:
+    for path in originals():
+        cells = made(path, Handout("anna"))["cells"]
+        text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+        numbers = [int(number) for number in re.findall(r"^## (\d+)\.", text, re.MULTILINE)]
+        assert numbers == list(range(1, len(numbers) + 1)), path.name
+        assert not re.search("[Ss]olutions", text), path.name
+
+
 def test_the_doctors_verdicts_are_the_teachers() -> None:
     path = next(originals(["09"]))
     sources = ["".join(cell["source"]) for cell in made(path, Handout("anna"))["cells"]]
