@@ -623,10 +623,7 @@ def test_a_right_solution_is_accepted(module: str, name: str, right: Any) -> Non
 
 
 def test_the_hang_lab_shows_what_the_rule_stopped_is_given() -> None:
-    shown = hang_lab.threads(hang_lab.mystery("two")).data
-    assert set(zip(shown["process"], shown["state at two looks"], strict=True)) == {
-        ("main", "S S"), ("worker 0", "S S"), ("worker 1", "T T"),
-    }  # fmt: skip
+    assert set(hang_lab.threads(hang_lab.mystery("two")).data["state at two looks"]) == {"S S", "T T"}
 
 
 def test_each_exercise_has_four_wrong_solutions_and_three_right_ones() -> None:
