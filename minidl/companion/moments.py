@@ -70,14 +70,14 @@ class Moment:
         """The command that steps through the run from here."""
         return f"minidl replay traces/{self.name}.minidl --iterator {self.loader} --at {self.time / 1e9:.6f}"
 
-    def state(self) -> tuple[str, list[str], list[str]]:
+    def state(self) -> tuple[str, list[str], list[words.StateLine]]:
         """Return the event in words, what it changed, and the state after it, in lines."""
         if self.loader <= 0:
             return f"{self.event.name} at {duration(self.time)}", [], []
         at = _replay(self.name, self.loader)
         at.to_row(self.row)
         happened = self.event.meaning if at.words == self.event.name.replace("_", " ") else at.words
-        return happened, [str(change) for change in at.changed], [str(line) for line in words.lines(at.state)]
+        return happened, [str(change) for change in at.changed], list(words.lines(at.state))
 
 
 @functools.cache

@@ -25,7 +25,6 @@ from minidl.articles import ARTICLES, sections
 from minidl.check.joint_rules import JOINT_RULES, JointRule
 from minidl.companion import coverage, moments, pictures, search, shares
 from minidl.companion.drift import drifts, drifts_of
-from minidl.companion.moments import Moment
 from minidl.companion.phrases import told
 from minidl.companion.reading import note, stops
 from minidl.companion.rows import LANGUAGES, Entry, Translated, anchor_of, entries, read
@@ -64,7 +63,7 @@ def html(path: str | os.PathLike[str] | None = None) -> CompanionPage | Path:
     words = {key: Translated.of(fields).titles for key, fields in read("words.ini").items()}
     called: tuple[Callable[..., Any], ...] = (
         *(inline, address, release, told, rules_of, rows_of, by_module, moments.find, moments.heading_of),
-        *(picture, diagram, figure, shares.caption, places, source_line, drifts_of),
+        *(pictures.picture, diagram, shares.figure, shares.caption, places, source_line, drifts_of),
         *(coverage.events_of, coverage.purposes, coverage.meanings, coverage.without_row),
     )
     looked_up: dict[str, Any] = {function.__name__: function for function in called}
@@ -172,20 +171,6 @@ def by_module(package: str) -> dict[str, dict[str, list[Entry]]]:
         return min((place.first for place in places(reference, package)), default=0)
 
     return {module: {one: out[module][one] for one in sorted(out[module], key=first_line)} for module in sorted(out)}
-
-
-def picture(moment: Moment) -> Markup:
-    """Return a picture of a moment."""
-    from markupsafe import Markup
-
-    return Markup(pictures.picture(moment))
-
-
-def figure(text: str) -> Markup:
-    """Return a picture of which samples each rank gets."""
-    from markupsafe import Markup
-
-    return Markup(shares.figure(text))
 
 
 def diagram(name: str) -> Markup:

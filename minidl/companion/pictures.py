@@ -1,7 +1,8 @@
 """A moment of a recorded run as a small SVG: the lanes around it, with a line where it is.
 
-Interface: `picture(moment)` -> SVG that stands in a page: its texts and pale bars take the page's colours (classes
-`t`, `f`, `now`), so that it fits both themes. It is drawn from the Scene, as all pictures are.
+Interface: `picture(moment)` -> two SVGs that stand in a page: the lanes' names, and beside them, in a box that a narrow
+page scrolls, the lanes. Texts and pale bars take the page's colours (classes `t`, `f`, `now`), so that they fit both
+themes. It is drawn from the Scene, as all pictures are.
 """
 
 from __future__ import annotations
@@ -131,12 +132,13 @@ class _MomentCanvas:
         return self.top[lane] + ROW * row
 
     def svg(self) -> str:
-        parts = [*self._lanes(), *self._bars(), *self._now(), *self._scale()]
         title = html.escape(f"{self.moment.name}: {self.moment.event.name} at {duration(self.moment.time)}")
-        head = f'<svg class="moment" viewBox="0 0 {WIDTH} {self.height:g}" role="img"><title>{title}</title>'
-        return "".join([head, *parts, "</svg>"])
+        names = f'<svg class="names" viewBox="0 0 {LEFT - 4} {self.height:g}" aria-hidden="true">'
+        size = f'viewBox="{LEFT - 4} 0 {WIDTH - LEFT + 4} {self.height:g}"'
+        head = f'</svg><div class="wide"><svg class="moment" {size} role="img"><title>{title}</title>'
+        return "".join([names, *self._names(), *self._scale(), head, *self._bars(), *self._now(), "</svg></div>"])
 
-    def _lanes(self) -> list[str]:
+    def _names(self) -> list[str]:
         out: list[str] = []
         slots = set[int]()
         for lane, top in self.top.items():
@@ -149,7 +151,6 @@ class _MomentCanvas:
             at = f'x="{LEFT - 6}" y="{top + 11:g}" text-anchor="end"{bold}'
             names = {code: name[:18] for code, name in told(self.scene.lanes[lane].title).items()}
             out.extend(labels("t", at, names))
-            out.append(f'<path class="f" d="M{LEFT} {top + ROW + 1:g}H{WIDTH - 4}"/>')
         return out
 
     def _bars(self) -> list[str]:
@@ -172,7 +173,9 @@ class _MomentCanvas:
             y = self.y(int(column["lane"]), int(column["row"]))
             share = round(max(0.25, min(1.0, float(column["share"]))) * (SOFT if look.soft else 1.0), 1)
             shapes[look.colour, max(share, 0.1)].append(_box(LEFT + int(column["pixel"]), y, 1))
-        drawn = [
+        lines = "".join(f"M{LEFT} {top + ROW + 1:g}H{WIDTH - 4}" for top in self.top.values())
+        drawn = [f'<path class="f" d="{lines}"/>']
+        drawn += [
             f'<path fill="{colour}"{f" fill-opacity={chr(34)}{opacity:g}{chr(34)}" if opacity < 1 else ""} '
             f'd="{"".join(boxes)}"/>'
             for (colour, opacity), boxes in shapes.items()

@@ -16,6 +16,7 @@ from typing import Final
 from minidl.companion import coverage
 from minidl.companion.drift import drifts, drifts_of
 from minidl.companion.moments import TRACES, find, heading_of
+from minidl.companion.phrases import told
 from minidl.companion.rows import Entry, Translated, entries
 from minidl.companion.search import ranked
 from minidl.companion.shares import caption
@@ -123,8 +124,8 @@ def _row(entry: Entry, language: str, width: int) -> Iterator[str]:
         yield f"  guard  {name}: {coverage.purposes(GUARDS[name])[language]} (minidl explore --guard {name})"
     for text in entry.moments if TRACES.is_dir() else ():
         moment = find(text)
-        yield f"  run    {moment.name}: {moment.state()[0]} ({moment.command})"
-    yield from (f"  shares {caption(text)}" for text in entry.figures)
+        yield f"  run    {moment.name}: {told(moment.state()[0])[language]} ({moment.command})"
+    yield from (f"  shares {told(caption(text))[language]}" for text in entry.figures)
     if entry.notebook:
         yield f"  notebook notebooks/{entry.notebook.partition('#')[0]}: {heading_of(entry.notebook, language)}"
     yield from (f"  differs: {drift.words.titles[language]}" for drift in drifts_of(entry))
