@@ -33,6 +33,9 @@ TYPICAL: Final = 4
 
 MOST_LANES: Final = 12
 
+FADED: Final = 0.35
+"""Opacity of a bar that has no recorded end."""
+
 SLOT: Final = 13
 """Pixels above the first lane of a rank, for its title, if there are several."""
 
@@ -162,9 +165,9 @@ class _MomentCanvas:
             left, right = self.x(int(bar["begin"])), self.x(int(bar["end"]))
             y = self.y(int(bar["lane"]), int(bar["row"]))
             width = max(right - left, 0.7)
-            faint = 0.45 if bar["fate"] in FADING else 1.0
-            shapes[look.colour, (SOFT if look.soft else 1.0) * faint].append(_box(left, y, width))
-            kind = "t" if look.soft or faint < 1 else "k" if is_light(rgb(look.colour)) else "w"
+            faint = bar["fate"] in FADING
+            shapes[look.colour, (SOFT if look.soft else 1.0) * (FADED if faint else 1)].append(_box(left, y, width))
+            kind = "t" if look.soft or faint else "k" if is_light(rgb(look.colour)) else "w"
             captions = [told(words) for words in caption(self.scene, bar) if words]
             fitting = {code: next((w[code] for w in captions if _width(w[code]) + 4 < width), "") for code in LANGUAGES}
             texts += labels(kind, f'x="{left + 3:.0f}" y="{y + 10.5:g}"', fitting)

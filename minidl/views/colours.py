@@ -118,10 +118,9 @@ def on_paper(look: Paint) -> str:
     return mixed(look.colour, HATCHED if look.waits else SOFT if look.soft else 1)
 
 
-def is_light(colour: Iterable[int]) -> bool:
-    """Tell whether black text is easier to read on the colour (red, green, blue) than white text."""
-    red, green, blue = colour
-    return 0.3 * red + 0.59 * green + 0.11 * blue > 140
+def is_light(colour: tuple[int, int, int]) -> bool:
+    """Tell whether black text contrasts more with the colour (red, green, blue) than white text, as WCAG 2 counts."""
+    return hue_and_lightness(colour)[1] > 49.4  # a luminance of 0.179; the better one of the two has at least 4.5 to 1
 
 
 def nearest_256(colour: str) -> int:

@@ -455,7 +455,7 @@ class _Drawing:
                 continue
             middle = (max(int(bar["begin"]), scene.begin) + min(int(bar["end"]), scene.end)) / 2 / self.scale
             y = self._middle(bar["lane"], bar["row"])
-            colour = INK if look.soft or is_light(rgb(look.colour)) else PAPER
+            colour = INK if look.soft else "black" if is_light(rgb(look.colour)) else PAPER
             # A halo in the bar's colour keeps the text readable on a hatch or an arrow.
             halo = [
                 withStroke(linewidth=4 if bar["simulated"] else 3 if look.waits else 1.5, foreground=on_paper(look))

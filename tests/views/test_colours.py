@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from sights import SIGHTS, ciede2000, difference, lab
 
+from minidl.companion.pictures import FADED
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS, Phase, Track
 from minidl.views.colours import (
@@ -20,14 +21,17 @@ from minidl.views.colours import (
     LIGHTEST,
     NEAR,
     RED,
+    SOFT,
     THEMES,
     Paint,
     _perfettos_hash,
     hue_and_lightness,
+    is_light,
     legend,
     paint,
     perfettos_name,
     rgb,
+    rgb_256,
 )
 from minidl.views.layout import LaneKind
 from minidl.views.scene import ALARMS
@@ -182,18 +186,18 @@ def test_all_words_of_a_page_contrast_with_what_they_stand_on(theme: str) -> Non
         assert contrast(rgb(colours[ink]), rgb(colours[back])) >= AA, f"{ink} on {back}"
     for back in ("ink", "accent", "alarm"):  # flags on the axis
         assert contrast(rgb(colours["paper"]), rgb(colours[back])) >= AA
-    for code in KINDS:
-        if paint(code).soft:  # ink stands on the pale colour over a lane's band
-            share = float(colours["soft"])
-            pale = [
-                share * c + (1 - share) * b for c, b in zip(rgb(paint(code).colour), rgb(colours["band"]), strict=True)
-            ]
-            assert contrast(rgb(colours["ink"]), pale) >= AA, paint(code).label
+    pale = (("band", float(colours["soft"])), ("panel", SOFT), ("panel", FADED))  # of the page, and of the companion
+    for code, (back, share) in itertools.product(KINDS, pale):
+        if paint(code).soft or share == FADED:
+            mix = share * np.array(rgb(paint(code).colour)) + (1 - share) * np.array(rgb(colours[back]))
+            assert contrast(rgb(colours["ink"]), mix) >= AA, (paint(code).label, share)
 
 
-def test_black_or_white_contrasts_with_every_step() -> None:
-    """What the page's inkOn chooses, by the luminance at which both contrast alike."""
-    for code in KINDS:
-        colour = rgb(paint(code).colour)
-        ink = (0, 0, 0) if luminance(colour) > 0.179 else (255, 255, 255)
-        assert contrast(colour, ink) >= AA, paint(code).label
+def test_black_or_white_contrasts_with_every_colour() -> None:
+    """What is_light chooses, in pictures, the terminal and the companion; and inkOn of the page, at 0.179."""
+    colours = {event.colour for event in EVENTS.values() if event.colour} | {*ACTORS, *BATCHES, RED}
+    for colour in (*map(rgb, colours), *map(rgb_256, range(16, 256))):
+        assert is_light(colour) == (luminance(colour) > 0.179), colour
+        assert contrast(colour, (0, 0, 0) if is_light(colour) else (255, 255, 255)) >= AA, colour
+    style = (files("minidl.companion") / "companion.html").read_text()
+    assert ".k { fill: #000000; } svg .w { fill: #ffffff; }" in style
