@@ -80,8 +80,9 @@ class ThreadFacts:
 
     @property
     def is_worker_thread(self) -> bool:
-        """Whether it is a worker of the process that it is in, as its name says."""
-        return not self.is_main and self.seen.name == "pt_data_worker"
+        """Whether it is a worker of its process. All threads of a worker process have that name from the kernel."""
+        is_named = self.seen.name == "pt_data_worker"
+        return not self.is_main and is_named and (not self.in_worker or self.seen.python_name.startswith("worker "))
 
     @property
     def worker(self) -> int:

@@ -23,6 +23,7 @@ WORKER = "/site-packages/torch/utils/data/_utils/worker.py"
 FETCH = "/site-packages/torch/utils/data/_utils/fetch.py"
 QUEUES, CONNECTION = "/lib/python3.11/multiprocessing/queues.py", "/lib/python3.11/multiprocessing/connection.py"
 THREADING = "/lib/python3.11/threading.py"
+NAME = "pt_data_worker"
 LOOP, RESULTS = 100, 500
 
 POLL = Frame("Connection._poll", CONNECTION, 440, source="r = wait([self], timeout)")
@@ -119,7 +120,8 @@ def worker(
     stack = (*inside, *rows[step], FORK, MAIN)
     pipes = (Descriptor(4, "pipe", "pipe:[500]", RESULTS, mode="w"), Descriptor(5, "pipe", "pipe:[501]", 501, mode="r"))
     first = thread(pid, stack, call, **main)  # type: ignore[arg-type]
-    return process(pid, LOOP, first, *others, name="pt_data_worker", descriptors=(*pipes, *descriptors))
+    named = (replace(one, name=NAME) for one in (first, *others))  # a new thread takes over its starter's name
+    return process(pid, LOOP, *named, name=NAME, descriptors=(*pipes, *descriptors))
 
 
 def feeder(tid: int, *inside: Frame, source: str = "nwait()", call: Syscall = LOCKED) -> SeenThread:

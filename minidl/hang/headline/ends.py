@@ -70,15 +70,16 @@ def _dead(row: np.void) -> tuple[int, int]:
 def _hung_before(run: RunContext, death: np.void) -> Finding | None:
     """The hang of a run that was killed as a whole, so that the loader found a worker dead just before its own end.
 
-    A person ends a hanging run with kill -9. A loader that survives a worker's death ends its `next` with an error.
+    A person ends a hanging run with kill -9. A loader that survives a worker's death ends its `next` with an error; one
+    that is killed after it may do so, too, so only evidence of the hang counts then.
     """
     home, (pid, code) = int(death["process"]), _dead(death)
     together = run.until[home] - int(death["time"]) < SUDDEN * 1e9 and home not in run.over and not run.runs
     wait = run.last_wait(home) if code == -signal.SIGKILL and together and not run.out_of_memory else None
-    if wait is None or wait.ended or not wait.for_data:
+    if wait is None or not wait.begin < int(death["time"]) <= wait.until or not wait.for_data:
         return None
-    wait = dataclasses.replace(wait, until=int(death["time"]) - 1)
-    found = hung(run, wait, []) if wait.is_hang(goes_on=False) or shown_to_hang(run, wait) else None
+    raised, wait = wait.ended, dataclasses.replace(wait, until=int(death["time"]) - 1, ended="")
+    found = hung(run, wait, []) if shown_to_hang(run, wait) or (not raised and wait.is_hang(goes_on=False)) else None
     if found is None or found.outcome is not RunOutcome.HUNG:
         return None
     at = run.at(int(death["time"]))
