@@ -63,6 +63,10 @@ class Envelope:
         return wrapper if as_it_is else wrapper.portable()
 
 
+# Registered, it is found at once; else a queue's pickler first looks for its class in each of its tables, in Python.
+reduction.ForkingPickler.register(Envelope, Envelope.__reduce__)
+
+
 def _sure_to_pickle(data: Any) -> bool:
     """Whether `data` is a number, or a list of numbers as a BatchSampler gives: pickling and rebuilding never fail.
 
