@@ -281,7 +281,7 @@ def joins(*outside: Frame) -> RunEvidence:
 
 def test_a_program_that_has_ended_and_whose_process_has_not_hangs(tmp_path: Path) -> None:
     found = after_its_end(tmp_path / "a", Call.OWN, joins(EXITS), 4.0)
-    assert found.outcome is RunOutcome.HUNG
+    assert (found.outcome, found.cause) == (RunOutcome.HUNG, HangCause.NOBODY)
     assert found.title == (
         "hung for 4.00 s, since 0.00 s, after the program's end: the loop, at Python's exit, waits for worker 0, which "
         "is idle; it was not told to end"

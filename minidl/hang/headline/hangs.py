@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from minidl.hang.consult import diagnose_recorded
-from minidl.hang.finding import Finding, Focus, HangCause, RecordedWait, RunOutcome, Sure, from_trace
+from minidl.hang.finding import Finding, Focus, HangCause, RecordedWait, RunOutcome, from_trace
 from minidl.hang.headline.bounds import what_bounds
 from minidl.hang.headline.held_up import held_up, still
 from minidl.hang.headline.run_context import LastWait, RunContext
@@ -152,8 +152,8 @@ def _after_the_end(found: Finding, head: str) -> Finding | None:
         return None
     helps = found.fix or "end all threads and processes that the program has started before the program ends"
     return dataclasses.replace(  # the doctor's reason is about a wait for a batch
-        found, outcome=RunOutcome.HUNG, head=f"{head}, after the program's end", what=found.waiting, brief="",
-        cause=HangCause.UNKNOWN, sure=Sure.UNKNOWN, also=(), next_step=helps, fix="",
+        found, outcome=RunOutcome.HUNG, head=f"{head}, after the program's end", what=found.waiting, brief="", also=(),
+        next_step=helps, fix="",
     )  # fmt: skip
 
 
