@@ -109,18 +109,10 @@ def threads(trace: minidl.Trace) -> Any:
     found = []
     for process in sorted(look.processes, key=lambda process: _name(case, process.pid)):
         for thread in process.threads:
-            frames = [
-                f"{frame.function} ({frame.file.rpartition('/')[2]}:{frame.line})" for frame in thread.stack or ()
-            ]
-            found.append(
-                (
-                    _name(case, process.pid),
-                    " ".join(thread.state),
-                    html.escape(_call(process, thread)),
-                    thread.wchan,
-                    html.escape(" ← ".join(frames[:4])),
-                )
-            )
+            frames = [f"{frame.function} ({Path(frame.file).name}:{frame.line})" for frame in thread.stack or ()]
+            name, states = _name(case, process.pid), " ".join(thread.state)
+            call, code = html.escape(_call(process, thread)), html.escape(" ← ".join(frames[:4]))
+            found.append((name, states, call, thread.wchan, code))
     return table(found, ["process", "state at two looks", "system call", "kernel function", "Python, from the inside"])
 
 
@@ -219,10 +211,7 @@ def lost(rule: Callable[[str, list[str]], object]) -> str:
         return loop.place.step.name, tuple(step.name for step in workers)
 
     _expect(
-        rule,
-        steps,
-        "lost-result",
-        STEPS,
+        rule, steps, "lost-result", STEPS,
         "The loop waits (NEXT), and whoever could send a batch waits for a task (IDLE): nobody has it. A loop that trains (CONSUMER) waits for no batch.",
-    )
+    )  # fmt: skip
     return "It finds the lost result: all wait, and none of them has anything to do."

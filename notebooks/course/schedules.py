@@ -5,8 +5,8 @@ it. The file has a `multiprocessing`, `threading`, `queue`, `os`, `signal` and `
 get, a join, a look at an event) the scheduler chooses who goes next. By itself it lets one go on until it waits. The runs
 that are tried: each that differs from this in one choice, in a random order, then runs of random choices. Time passes only
 when everybody waits: no timeout ends while another can go on. Simulated: a queue's feeder threads, pipes that hold one
-message, kills, SIGCHLD. Not simulated: other signals, memory that is shared, a copy of the iterator in a worker, a kill in
-the middle of a step. A file that uses a name that is not simulated, in a worker too, is not tried.
+message, half a message of a worker that has left, kills, SIGCHLD. Not simulated: other signals, memory that is shared, a copy of
+the iterator in a worker, a kill in the middle of a step or of a message. A file that uses a name that is not simulated, in a worker too, is not tried.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Actor:
 
 @dataclass(eq=False)
 class Feeder:
-    """The thread that writes what one process has put into a queue."""
+    """The thread that writes what one process has put into a queue; a worker's message in two steps, as it may be large."""
 
     queue: Queue
     process: Process | None
@@ -86,9 +86,14 @@ class Feeder:
     joined: bool = True
 
     def ready(self) -> bool:
-        return bool(self.buffer) and len(self.queue.pipe) < 1
+        return bool(self.buffer) and not self.queue.pipe and self.queue.writer in (None, self)
 
     def act(self) -> None:
+        if self.process is not None and self.queue.writer is None:
+            self.queue.writer = self
+            HERE.trail.append(f"feeder thread of {self.process}: begins to write to {self.queue}")
+            return
+        self.queue.writer = None
         self.queue.pipe.append(self.buffer.popleft())
         HERE.trail.append(f"feeder thread of {self.process or 'the loop'}: writes to {self.queue}")
 
@@ -174,7 +179,8 @@ class World:
                 self.stuck = ". ".join([why, *(f"{actor.name}: {actor.doing}" for actor in order)])
                 return self.loop
             if self.kills:
-                able += [Kill(process) for process in self.processes if process.exitcode is None]
+                busy = [feeder.process for feeder in self.feeders if feeder.queue.writer is feeder]
+                able += [Kill(one) for one in self.processes if one.exitcode is None and one not in busy]
             chosen = able[self.choose(len(able)) if len(able) > 1 else 0]
             if isinstance(chosen, Actor):
                 self.spun = self.spun + 1 if chosen is me else 0
@@ -251,7 +257,9 @@ class Named:
 
 
 class Inside(Named):
-    """A queue between threads: what is put is there."""
+    """A queue between threads: what is put is there. writer: who is in the middle of a message, which never ends if its process does."""
+
+    writer: Feeder | None = None
 
     def __init__(self, maxsize: int = 0) -> None:
         super().__init__()
@@ -267,7 +275,7 @@ class Inside(Named):
         self.pipe.append(item)
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        self._step(f"takes from {self}", lambda: bool(self.pipe), block, timeout, queue.Empty)
+        self._step(f"takes from {self}", lambda: bool(self.pipe or self.writer), block, timeout, queue.Empty)
         item = self._take()
         self.size -= 1
         HERE.trail[-1] += f" {_short(item)}"
@@ -320,6 +328,8 @@ class Queue(Inside):
         self.feeder().buffer.append(pickle.dumps(item))
 
     def _take(self) -> Any:
+        if not self.pipe:  # no timeout: it holds for the first byte
+            HERE.step(f"reads the rest of a message in {self}", lambda: bool(self.pipe))
         return pickle.loads(self.pipe.popleft())
 
     def cancel_join_thread(self) -> None:

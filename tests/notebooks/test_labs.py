@@ -45,6 +45,7 @@ WRONG: list[tuple[int, list[Change], str]] = [
     (1, [(r"    indices = iter\(indices\)\n", "    indices = iter(list(indices))\n")], "more than 10,000"),
     (1, [(r'hasattr\(self\.dataset, "__getitems__"\)', "False")], "with __getitems__"),
     (1, [(r"or \(self\.ended and self\.drop_last\)", "")], "streams of"),
+    (1, [(r"\[\] if self\.ended else list", "list")], "goes on if it is asked again"),
     (2, [(PRIMED, "range(1)")], "trial ahead"),
     (2, [(PRIMED, "range(90)")], "samples fetched after 1 batches"),
     (2, [(r"attempt\(worker_id, fetcher\.fetch, index\)", "fetcher.fetch(index)")], "trial batches_of_a_worker"),
@@ -74,6 +75,7 @@ WRONG: list[tuple[int, list[Change], str]] = [
 ]  # fmt: skip
 """Lab, what is changed in the solution, and what is said of it."""
 
+WORKERS_FIRST = (r"( +if self\._pin_thread is not.*?)( +self\._workers_done_event\.set.*?\.join\(\)\n)", r"\2\1")
 UNBOUNDED: list[Change] = [
     (r"            if worker\.is_alive\(\):\n.*?worker\.join\(\)\n", ""),
     (r"worker\.join\(MP_STATUS_CHECK_INTERVAL\)", "worker.join()"),
@@ -82,11 +84,10 @@ IN_ANOTHER_ORDER: list[tuple[str, list[Change], str]] = [
     ("any_order", [(r"self\._task_info\[idx\] \+= \(data,\)", "return data")], "Expected: an end"),
     ("any_order", [(r"(?<=for index_queue in self\._index_queues:\n            )index_queue\.put.*?\n", "pass\n"),
                    (r"worker\.kill\(\)", "return")], "nobody is left. Got: worker 0: takes from index_queue"),
-    ("broken_off_in_any_order", [(r"if self\._pin_thread is not None", "if False")],
-     "nobody is left. Got: thread of pin_memory_loop: takes from _worker_result_queue"),
     ("broken_off_in_any_order", [(r"        data_queue\.cancel_join_thread\(\)", "        pass"), *UNBOUNDED],
      "leaves once its feeder threads have written"),
     ("broken_off_in_any_order", [OTHERWISE[1], *UNBOUNDED], "leaves once its feeder threads have written"),
+    ("pin_broken_off", [WORKERS_FIRST], "pin_memory_loop: reads the rest of a message in"),
     ("killed_before_any_step", [(r"if dead:", "if False:")], "There is no end"),
     ("killed_before_any_step", [(r"self\._data_queue\.get\(timeout=.*?\)\n", "self._data_queue.get()\n")],
      "There is no end"),
