@@ -94,10 +94,8 @@ IN_ANOTHER_ORDER: list[tuple[str, list[Change], str]] = [
 ]  # fmt: skip
 """Trial, what is changed in the solution, and what is said of it: in all but the first two, not in each order."""
 
-ENDLESS = {
-    "trial ahead", "trial in_order", "trial streams_of_workers", "trial long_sample", "trial pin_raises",
-    "trial killed", "trial exits",
-}  # fmt: skip
+SLOW = ("ahead", "in_order", "streams_of_workers", "long_sample", "pin_raises", "killed", "exits")
+ENDLESS = {f"trial {name}" for name in SLOW}
 """What is told by the trial's bound, and takes so long."""
 
 
