@@ -14,6 +14,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import minidl
 from minidl import commands, terminal
@@ -29,6 +30,21 @@ SCRIPTS = (commands.run, commands.demo)
 
 
 # --- Parsing ----------------------------------------------------------------------------------------------------------
+class _Command(argparse.ArgumentParser):
+    """A command's parser: what is no option may stand before, between or after the options, unless a script is last."""
+
+    within = False
+    """Whether it parses: before Python 3.12, the standard library's intermixed parsing comes here again."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if self.within or any(action.nargs == argparse.REMAINDER for action in self._get_positional_actions()):
+            return super().parse_known_args(args, namespace)
+        self.within = True
+        found = self.parse_known_intermixed_args(args, namespace)
+        self.within = False
+        return found
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line. Its namespace holds the command's function as `act`."""
     whole = argparse.ArgumentParser(
@@ -40,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     whole.add_argument("--version", action="version", version=f"minidl {minidl.__version__}")
-    subparsers = whole.add_subparsers(prog="minidl", metavar="COMMAND", help=argparse.SUPPRESS)
+    subparsers = whole.add_subparsers(prog="minidl", metavar="COMMAND", help=argparse.SUPPRESS, parser_class=_Command)
     for command in COMMANDS.values():
         about = f"{command.about[0].upper()}{command.about[1:]}."
         note = f". {command.note}" if command.note else ""

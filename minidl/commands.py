@@ -1128,7 +1128,7 @@ command(
     _flag("--json", "grade, progress: print each mark, with what was said, as JSON"),
     _arg("--course", type=Path, metavar="DIR",
          help="the folder notebooks/ of a checkout, which an installed package does not contain"),
-    note="DIR stands before the options. Another example: minidl course texts --language zh --only 05.",
+    note="All DIR after --student are its. Another example: minidl course texts --language zh --only 05.",
 )  # fmt: skip
 def course(arguments: Namespace) -> int:
     folder = arguments.course or Path(__file__).parents[1] / "notebooks"

@@ -172,6 +172,13 @@ def test_what_a_cut_took_away_is_no_violation(
     assert "truncated" in output(capsys, "check", tmp_path / "cut.minidl")
 
 
+@pytest.mark.parametrize("argv", ["build d --language ru", "build --language ru d", "--language ru build d"])
+def test_options_may_stand_before_folders(argv: str) -> None:
+    arguments = cli.parser().parse_args(["course", *argv.split()])
+    assert (arguments.action, arguments.paths, arguments.language) == ("build", [Path("d")], "ru")
+    assert cli.parser().parse_args(shlex.split("run --full s.py --full -o x")).command == ["s.py", "--full", "-o", "x"]
+
+
 def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == cli.USAGE
     told = capsys.readouterr()

@@ -15,23 +15,19 @@ OK = 0
 def run(arguments: argparse.Namespace) -> int:
     """Write the page, serve it, or print what is asked for. Raises ValueError for a section that there is not."""
     from minidl import terminal
-    from minidl.companion import page, text
+    from minidl.companion import page, serve, text
 
     if arguments.what:
         print(text.render(" ".join(arguments.what), arguments.language, terminal.columns()))
         return OK
     if arguments.compare is not None:
         return _compare(arguments.compare)
-    if arguments.serve:
-        from minidl.companion.serve import serve
-
-        with terminal.busy("making the page"):
-            made = page.html()
-        serve(made, arguments.port)
-        return OK
     with terminal.busy("making the page"):
-        target = page.html(arguments.output)
-    print(target)
+        made = page.html()
+    if arguments.serve:
+        serve.serve(made, arguments.port)
+    else:
+        print(made.written(arguments.output))
     return OK
 
 

@@ -150,8 +150,7 @@ class _MomentCanvas:
                 title = told(self.scene.slots[slot].title)
                 out.extend(labels("t", f'x="4" y="{top - 4:g}" font-weight="700"', title))
             slots.add(slot)
-            bold = ' font-weight="700"' if lane == self.own else ""
-            at = f'x="{LEFT - 6}" y="{top + 11:g}" text-anchor="end"{bold}'
+            at = f'x="{LEFT - 6}" y="{top + 11:g}" text-anchor="end" font-weight="{700 if lane == self.own else 400}"'
             names = {code: name[:18] for code, name in told(self.scene.lanes[lane].title).items()}
             out.extend(labels("t", at, names))
         return out
@@ -197,8 +196,7 @@ class _MomentCanvas:
         return out
 
     def _scale(self) -> list[str]:
-        words = told(f"{duration(self.end - self.begin)} shown")
-        return list(labels("t", f'x="4" y="{self.height - 5:g}"', words))
+        return [*labels("t", f'x="4" y="{self.height - 5:g}"', told(f"{duration(self.end - self.begin)} shown"))]
 
 
 def _width(text: str) -> float:
