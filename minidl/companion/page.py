@@ -173,6 +173,8 @@ def by_module(package: str) -> dict[str, dict[str, list[Entry]]]:
     return {module: {one: out[module][one] for one in sorted(out[module], key=first_line)} for module in sorted(out)}
 
 
-def diagram(name: str) -> str:
+def diagram(name: str, language: str) -> str:
     """Return a generated diagram without its own style: the page's policy allows only the page's."""
-    return re.sub(r"<style>.*?</style>", "", diagrams.PICTURES[name](), flags=re.DOTALL)
+    draw = diagrams.PICTURES.get(name.replace(".", f".{language}."), diagrams.PICTURES[name])
+    drawn = re.sub(r"<style>.*?</style>", "", draw(), flags=re.DOTALL)
+    return re.sub(r"(?<=>)[\w ]+(?=: \w+_TABLE<)", lambda title: told(title[0])[language], drawn)

@@ -102,10 +102,8 @@ class _MomentCanvas:
 
     def _begins_slot(self, lane: int) -> bool:
         """Tell whether the lane is the first one shown of its slot, such as a rank, of several."""
-        slot = self.scene.lanes[lane].slot
-        return len(self.scene.slots) > 1 and all(
-            self.scene.lanes[each].slot != slot for each in self.top if each != lane
-        )
+        others = {self.scene.lanes[each].slot for each in self.top if each != lane}
+        return len(self.scene.slots) > 1 and self.scene.lanes[lane].slot not in others
 
     def _own_lane(self, bars: Rows) -> int:
         """Return the lane that the moment's event stands on; -1 if nothing is drawn there."""
@@ -115,8 +113,7 @@ class _MomentCanvas:
             return int(marks["lane"][0])
         is_end = self.moment.event.phase is Phase.END
         at = bars[bars["code"] == self.moment.event.code - is_end]
-        when = at["end" if is_end else "begin"]
-        near = at[np.abs(when - self.moment.time) < 2]
+        near = at[np.abs(at["end" if is_end else "begin"] - self.moment.time) < 2]
         return int(near["lane"][0]) if len(near) else -1
 
     def _fewer(self, lanes: list[int], own: int) -> list[int]:
@@ -188,8 +185,8 @@ class _MomentCanvas:
         x = self.x(self.moment.time)
         late = x > WIDTH * 0.6
         at = f'x="{x - 5 if late else x + 5:.1f}" y="{self.height - 5:g}" text-anchor="{"end" if late else "start"}"'
-        times = told(duration(self.moment.time))  # apart: "pin 7" is told as a bar's label
-        words = {code: f"{self.moment.event.name} {time}" for code, time in times.items()}
+        # The time is told apart: "pin 7" is told as a bar's label.
+        words = {code: f"{self.moment.event.name} {time}" for code, time in told(duration(self.moment.time)).items()}
         out = [f'<path class="now" d="M{x:.1f} 0V{self.height - 2:g}"/>', *labels("nowt", at, words)]
         if self.own in self.top:
             out.append(f'<circle class="dot" cx="{x:.1f}" cy="{self.top[self.own] + 7:g}" r="3.5"/>')

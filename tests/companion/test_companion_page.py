@@ -92,6 +92,7 @@ def test_what_the_package_says_is_in_each_language(made: str) -> None:
     states = re.findall(f'<table class="state l ru" lang="ru">(?:{line})+</table>', made)
     assert len(states) == made.count('class="state l ru"') > 50  # a column of names, whatever their widths
     said += [re.sub("<[^>]*>", " ", state) for state in states]
+    assert all(title in made for title in (">Завершение: таблица JOINT_RULES.", ">Загрузчик: LOADER_TABLE<"))
     for rule in JOINT_RULES:
         said += [told(rule.demand)["ru"], told(rule.why)["ru"]]
     for text in said:
