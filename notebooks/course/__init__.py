@@ -56,8 +56,11 @@ def _letters(language: str) -> None:
         for path in font_manager.findSystemFonts():  # matplotlib's own list may be older than a font
             if re.search("cjk|wqy|pingfang|hiragino|msyh|simhei|hansans", path, re.IGNORECASE):
                 font_manager.fontManager.addfont(path)
-        known = font_manager.get_font_names()
-        mpl.rcParams["font.family"] = ["DejaVu Sans", *(font for font in CHINESE if font in known)]
+        fonts = [font for font in CHINESE if font in font_manager.get_font_names()]
+        mpl.rcParams["font.family"] = ["DejaVu Sans", *fonts]
+        if not fonts:
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")
+            print("这台机器没有中文字体（例如 Noto Sans CJK），所以图里的汉字显示为方框。")  # noqa: RUF001
 
 
 _letters(handout.read(Path(__file__).parents[1]).language)
