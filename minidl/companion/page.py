@@ -177,4 +177,4 @@ def diagram(name: str, language: str) -> str:
     """Return a generated diagram without its own style: the page's policy allows only the page's."""
     draw = diagrams.PICTURES.get(name.replace(".", f".{language}."), diagrams.PICTURES[name])
     drawn = re.sub(r"<style>.*?</style>", "", draw(), flags=re.DOTALL)
-    return re.sub(r"(?<=>)[\w ]+(?=: \w+_TABLE<)", lambda title: told(title[0])[language], drawn)
+    return re.sub(r"(?<=>)[\w ]+: (?=\w+_TABLE<)", lambda title: told(title[0])[language], drawn)

@@ -18,6 +18,12 @@ from minidl.companion.rows import LANGUAGES, read
 NUMBER: Final = r"-?[0-9]+(?:[.,][0-9]+)*"
 
 
+HAN: Final = "[\u4e00-\u9fff]"
+"""A Chinese character, as a regular expression."""
+WIDE: Final = dict(zip(",;:", "，；：", strict=True))  # noqa: RUF001
+"""Marks between English words -> between Chinese characters."""
+
+
 @functools.cache
 def told(text: str) -> Mapping[str, str]:
     """Return the text by language; what no phrase covers stays in English."""
@@ -31,7 +37,9 @@ def _translated(text: str, language: str) -> str:
         return re.sub("#", lambda _: next(numbers), words)
 
     tidied = re.sub(r" +([,\uff0c])|([\uff0c\uff1a]) +", r"\1\2", _any_phrase().sub(phrase, text))
-    return re.sub("(?<=[\u4e00-\u9fff]) (?=[\u4e00-\u9fff])", "", tidied)  # Chinese has no spaces between words
+    tidied = re.sub(f"(?<={HAN}) (?={HAN})", "", tidied)  # Chinese has no spaces between words
+    tidied = re.sub(rf" ?\(([^()]*{HAN}[^()]*)\) ?", r"（\1）", tidied)  # noqa: RUF001
+    return re.sub(rf"(?<={HAN}|[）\d])[,;:] ?(?={HAN})|(?<={HAN}|）)[,;:] ?", lambda mark: WIDE[mark[0][0]], tidied)  # noqa: RUF001
 
 
 @functools.cache

@@ -1,6 +1,6 @@
 """The reading path of 45 minutes, and the note on the whole protocol that torch never wrote.
 
-Interface: `stops()`, in their order; `note()` -> its parts by name, in the order of NOTE_PARTS.
+Interface: `stops()`, in their order; `note()` -> its parts by name, in the order of note.ini.
 
 The path is in `path.ini`: a stop has `minutes`, `ours`, `upstream`, `moments`, and in "en", "ru", "zh" the question
 that it answers as the heading, and how to read it as the text. The note is in `note.ini`: each part is about one way to
@@ -12,13 +12,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from minidl.companion.rows import Translated, listed, read
 from minidl.references import places
-
-NOTE_PARTS: Final = tuple(read("note.ini"))
-"""Names of the note's parts, in their order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,12 @@ def test_what_the_package_says_is_in_each_language(made: str) -> None:
         assert [word for word in words if not re.fullmatch(names, word)] == [], text
 
 
+def test_chinese_text_that_is_put_together_has_chinese_punctuation(made: str) -> None:
+    told = re.sub("<code.*?</code>|<script.*?</script>|<[^>]*>", "\n", made, flags=re.DOTALL).splitlines()
+    mixed = {line.strip() for line in told if re.search("[\u4e00-\u9fff][,;:?!()]|[,;:?!()][\u4e00-\u9fff]", line)}
+    assert mixed == {"Tensor(CPU Tensor)在multiprocessing.Queue中的序列化和反序列化"}  # the article's own title
+
+
 def test_it_stays_small(made: str) -> None:
     assert len(made.encode()) < 6_000_000
 
