@@ -27,6 +27,9 @@ ENDLESS: Final = 60.0
 ENDLESS_WORK: Final = 5
 """Work is a hang if it is long, and lasts this many times as long as the longest earlier wait."""
 
+ENDLESS_COMPUTING: Final = 600.0
+"""The same for a thread that computes, or would if it had a CPU: nothing shows how much work one sample is."""
+
 POLLED: Final = 5.3
 """A thread that waits for a task or a batch wakes up every 5 s; a thread that slept longer is in another call."""
 

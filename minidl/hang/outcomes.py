@@ -14,7 +14,7 @@ from minidl.hang.chain import Chain
 from minidl.hang.evidence.model import SeenProcess
 from minidl.hang.evidence.waits import Blocked
 from minidl.hang.finding import HangCause, RunOutcome, Sure
-from minidl.hang.limits import ENDLESS, ENDLESS_WORK, JOINED, OPEN, POLLED, STILL
+from minidl.hang.limits import ENDLESS, ENDLESS_COMPUTING, ENDLESS_WORK, JOINED, OPEN, POLLED, STILL
 from minidl.hang.places import USERS, LoaderStep, is_ours, library
 from minidl.hang.rules.activity import (
     family_reads,
@@ -151,7 +151,7 @@ class _Standing:
         own = told.own_code and not asks  # one thread of it may call next after another
         short = told.seconds < max(OPEN, ENDLESS_WORK * told.past)
         if self.kind in _AT_CPU:
-            return own or not told.past or short
+            return own or not told.past or short or told.seconds < ENDLESS_COMPUTING
         if self.kind is Blocked.SLEEPS and not (own and self.unknown):
             return (own or not told.past or short) and not self.sleeps_endlessly()
         return (own and self.unknown) or (self.is_open() and (short or self.in_own_code))

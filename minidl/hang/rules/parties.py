@@ -25,8 +25,10 @@ def barrier(chain: Chain) -> Judgement | None:
     others = [pid for pid in case.workers if pid not in there]
     facts = [EvidenceLine(f"at the barrier: {named(case, there)}", "stacks")]
     facts += [EvidenceLine(f"not at the barrier: {named(case, others)}", "stacks")] if others else []
-    all_came = "; no worker is missing, so it is for more parties than these" if case.workers else ""
+    gone = [f"worker {number}" for pid, number in case.told.numbers.items() if pid not in case.processes]
+    all_came = "; no worker is missing, so it is for more parties than these" if case.workers and not gone else ""
     missing = f"; {named(case, others)} {'have' if len(others) > 1 else 'has'} not reached it" if others else all_came
+    missing += f"; {and_joined(gone)} {'have' if len(gone) > 1 else 'has'} ended" if gone else ""
     return Judgement(HangCause.BARRIER, f"waits at a barrier{missing}", Sure.CERTAIN, tuple(facts))
 
 
