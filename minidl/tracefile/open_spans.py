@@ -38,8 +38,9 @@ def step_at(spans: Rows, process: int, moment: int, task: int = -1) -> np.void |
     return rows[-1] if len(rows) else None
 
 
-_IN_CALL: Final = (*(code for code in CALLS if code in BEGINS and code != ev.EPOCH[0]), *ev.AWAITS)
-"""Spans of a call, or of the program's own code; and the gets in one, which a loader that is observed shows alone."""
+_ALONE: Final = (*ev.AWAITS, ev.SAMPLER_NEXT[0])
+_IN_CALL: Final = (*(code for code in CALLS if code in BEGINS and code != ev.EPOCH[0]), *_ALONE)
+"""Spans of a call, or of the program's own code; and those in a call that an observed loader, or iter(), shows alone."""
 
 
 def open_call(trace: Trace, spans: Rows, process: int) -> np.void | None:
@@ -51,7 +52,7 @@ def open_call(trace: Trace, spans: Rows, process: int) -> np.void | None:
     rows = mine[(mine["end"] < 0) & np.isin(mine["code"], _IN_CALL)]
     rows = rows[~np.isin(rows["loader"], list(left_alive(trace)))]
     returned = int(mine["end"][mine["code"] == ev.NEXT[0]].max(initial=0))  # an exception leaves its inner get open
-    rows = rows[~np.isin(rows["code"], ev.AWAITS) | (rows["begin"] > returned)]
+    rows = rows[~np.isin(rows["code"], _ALONE) | (rows["begin"] > returned)]
     # They are in order of their begins: the open call began last.
     return rows[rows["loader"] == rows["loader"][-1]][0] if len(rows) else None
 

@@ -653,6 +653,32 @@ def test_a_hang_that_kill_9_of_the_whole_run_ended_comes_before_the_deaths(
     assert headline(starved).title.startswith("died: worker 0 (pid 1100)")
 
 
+@pytest.mark.parametrize(("seen", "outcome"), [(None, RunOutcome.CUT), (5, RunOutcome.CUT), (0, RunOutcome.HUNG)])
+def test_a_worker_that_goes_on_to_its_next_sample_does_not_hang(
+    seen: int | None, outcome: RunOutcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It came to a sample in the wait, and is not in it for longer than in others. seen: when a watchdog saw a hang."""
+    path = write(tmp_path / "t", Run(**LONG))
+    end = int(read_trace(path).events["time"][-1])
+    sample = {"loader": 1, "tid": 1101, "task": 9, "worker": 1}
+    next_one = sample | {"code": ev.SAMPLE[0], "time": end - SECOND, "x": 1, "y": 39}
+    add(path, 1101, [sample | {"code": ev.SAMPLE[1], "time": end - 2 * SECOND}, next_one])
+    trace = read_trace(path)
+    if seen is not None:
+        trace.watched.looks = [StallLook(Stall(1, Call.NEXT, 0, LOADER_PID), 1, end - seen * SECOND, {})]
+        doctor_says(monkeypatch, Finding(RunOutcome.HUNG, "the loop waits: ...", HangCause.FIFO))
+    assert headline(trace).outcome is outcome
+
+
+def test_a_sampler_that_gives_no_first_index_is_waited_for(tmp_path: Path) -> None:
+    """iter() draws the first indices, before the first call of next."""
+    lines: list[dict[str, object]] = [{"kind": "loader", "loader": 1}]
+    at = {ev.EPOCH[0]: 1, ev.SAMPLER_NEXT[0]: 2, ev.GC[0]: 9 * SECOND}
+    events = [{"code": code, "time": time, "tid": LOOP + (code == ev.GC[0])} for code, time in at.items()]
+    write_process(tmp_path, events, pid=LOOP, role="loader", loader=1, lines=lines)
+    assert headline(read_trace(tmp_path)).title.startswith("hung for 9.00 s, since 0.00 s: asking the sampler")
+
+
 # --- Not hung ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("changes", [{}, {"polls": 0}, {"poll": SECOND, "polls": 4, "cost": "slow"}])
 def test_a_wait_within_the_runs_own_past_is_no_hang(tmp_path: Path, changes: dict[str, object]) -> None:

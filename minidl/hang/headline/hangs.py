@@ -69,10 +69,12 @@ def hung(run: RunContext, wait: LastWait, others: list[LastWait]) -> Finding:
         return dataclasses.replace(
             found, head=head, next_step=found.next_step if found.helps else held.step, focus=focus
         )
-    outcome = RunOutcome.HUNG
+    outcome, helps = RunOutcome.HUNG, held.step
     if not wait.for_data:  # it may be an evaluation, a checkpoint or a hang
         outcome, head, evidence = RunOutcome.CUT, f"cut{rank}", [*_at_work(run, wait), *evidence]
-    return run.finding(outcome, held.what, evidence, held.step, held.focus, held.told(evidence), head)
+    elif held.goes_on and not wait.ended:
+        outcome, head, helps = RunOutcome.CUT, f"cut{rank}", _LONGER
+    return run.finding(outcome, held.what, evidence, helps, held.focus, held.told(evidence), head)
 
 
 def _evidence(run: RunContext, wait: LastWait, focus: Focus, behind: list[str], others: list[LastWait]) -> list[str]:

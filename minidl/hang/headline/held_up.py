@@ -13,6 +13,7 @@ from minidl.hang import remedies
 from minidl.hang.consult import diagnose_recorded
 from minidl.hang.finding import Finding, Focus, FocusScope, RecordedWait, from_trace
 from minidl.hang.headline.run_context import STEPS, LastWait, RunContext
+from minidl.hang.limits import STILL
 from minidl.hang.places import LoaderStep
 from minidl.hang.snapshot import IteratorSnapshot, Job
 from minidl.playback.missing import BatchPlace, MissingBatch, missing_batch
@@ -90,9 +91,24 @@ class HeldUp:
         step = run.step_at(focus.process, self.wait.until) if focus.process != self.wait.home else None
         return ("", 0) if step is None else (doing(step), since(run.trace, step))
 
+    @property
+    def in_a_step(self) -> bool:
+        """Whether a worker is in a sample or a collation, or fetches."""
+        return self.wait.for_data and self.focus.code in (ev.FETCH[0], ev.SAMPLE[0], ev.COLLATE[0])
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the worker has begun its step in the wait, and is not in it for longer than in others before."""
+        past = self.run.spans_of([self.focus.code], loader=self.focus.loader)
+        longest = int((past["end"] - past["begin"])[past["end"] >= 0].max(initial=0))
+        young = self.wait.until - self.focus.span < max(STILL * 1e9, 2 * longest)
+        return self.in_a_step and self.focus.span > self.wait.begin and young
+
     def opinion(self, evidence: Iterable[str] = ()) -> Finding | None:
         """The doctor's finding, if a watchdog took evidence in the wait."""
-        told = self.told(evidence)
+        told, looks = self.told(evidence), self.run.trace.watched.looks
+        if self.in_a_step and looks and looks[-1].at < self.focus.span:  # it saw the worker in an earlier step
+            return None
         found = diagnose_recorded(self.run.trace, told)
         return None if found is None else dataclasses.replace(found, wait=told)
 
