@@ -670,6 +670,19 @@ def test_a_worker_that_goes_on_to_its_next_sample_does_not_hang(
     assert headline(trace).outcome is outcome
 
 
+def test_a_program_that_is_killed_after_its_loaders_is_cut(tmp_path: Path) -> None:
+    """Its exit may have hung, and no look has seen it yet: what bound its loaders is not what it was killed for."""
+    at = {ev.EPOCH[0]: 1, ev.NEXT[0]: 2, ev.NEXT[1]: 3, ev.EPOCH[1]: 4, ev.SHUTDOWN[0]: 5, ev.SHUTDOWN[1]: 6}
+    events = [{"code": code, "time": time} for code, time in at.items()]
+    lines: list[dict[str, object]] = [{"kind": "loader", "loader": 1}]
+    write_process(tmp_path, events, pid=LOOP, role="loader", loader=1, lines=lines)
+    for code, said in ((-signal.SIGKILL, "cut: loader (pid 100) was killed 2.00 s after its last event"), (0, "fine")):
+        ended = watched.ended(watched.Ended(LOOP, 2 * SECOND + 6, code))
+        data = [watched.description("0", LOOP, 120.0), ended, watched.over(1)]
+        (tmp_path / f"watch-{LOOP}-1.attachment.jsonl").write_bytes(b"".join(data))
+        assert headline(read_trace(tmp_path)).title.startswith(said)
+
+
 def test_a_sampler_that_gives_no_first_index_is_waited_for(tmp_path: Path) -> None:
     """iter() draws the first indices, before the first call of next."""
     lines: list[dict[str, object]] = [{"kind": "loader", "loader": 1}]

@@ -6,6 +6,7 @@ Also of recordings without the run's end in which no wait was a hang: the record
 from __future__ import annotations
 
 import dataclasses
+import signal
 from typing import Final
 
 import numpy as np
@@ -226,7 +227,7 @@ def cut(run: RunContext) -> Finding | None:
     """The finding of a recording without the run's end, in which no wait was a hang."""
     wait = next((wait for wait in run.waits if not wait.ended and wait.home not in run.over), None)
     if run.runs or wait is None:
-        return None
+        return None if run.runs else _killed_after_its_loaders(run)
     home, step = run.processes[wait.home], run.step_at(wait.home, wait.until)
     nexts = run.spans_of(ev.NEXT[:1])
     batches = int(np.count_nonzero((nexts["end"] >= 0) & (nexts["ey"] == Outcome.DATA)))
@@ -246,6 +247,19 @@ def cut(run: RunContext) -> Finding | None:
     if found is not None and found.outcome is RunOutcome.MAYBE_HUNG:
         return dataclasses.replace(found, head=f"cut: {found.begins}", focus=held.focus, next_step=_LONGER)
     return run.finding(RunOutcome.CUT, what, evidence, helps, held.focus, held.told(evidence))
+
+
+def _killed_after_its_loaders(run: RunContext) -> Finding | None:
+    """The finding of a process that SIGKILL ended, not its program, when none of its iterators was left."""
+    for home in run.homes:
+        death = run.trace.watched.death_of(run.processes[home].pid)
+        if death is not None and death.code == -signal.SIGKILL and home not in run.over:
+            after = duration(death.at - int(run.events["time"][run.events["process"] == home][-1]))
+            what = f"{run.processes[home].name} was killed {after} after its last event, when it had no iterator"
+            evidence = ("SIGKILL, as the watchdog saw; its program had not ended", what_bounds(run).sentence)
+            helps = "if it did not end by itself, run minidl doctor PID while it waits: a thread may hold up its exit"
+            return run.finding(RunOutcome.CUT, what, evidence, helps)
+    return None
 
 
 def running(run: RunContext) -> Finding | None:
