@@ -150,6 +150,7 @@ def nap(left: str, timeout: float) -> Syscall:
 
 OPENS = Syscall("openat", "opens /data/a.fifo")
 FLOCK = Syscall("flock", "LOCK_EX", (7, 2), (7,), timeout=-1.0)
+FCNTL = replace(FLOCK, name="fcntl")
 READS = Syscall("read", "", (6,), (6,))
 READS_FOR_EVER = replace(READS, timeout=-1.0)
 RECEIVES = Syscall("recvfrom", "", (9,), (9,), timeout=-1.0)
@@ -184,6 +185,9 @@ TWO_LOCKS = worker(0, user("flock(cache)"), call=replace(FLOCK, args=(8, 2), fds
                    descriptors=(HOLDS, Descriptor(8, "file", "/data/cache.lock", 78, 3, "rw")))  # fmt: skip
 OF_101 = FileLock(1, "FLOCK", "WRITE", 101, 3, 77)
 WAITED_FOR = FileLock(1, "FLOCK", "WRITE", 102, 3, 77, waits=True)
+MINE = replace(HOLDS, fd=8, locks=("1: FLOCK ADVISORY WRITE 102",))
+TWICE = replace(ASKS, descriptors=(*ASKS.descriptors, MINE))
+OF_102 = replace(OF_101, pid=102)
 INHERITED = process(300, LOOP, thread(300, None, SLEEPS), name="sleep", descriptors=(with_locks(300, "1: FLOCK"),))
 FILE_LOCKS = [
     case("the holder, and what that is in",
@@ -197,6 +201,28 @@ FILE_LOCKS = [
                      locks=(FileLock(1, "FLOCK", "WRITE", LOOP, 3, 77),))],
          pid=300, fact="which process 100 took and passed on", says="inherited that lock", fix="close_fds",
          never="py-spy"),
+    case("a process that takes a lock twice, by two descriptors, waits for itself",
+         looks=[look(loop(1), IDLE, TWICE, locks=(OF_102, WAITED_FOR))], outcome=HUNG, cause=HangCause.SELF_LOCK,
+         sure=Sure.CERTAIN, worker=1, ends="in flock on /data/index.lock; it holds that lock itself",
+         fix="lock it once", fact="worker 1 (pid 102) has the open file that holds it (FLOCK WRITE)"),
+    case("a process that forked while it held the lock that it takes again",
+         looks=[look(loop(1), IDLE, TWICE, replace(INHERITED, ppid=102), locks=(OF_102, WAITED_FOR))],
+         cause=HangCause.SELF_LOCK, worker=1, fact="process sleep (pid 300), a child of worker 1 has the open file"),
+    case("another thread of the process may release the lock",
+         looks=[look(loop(1), IDLE, replace(TWICE, threads=(*TWICE.threads, thread(202, (user("fill"),), SLEEPS))),
+                     locks=(OF_102, WAITED_FOR))],
+         cause=HangCause.FILE_LOCK, sure=Sure.LIKELY, says="its own process holds that lock itself [its thread"),
+    case("a lock that it has inherited from a process that has ended",
+         looks=[look(loop(1), IDLE, TWICE, locks=(replace(OF_101, pid=900), WAITED_FOR))],
+         cause=HangCause.SELF_LOCK, fact="which process 900, which has ended, took and passed on"),
+    case("its own lock of the whole file does not keep it from a lock of bytes, which another process holds",
+         looks=[look(loop(1), IDLE, again(TWICE, syscall=FCNTL, syscall_before=FCNTL),
+                     locks=(OF_102, replace(OF_101, kind="POSIX"), WAITED_FOR))],
+         cause=HangCause.FILE_LOCK, says="worker 0 (pid 101)", never="itself"),
+    case("the process that took the lock has ended",
+         looks=[look(loop(1), IDLE, ASKS, locks=(replace(OF_101, pid=900), WAITED_FOR))], cause=HangCause.FILE_LOCK,
+         sure=Sure.LIKELY,
+         ends="process 900 (not examined) took it, and may have passed it on to a child: it has ended itself"),
     case("two that wait for each other are a cycle",
          looks=[look(loop(1), locked(0, 71, 70), locked(1, 70, 71),
                      locks=tuple(FileLock(i, "FLOCK", "WRITE", 101 + i, 3, 70 + i) for i in (0, 1)))],
@@ -1565,6 +1591,9 @@ UNSEEN = [
     case("if only times can be seen the kernel's table has the locks",
          looks=[replace(blind(NO_STACK, bare=True), locks=(OF_400, WAITED_FOR))], cause=HangCause.FILE_LOCK,
          says="process 400 (not examined) took it, and may have passed it on"),
+    case("the lock is its own by the kernel's table alone",
+         looks=[replace(blind(look(loop(1), IDLE, TWICE), bare=True), locks=(OF_102, WAITED_FOR))],
+         cause=HangCause.SELF_LOCK, sure=Sure.LIKELY, worker=1),
 ]  # fmt: skip
 
 

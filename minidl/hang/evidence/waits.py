@@ -102,7 +102,7 @@ class _Ends:
         self.pipes: dict[tuple[int, str], dict[int, None]] = defaultdict(dict)  # of a pipe's inode and end, "r" or "w"
         self.sockets: dict[int, dict[int, None]] = defaultdict(dict)
         self.semaphores: dict[int, dict[int, None]] = defaultdict(dict)
-        self.keepers: dict[tuple[int, int], list[int]] = defaultdict(list)  # of the open file that holds a lock
+        self.keepers: dict[tuple[int, int], list[tuple[int, Descriptor]]] = defaultdict(list)  # of a locked open file
         for process in evidence.processes:
             for one in process.descriptors:
                 self._take(process.pid, one)
@@ -116,7 +116,7 @@ class _Ends:
         elif one.kind == "socket":
             self.sockets[one.inode][pid] = None
         if one.locks:
-            self.keepers[one.device, one.inode].append(pid)
+            self.keepers[one.device, one.inode].append((pid, one))
 
 
 class _Waiting(NamedTuple):
@@ -292,9 +292,9 @@ def _at_file_lock(at: _Waiting) -> KernelWait:
     if file is None:
         return KernelWait(Blocked.FILE_LOCK, f"waiting in {at.call.name}", certain=True)
     holders = tuple(_lock_holders(at, file))
-    call = "fcntl for a lock" if at.call.name == "fcntl" else at.call.name
-    words = f"waiting in {call} on {file.target}"
-    return KernelWait(Blocked.FILE_LOCK, words, file.target, holders, bool(holders))
+    words = f"waiting in {at.call.name}{' for a lock' * (at.call.name == 'fcntl')} on {file.target}"
+    known = all(one.pid != at.process.pid and at.evidence.process(one.pid) for one in holders)
+    return KernelWait(Blocked.FILE_LOCK, words, file.target, holders, bool(holders) and known)
 
 
 def _locks_of(at: _Waiting, file: Descriptor) -> list[FileLock]:
@@ -304,13 +304,20 @@ def _locks_of(at: _Waiting, file: Descriptor) -> list[FileLock]:
 
 
 def _lock_holders(at: _Waiting, file: Descriptor) -> Iterator[Holder]:
-    """The holders of a file's lock. A flock lock belongs to an open file that forks share: its taker may have ended."""
+    """The holders of a file's lock. A flock lock belongs to an open file that forks share: its taker may have ended.
+
+    The waiter itself holds the lock by another open file if it took the lock, or if no other process has that file.
+    """
     held, own = _locks_of(at, file), at.process.pid
-    keepers = [pid for pid in at.ends.keepers[file.device, file.inode] if pid != own] if held else []
+    kept = at.ends.keepers[file.device, file.inode] if held else []
     takers = [one.pid for one in held if one.kind != "POSIX" and one.pid > 0]
+    others, locks = [pid for pid, _ in kept if pid != own], at.call.name == "flock"
+    mine = locks and any(pid == own and one.fd != file.fd and "FLOCK" in str(one.locks) for pid, one in kept)
+    keepers = [own, *others] if mine and (own in takers or not others) else others
     for pid in keepers:
-        inherited = bool(takers) and takers[0] != pid
-        passed = f", which process {takers[0]} took and passed on" if inherited else ""
+        inherited = bool(takers) and pid not in takers
+        ended = "" if takers and at.evidence.process(takers[0]) else ", which has ended,"
+        passed = f", which process {takers[0]}{ended} took and passed on" if inherited else ""
         why = f"has the open file that holds it ({held[0].kind} {held[0].mode}){passed}"
         yield Holder(pid, why=why, inherited=inherited)
     passed_on = {one.pid for one in at.evidence.processes if one.descriptors} | (set(takers) if keepers else set())
@@ -365,11 +372,7 @@ def _at_descriptor(at: _Waiting, one: Descriptor) -> KernelWait:
     return KernelWait(kind, f"in {at.call.name} of {one.target}", one.target)
 
 
-_CONNECTING: Final = {
-    "accept": "waiting for a connection",
-    "accept4": "waiting for a connection",
-    "connect": "waiting to connect to a server",
-}
+_CONNECTING: Final = {"accept": "waiting for a connection", "connect": "waiting to connect to a server"}
 
 
 def _at_socket(at: _Waiting, one: Descriptor) -> KernelWait:
@@ -377,7 +380,8 @@ def _at_socket(at: _Waiting, one: Descriptor) -> KernelWait:
     why = "listens, and has not accepted the connection" if backlog else "has the socket's other end"
     peers = at.ends.sockets.get(one.peer, ()) if one.peer else ()
     doing = "waiting to write to a socket" if at.call.name in _WRITES else "waiting for data at a socket"
-    doing = _CONNECTING.get(at.call.name, doing) + (", in a connection that was not accepted yet" if backlog else "")
+    doing = _CONNECTING.get(at.call.name.removesuffix("4"), doing)
+    doing += ", in a connection that was not accepted yet" if backlog else ""
     return KernelWait(Blocked.SOCKET, doing, one.target, tuple(Holder(pid, why=why, listens=backlog) for pid in peers))
 
 
@@ -415,12 +419,9 @@ _FUNCTIONS: Final = (
     ("pipe_read", Blocked.PIPE_READ, "waiting for data in a pipe"),
     ("pipe_write", Blocked.PIPE_WRITE, "waiting for room in a pipe"),
     ("wait_for_partner", Blocked.FIFO, "opening a FIFO whose other end no process has opened"),
-    ("locks_lock_inode_wait", Blocked.FILE_LOCK, "waiting for a file lock"),
-    ("flock", Blocked.FILE_LOCK, "waiting for a file lock"),
-    ("fcntl_setlk", Blocked.FILE_LOCK, "waiting for a file lock"),
+    ("locks_lock_inode_wait|flock|fcntl_setlk", Blocked.FILE_LOCK, "waiting for a file lock"),
     ("do_wait", Blocked.CHILD, "waiting for a child process"),
-    ("skb_wait", Blocked.SOCKET, "waiting at a socket"),
-    ("unix_stream", Blocked.SOCKET, "waiting at a socket"),
+    ("skb_wait|unix_stream", Blocked.SOCKET, "waiting at a socket"),
     ("poll_schedule", Blocked.OTHER, "waiting for a descriptor (poll)"),
     ("ep_poll", Blocked.OTHER, "waiting for a descriptor (epoll)"),
 )
@@ -433,6 +434,6 @@ def _by_function(thread: SeenThread) -> KernelWait:
     if not name:
         return KernelWait(Blocked.UNKNOWN, "asleep")
     for part, kind, words in _FUNCTIONS:
-        if part in name:
+        if re.search(part, name):
             return KernelWait(kind, f"{words} (the kernel's {name})")
     return KernelWait(Blocked.OTHER, f"asleep in the kernel's {name}")

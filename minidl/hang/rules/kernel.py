@@ -11,7 +11,6 @@ from typing import Final, NamedTuple
 
 from minidl.hang.case import ThreadFacts
 from minidl.hang.chain import Chain, follow, joins
-from minidl.hang.evidence.model import SeenProcess
 from minidl.hang.evidence.waits import Blocked
 from minidl.hang.finding import EvidenceLine, HangCause, Sure
 from minidl.hang.limits import LONG
@@ -35,16 +34,31 @@ def file_lock(chain: Chain) -> Judgement | None:
     end, wait = chain.end, chain.end.wait
     if end.kind is not Blocked.FILE_LOCK:
         return None
+    if any(one.pid == end.pid for one in wait.holders):
+        return _held_by_itself(end)
     facts, polls = holders_seen(end), wait.bounded  # then the kernel knows of no wait: this lock is a conclusion
     who = named(end.case, [one.pid for one in wait.holders]) or "a process that could not be seen"
     sure = (Sure.CERTAIN if wait.certain and not polls else Sure.LIKELY) if facts else Sure.POSSIBLE
     passed = facts and not wait.certain and not polls
-    holds = "took it, and may have passed it on to a child" if passed else "holds it"
+    ended = ": it has ended itself" * (not any(one.pid in end.case.processes for one in wait.holders))
+    holds = f"took it, and may have passed it on to a child{ended}" if passed else "holds it"
     also = MAY_POLL if polls else () if facts else _ELSEWHERE
     if polls and not facts:  # a lock file without a lock of the kernel's
         fix = "delete that file if its maker has ended; use a lock that ends with its process (flock)"
         return Judgement(HangCause.FILE_LOCK, f"is {wait.words}", Sure.LIKELY, (wait_seen(end),), also, fix)
     return Judgement(HangCause.FILE_LOCK, f"is {wait.words}; {who} {holds}", sure, facts, also)
+
+
+def _held_by_itself(end: ThreadFacts) -> Judgement:
+    """The waiter's own process holds the lock by another open file; another thread of it may release that."""
+    own = end.case.helpers(end.pid, but=end.tid)
+    cause, who = (HangCause.FILE_LOCK, "its own process") if own else (HangCause.SELF_LOCK, "it")
+    what = f"is {end.wait.words}; {who} holds that lock itself{doing_of(own)}"
+    sure = Sure.CERTAIN if end.place.seen and end.call.name and not own else Sure.LIKELY
+    return Judgement(cause, what, sure, holders_seen(end), fix=_ONCE, helped=any(map(at_work, own)))
+
+
+_ONCE: Final = "lock it once, by one descriptor, or release it before you lock it again: a lock is of an open file"
 
 
 def holders_seen(link: ThreadFacts) -> tuple[EvidenceLine, ...]:
@@ -244,16 +258,13 @@ def socket(chain: Chain) -> Judgement | None:
     what = f"is {end.wait.words}" + (f" with a timeout, {times} times in {case.apart:.1f} s: it polls" if times else "")
     helpers = (thread for one in end.wait.holders for thread in case.helpers(one.pid))
     own = {link.pid: link.wait.target for link in chain.links if link.kind is Blocked.SOCKET}
-    shared = [p.pid for p in case.now.processes if p.pid not in own and any(_has(p, one) for one in own.values())]
+    wanted = set(own.values()) - {""}
+    shared = [p.pid for p in case.now.processes if p.pid not in own and wanted & {one.target for one in p.descriptors}]
     taken = f"{named(case, shared)} inherited the same socket and may have read the answer: connect in each worker"
     return Judgement(
         HangCause.SOCKET, f"{what}; {_at_other_end(end)}", Sure.LIKELY, (wait_seen(end),),
         (*([taken] if shared else []), "the other end is slow but will answer"), helped=any(map(at_work, helpers)),
     )  # fmt: skip
-
-
-def _has(process: SeenProcess, target: str) -> bool:
-    return bool(target) and any(one.target == target for one in process.descriptors)
 
 
 def _at_other_end(end: ThreadFacts) -> str:
