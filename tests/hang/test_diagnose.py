@@ -41,6 +41,7 @@ from minidl.hang.evidence.model import (
     Descriptor,
     FileLock,
     Frame,
+    Machine,
     RunEvidence,
     SeenProcess,
     SeenThread,
@@ -49,6 +50,7 @@ from minidl.hang.evidence.model import (
 )
 from minidl.hang.finding import Finding, HangCause, RecordedWait, RunOutcome, Sure
 from minidl.hang.places import LoaderStep
+from minidl.hang.remedies import SHARED_MEMORY
 from minidl.hang.rules.activity import stirs
 
 HUNG, MAYBE_HUNG, MOVES, UNKNOWN = RunOutcome.HUNG, RunOutcome.MAYBE_HUNG, RunOutcome.MOVES, RunOutcome.UNKNOWN
@@ -1323,9 +1325,22 @@ def importing(number: int) -> SeenProcess:
     return replace(new, name="python", threads=(thread(new.pid, stack, None, cpu=0.2),))
 
 
+def shared_memory(free: int, most: int) -> list[RunEvidence]:
+    """All are idle for long, beside a /dev/shm of a size."""
+    machine = Machine(shm_size=most, shm_free=free)
+    return [replace(one, machine=machine) for one in later(loop(1), IDLE, IDLE_FEEDS)]
+
+
 LOST_AND_ENDED = [
     case("all are idle at one look", loop(1), IDLE, IDLE_FEEDS, outcome=MAYBE_HUNG),
     case("all are idle for long", looks=later(loop(1), IDLE, IDLE_FEEDS), outcome=HUNG, cause=HangCause.LOST_RESULT),
+    case("a result that did not fit into /dev/shm is lost", looks=shared_memory(3 << 20, 16 << 20), sure=Sure.LIKELY,
+         cause=HangCause.LOST_RESULT, ends="lost on its way to the loop: /dev/shm has 3.0 MiB of 16.0 MiB left",
+         fix=f"{SHARED_MEMORY}; then look for a traceback"),
+    case("a batch may be larger than a small /dev/shm that is empty", looks=shared_memory(16 << 20, 16 << 20),
+         ends="lost on its way to the loop", also="it did not fit: /dev/shm has 16.0 MiB of 16.0 MiB left"),
+    case("a large /dev/shm has room", looks=shared_memory(1 << 30, 16 << 30), also="the task was never sent",
+         ends="lost on its way to the loop"),
     case("bytes that make no message are a torn one", looks=later(loop(1, waiting=4096), IDLE, worker(1, step="idle")),
          cause=HangCause.TORN_MESSAGE, says="4096 bytes"),
     case("a worker that died in a message leaves the loop in a read", TORN, IDLE, KILLED,

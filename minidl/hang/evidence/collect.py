@@ -52,7 +52,7 @@ def collect(main: int, others: Iterable[int] = (), *, interval: float = 0.5, py_
         stacks="py-spy" if any(thread.stack is not None for one in found for thread in one.threads) else "",
         processes=tuple(_with_copies(process, found) for process in found),
         locks=locks,
-        machine=read_machine(line for process in found for line in process.cgroups),
+        machine=read_machine((line for process in found for line in process.cgroups), main),
         not_seen=unseen.all(),
     )
 

@@ -39,21 +39,19 @@ def locks_of(text: str) -> tuple[FileLock, ...]:
     return tuple(out)
 
 
-def read_machine(cgroups: Iterable[str]) -> Machine:
-    """The resources of the machine. cgroups: lines of /proc/PID/cgroup, of all processes."""
+def read_machine(cgroups: Iterable[str], main: int) -> Machine:
+    """The resources of the machine. cgroups: lines of /proc/PID/cgroup, of all processes. main: whose /dev/shm it is.
+
+    Of the cgroups it has those that limit something, or that have killed something.
+    """
     size = free = -1
     with contextlib.suppress(OSError):
-        shm = os.statvfs("/dev/shm")
+        shm = os.statvfs(f"/proc/{main}/root/dev/shm")  # of a container: another one than ours
         size, free = shm.f_frsize * shm.f_blocks, shm.f_frsize * shm.f_bavail
     folders = dict.fromkeys(folder for line in sorted(set(cgroups)) for folder in _folders(line))
-    limiting = (group for group in map(_cgroup, folders) if _limits(group))
+    limiting = (one for one in map(_cgroup, folders) if one.oom_kills > 0 or max(one.memory_limit, one.cpu_quota) >= 0)
     most = number("/proc/sys/vm/max_map_count")
     return Machine(os.cpu_count() or -1, os.getloadavg()[0], size, free, most, tuple(limiting))
-
-
-def _limits(group: Cgroup) -> bool:
-    """Whether a cgroup limits something, or has killed something."""
-    return group.memory_limit >= 0 or group.cpu_quota >= 0 or group.oom_kills > 0
 
 
 def _folders(line: str) -> list[Path]:

@@ -9,9 +9,10 @@ from minidl.hang.chain import OWNED, Chain, gil_starved
 from minidl.hang.evidence.waits import Blocked
 from minidl.hang.finding import EvidenceLine, HangCause, Sure, detail, whole
 from minidl.hang.places import USERS, LoaderStep
-from minidl.hang.remedies import READ_ALL
+from minidl.hang.remedies import BY_CAUSE, READ_ALL, SHARED_MEMORY
 from minidl.hang.rules.activity import family_stirs
 from minidl.hang.rules.judgement import Judgement, exit_in_words, wait_seen
+from minidl.tracefile.words import size
 
 _WAITS: Final = (LoaderStep.NEXT, LoaderStep.HAND_OVER, LoaderStep.READ)
 
@@ -69,11 +70,19 @@ def none_has_it(chain: Chain) -> Judgement | None:
         )  # fmt: skip
     facts += [EvidenceLine("the result pipe is empty", "FIONREAD")] if torn == 0 else []
     task = f"task {told.task}" if told.task >= 0 else "the batch"
+    free, most = end.case.now.machine.shm_free, end.case.now.machine.shm_size
+    small, full = 0 <= free < 64 << 20, 0 <= free < min(64 << 20, most / 2)  # a container has 64 MiB by default
+    left = f"/dev/shm has {size(free)} of {size(most)} left"
+    lost = f"{task} was lost on its way to the loop{f': {left}' * full}"
     sure = Sure.LIKELY if chain.first.place.seen else Sure.POSSIBLE  # a feeder without a stack may be blocked
     return Judgement(
-        HangCause.LOST_RESULT, f"{idle}{_without_descriptors(end)}; {task} was lost on its way to the loop", sure,
-        tuple(facts), ("the task was never sent (its indices could not be pickled)",),
+        HangCause.LOST_RESULT, f"{idle}{_without_descriptors(end)}; {lost}", sure, tuple(facts),
+        (*([f"it did not fit: {left}"] if small and not full else []), _NEVER_SENT),
+        f"{SHARED_MEMORY}; then {BY_CAUSE[HangCause.LOST_RESULT]}" if full else "",
     )  # fmt: skip
+
+
+_NEVER_SENT: Final = "the task was never sent (its indices could not be pickled)"
 
 
 def _without_descriptors(worker: ThreadFacts) -> str:
@@ -86,8 +95,7 @@ def _without_descriptors(worker: ThreadFacts) -> str:
 
 def _bytes_waiting(loop: ThreadFacts) -> int:
     """The number of bytes in the pipe that the loop polls; -1 = unknown."""
-    known = (one for fd in loop.call.fds if (one := loop.process.descriptor(fd)) is not None)
-    return max((one.waiting for one in known), default=-1)
+    return max((one.waiting for fd in loop.call.fds if (one := loop.process.descriptor(fd)) is not None), default=-1)
 
 
 def worker_has_ended(chain: Chain) -> Judgement | None:

@@ -40,7 +40,7 @@ class VitalSigns:
 
     def sample(self, pids: Collection[int]) -> Sample:
         """Sample the existing processes and the machine that they share."""
-        machine = read_machine(ProcFiles(os.getpid()).cgroups())
+        machine = read_machine(ProcFiles(os.getpid()).cgroups(), os.getpid())
         kills = max((group.oom_kills for group in machine.cgroups), default=-1)
         processes = {pid: one for pid in pids if (one := vitals(pid)) is not None}
         for pid, tasks in self._busiest(processes):

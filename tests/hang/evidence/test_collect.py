@@ -91,6 +91,15 @@ def test_a_lock_file_is_known_by_its_name_and_by_the_process_that_it_names(tmp_p
     assert [(one.fd, one.inode) for one in found] == [(-1, os.stat(name).st_ino) for name in named[:3]]
 
 
+def test_the_shared_memory_is_that_of_the_program_and_not_our_own() -> None:
+    mounts = "import time; from minidl.prove.faults.program import small_shm; small_shm()"
+    with child(f"{mounts}; {READY} time.sleep(99)") as program:
+        if os.path.samefile(f"/proc/{program.pid}/ns/mnt", "/proc/self/ns/mnt"):
+            pytest.skip("this user may not mount")
+        machine = collect(program.pid, interval=0.0, py_spy=False).machine
+    assert (machine.shm_size, machine.shm_free) == (1 << 20, 1 << 20)
+
+
 def test_a_full_pipe_its_bytes_and_its_reader() -> None:
     reading, writing = os.pipe()
     with ExitStack() as stack:
