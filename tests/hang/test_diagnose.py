@@ -1325,6 +1325,12 @@ def importing(number: int) -> SeenProcess:
     return replace(new, name="python", threads=(thread(new.pid, stack, None, cpu=0.2),))
 
 
+def counting(name: str) -> SeenProcess:
+    """A loop over enumerate(loader), in a function with a variable."""
+    frame = Frame("train", "/home/a/train.py", 9, {name: "5"}, "for step, (x, y) in enumerate(tqdm(loader)):")
+    return loop(1, stack=(*next_stack(1)[:-1], frame, MAIN))
+
+
 def shared_memory(free: int, most: int) -> list[RunEvidence]:
     """All are idle for long, beside a /dev/shm of a size."""
     machine = Machine(shm_size=most, shm_free=free)
@@ -1334,6 +1340,12 @@ def shared_memory(free: int, most: int) -> list[RunEvidence]:
 LOST_AND_ENDED = [
     case("all are idle at one look", loop(1), IDLE, IDLE_FEEDS, outcome=MAYBE_HUNG),
     case("all are idle for long", looks=later(loop(1), IDLE, IDLE_FEEDS), outcome=HUNG, cause=HangCause.LOST_RESULT),
+    case("the program's own count tells the batch", looks=later(counting("step"), IDLE, IDLE_FEEDS),
+         ends="the batch after step = 5 was lost on its way to the loop"),
+    case("the trace tells the task, too", looks=later(counting("step"), IDLE, IDLE_FEEDS),
+         told=told(task=9), ends="task 9 was lost on its way to the loop"),
+    case("a variable of another name does not", looks=later(counting("epoch"), IDLE, IDLE_FEEDS),
+         ends="the batch was lost on its way to the loop"),
     case("a result that did not fit into /dev/shm is lost", looks=shared_memory(3 << 20, 16 << 20), sure=Sure.LIKELY,
          cause=HangCause.LOST_RESULT, ends="lost on its way to the loop: /dev/shm has 3.0 MiB of 16.0 MiB left",
          fix=f"{SHARED_MEMORY}; then look for a traceback"),

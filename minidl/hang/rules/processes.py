@@ -69,17 +69,25 @@ def none_has_it(chain: Chain) -> Judgement | None:
             Sure.LIKELY, (*facts, rest), ("the loop has not read the pipe yet",),
         )  # fmt: skip
     facts += [EvidenceLine("the result pipe is empty", "FIONREAD")] if torn == 0 else []
-    task = f"task {told.task}" if told.task >= 0 else "the batch"
     free, most = end.case.now.machine.shm_free, end.case.now.machine.shm_size
     small, full = 0 <= free < 64 << 20, 0 <= free < min(64 << 20, most / 2)  # a container has 64 MiB by default
     left = f"/dev/shm has {size(free)} of {size(most)} left"
-    lost = f"{task} was lost on its way to the loop{f': {left}' * full}"
+    lost = f"{_batch(loop)} was lost on its way to the loop{f': {left}' * full}"
     sure = Sure.LIKELY if chain.first.place.seen else Sure.POSSIBLE  # a feeder without a stack may be blocked
     return Judgement(
         HangCause.LOST_RESULT, f"{idle}{_without_descriptors(end)}; {lost}", sure, tuple(facts),
         (*([f"it did not fit: {left}"] if small and not full else []), _NEVER_SENT),
         f"{SHARED_MEMORY}; then {BY_CAUSE[HangCause.LOST_RESULT]}" if full else "",
     )  # fmt: skip
+
+
+def _batch(loop: ThreadFacts) -> str:
+    """The lost batch: its task, or the number by which the program itself counts (enumerate) the last one before it."""
+    frame, task = loop.place.caller, loop.case.told.task
+    name = frame.source.removeprefix("for ").partition(",")[0] if frame and "enumerate(" in frame.source else ""
+    number = frame.variables.get(name, "") if frame else ""
+    batch = f"the batch after {name} = {number}" if number.isdecimal() else "the batch"
+    return f"task {task}" if task >= 0 else batch
 
 
 _NEVER_SENT: Final = "the task was never sent (its indices could not be pickled)"
