@@ -640,6 +640,13 @@ def test_a_hang_that_kill_9_of_the_whole_run_ended_comes_before_the_deaths(
         trace.watched.looks = [StallLook(Stall(1, Call.NEXT, trace.last, LOADER_PID), 1, trace.last, {})]
         doctor_says(monkeypatch, Finding(RunOutcome.HUNG, "the loop waits for worker 1: it is ...", HangCause.FIFO))
         assert headline(trace).title == "hung for 30.0 s, since 0.01 s: the loop waits for worker 1: it is ..."
+        doctor_says(monkeypatch, Finding(RunOutcome.MAYBE_HUNG, "the loop waits: ...", HangCause.BARRIER))
+        killed = [watched.Ended(LOADER_PID, end, -signal.SIGKILL)]
+        for ended, said in ([], "died: worker 0 (pid 1100)"), (killed, "cut: may hang: the loop"):
+            trace = read_trace(path)
+            trace.watched.looks = [StallLook(Stall(1, Call.NEXT, trace.last, LOADER_PID), 1, trace.last, {})]
+            trace.watched.ended = ended
+            assert headline(trace).title.startswith(said)
         return
     assert found.title.startswith("hung for 30.0 s, since 0.01 s: waiting for worker 1 (pid 1101), in sample 38")
     assert "SIGKILL ended the whole run at 30.01 s: the loader found pid 1100 dead" in found.evidence[-1].text

@@ -71,16 +71,19 @@ def _hung_before(run: RunContext, death: np.void) -> Finding | None:
     """The hang of a run that was killed as a whole, so that the loader found a worker dead just before its own end.
 
     A person ends a hanging run with kill -9. A loader that survives a worker's death ends its `next` with an error; one
-    that is killed after it may do so, too, so only evidence of the hang counts then.
+    that is killed after it may do so, too. Then the watchdog has seen that SIGKILL ended both, or that it was a hang.
     """
     home, (pid, code) = int(death["process"]), _dead(death)
     together = run.until[home] - int(death["time"]) < SUDDEN * 1e9 and home not in run.over and not run.runs
     wait = run.last_wait(home) if code == -signal.SIGKILL and together and not run.out_of_memory else None
     if wait is None or not wait.begin < int(death["time"]) <= wait.until or not wait.for_data:
         return None
+    seen = run.trace.watched.death_of(run.processes[home].pid)
+    whole = seen is not None and seen.code == code and abs(seen.at - int(death["time"])) < SUDDEN * 1e9
     raised, wait = wait.ended, dataclasses.replace(wait, until=int(death["time"]) - 1, ended="")
-    found = hung(run, wait, []) if shown_to_hang(run, wait) or (not raised and wait.is_hang(goes_on=False)) else None
-    if found is None or found.outcome is not RunOutcome.HUNG:
+    is_hang = shown_to_hang(run, wait) or ((whole or not raised) and wait.is_hang(goes_on=False))
+    found = hung(run, wait, []) if is_hang else None
+    if found is None or not (found.outcome is RunOutcome.HUNG or (whole and found.outcome is RunOutcome.MAYBE_HUNG)):
         return None
     at = run.at(int(death["time"]))
     both = f"SIGKILL ended the whole run at {at}: the loader found pid {pid} dead just before its own end"
