@@ -40,7 +40,7 @@ def step_at(spans: Rows, process: int, moment: int, task: int = -1) -> np.void |
 
 _ALONE: Final = (*ev.AWAITS, ev.SAMPLER_NEXT[0])
 _IN_CALL: Final = (*(code for code in CALLS if code in BEGINS and code != ev.EPOCH[0]), *_ALONE)
-"""Spans of a call, or of the program's own code; and those in a call that an observed loader, or iter(), shows alone."""
+"""Spans of a call, or of the program's own code; and those in one that an observed loader, or iter(), shows alone."""
 
 
 def open_call(trace: Trace, spans: Rows, process: int) -> np.void | None:
