@@ -40,7 +40,8 @@ def _build(arguments: Namespace) -> int:
         written = build(folder, given, arguments.only)
         if given.mysteries:
             own_mysteries.write(folder, given, mysteries)
-        print(f"{folder}: {len(written)} notebooks" + (f", for {given.student}" if given.student else ""))
+        whose = f"for {given.student}" if given.student else "with solutions"
+        print(f"{folder}: {counted(len(written), 'notebook')}, {whose}")
     return 0
 
 

@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from typing import Any
 import course
 from course import handout, own_mysteries
 from course.handout import Handout
+from minidl.live_repr import counted
 from minidl.process_stat import every_process, remove_segments_of, signal_if
 from minidl.prove.sessions import running
 
@@ -78,11 +80,18 @@ def _cells(folder: Path, path: Path) -> dict[str, str]:
     """The student's cells, by their ids. Raises ValueError if the notebook cannot be read."""
     try:
         notebook = json.loads((folder / path).read_text(encoding="utf-8"))
-        return {cell["id"]: "".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"}
+        cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        return {cell["id"]: plain("".join(cell["source"])) for cell in cells if "id" in cell}
     except FileNotFoundError:
         return {}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{folder / path} is no notebook that can be read: {error!r}") from None
+
+
+def plain(source: str) -> str:
+    """A cell without what is Jupyter's and not Python: `%%time`, `%time f()`, `!ls`, `f?`."""
+    source = re.sub(r"^(?:%%|!|\?).*\n?|^.*\?\s*$\n?", "", source, flags=re.MULTILINE)
+    return re.sub(r"^%(?:time|timeit) +|^%.*\n?", "", source, flags=re.MULTILINE)
 
 
 # --- Putting a submission together ------------------------------------------------------------------------------------
@@ -100,10 +109,12 @@ def merged(original: str, submitted: str | None) -> str:
         return submitted  # running it says what is wrong
     ours: Any = ast.parse(original).body[-1]
     if kind[0] == "exercise":
-        own = [ast.unparse(node) for node in body if kind_of(ast.unparse(node)) is None]
-        asks = [node.value for node in body if isinstance(node, ast.Expr) and kind_of(ast.unparse(node)) == kind]
-        checked = [ask.args[-1] for ask in asks if isinstance(ask, ast.Call) and ask.args]
-        ours.value.args[-1:] = checked[-1:] or ours.value.args[-1:]  # it may have another name
+        calls = {node: [call for call in ast.walk(node) if isinstance(call, ast.Call)] for node in body}
+        asks = {node: [call for call in calls[node] if kind_of(ast.unparse(call))] for node in body}
+        own = [ast.unparse(node) for node in body if not asks[node]]
+        given = [call for node in body for call in asks[node] if kind_of(ast.unparse(call)) == kind]
+        checked = [(call.args or [keyword.value for keyword in call.keywords])[-1:] for call in given]
+        ours.value.args[-1:] = next(filter(None, reversed(checked)), ours.value.args[-1:])  # it may have another name
         return "\n".join([*own, ast.unparse(ours)])
     answers = [
         (number, node.value)
@@ -218,10 +229,16 @@ def _kill_those_with(variable: bytes) -> None:
 
 
 def tell_missing(folder: Path, chosen: Iterable[str]) -> None:
-    """Say on stderr which notebooks a student's folder lacks: they are counted as untouched."""
-    paths = (path.relative_to(handout.FOLDER) for path in handout.originals(chosen))
-    if missing := [path.stem for path in paths if not (folder / path).exists()]:
-        print(f"minidl: {folder}: there is no notebook {', '.join(missing)}: 0 points", file=sys.stderr)
+    """Say on stderr which notebooks, or all cells of them, a student's folder lacks: they are counted as untouched."""
+    given, missing = handout.read(folder), []
+    for path in handout.originals(chosen):
+        with suppress(ValueError, OSError):  # those who count it say so
+            known = {cell["id"] for cell in handout.made(path, given)["cells"]}
+            if not known & _cells(folder, path.relative_to(handout.FOLDER)).keys():
+                missing.append(path.stem)
+    if missing:
+        said = "there is no notebook with the cells (by their ids) that were handed out as"
+        print(f"minidl: {folder}: {said} {', '.join(missing)}: 0 points", file=sys.stderr)
 
 
 def grade(folder: Path, chosen: Iterable[str] = ()) -> list[Mark]:
@@ -255,12 +272,19 @@ def progress(folder: Path, chosen: Iterable[str] = ()) -> list[Mark]:
 
 def of_all(folders: Sequence[Path], chosen: Sequence[str], jobs: int = 2) -> dict[str, list[Mark]]:
     """The marks of many students, two at a time; each one's points on stderr as soon as they are known."""
+    marks: dict[str, list[Mark]] = {}
     with ThreadPoolExecutor(jobs) as pool:
         running = {pool.submit(grade, folder, chosen): folder.resolve().name for folder in folders}
-        for number, done in enumerate(as_completed(running), 1):
-            points, most = (sum(getattr(mark, what) for mark in done.result()) for what in ("points", "of"))
-            print(f"minidl: {number} of {len(running)}: {running[done]}: {points} of {most} points", file=sys.stderr)
-    return {name: done.result() for done, name in running.items()}
+        try:
+            for number, done in enumerate(as_completed(running), 1):
+                marks[running[done]] = done.result()
+                points, most = (sum(getattr(mark, what) for mark in done.result()) for what in ("points", "of"))
+                print(f"minidl: {number} of {len(running)}: {running[done]}: {points} of {most} points", file=sys.stderr)
+        except KeyboardInterrupt:
+            print(f"minidl: stopped: {len(marks)} of {counted(len(running), 'student')} are graded", file=sys.stderr)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+    return {name: marks[name] for name in running.values() if name in marks}
 
 
 # --- Tables -----------------------------------------------------------------------------------------------------------
