@@ -116,7 +116,10 @@ def judged(check: Callable[..., str], *given: Any, **more: Any) -> Outcome:
     except Wrong as wrong:
         return Outcome(False, str(wrong), wrong.step, wrong.evidence, wrong.trace, wrong.drawn)
     except Exception as error:
-        last = _own(traceback.extract_tb(error.__traceback__))
+        tracebacks = (one.__traceback__ for one in (error.__cause__, error) if one is not None)
+        last = _own(
+            traceback.StackSummary.from_list([frame for one in tracebacks for frame in traceback.extract_tb(one)])
+        )
         words = f"Your code has raised {type(error).__name__}: {error}"
         return Outcome(False, words, f"In `{last.name}`, line {last.lineno}: `{last.line}`")
 

@@ -26,6 +26,7 @@ import time
 import traceback
 import warnings
 import weakref
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -245,6 +246,13 @@ class Again(torch.utils.data.IterableDataset):
         return "a stream of 5 samples that goes on if it is asked again"
 
 
+class Opened(torch.utils.data.IterableDataset):
+    """The process in which its iterator was made, over and over."""
+
+    def __iter__(self) -> Iterator[int]:
+        return itertools.repeat(os.getpid())
+
+
 def structured(dice: random.Random) -> Callable[[int], Any]:
     """What makes a sample of a random structure."""
     leaves: list[Callable[[int], Any]] = [
@@ -311,6 +319,8 @@ def collates(module: Any, dice: random.Random) -> None:
     for make in (float, int, str, *nested):
         compared(module, Samples(5, make), batch_size=2)
     compared(module, Samples(5, int), batch_size=2, collate_fn=tuple)
+    pair = next(iter(module.DataLoader(Samples(2, lambda i: (i, i)), batch_size=2)))
+    same("samples that are tuples, the type of a batch", list, type(pair))
     compared(module, Samples(4, lambda i: [0] * (i + 1)), batch_size=2)
 
 
@@ -369,6 +379,9 @@ def elsewhere(module: Any, dice: random.Random) -> None:
     if len(pids) != 1 or len(pids[0]) != 1 or os.getpid() in pids[0]:
         raise differs("num_workers=1; a sample is os.getpid()", "one process, not the loop's", pids)
     compared(module, Samples(4, worker_of), batch_size=2, num_workers=1)
+    pids = taken(module.DataLoader(Opened(), batch_size=4, num_workers=1, collate_fn=set), 1)
+    if len(pids) != 1 or os.getpid() in pids[0]:
+        raise differs("num_workers=1; a stream of the process in which iter() was called", "not the loop's", pids)
 
 
 @trial(2)
@@ -518,11 +531,14 @@ def _broken_off(
     for _ in range(batches):
         next(iterator)
     ready()
-    began = time.monotonic()
+    began, workers, seen = time.monotonic(), multiprocessing.active_children(), weakref.ref(iterator)
     del iterator
+    given += " (`del` does not free the iterator: a circle of references holds it)" if seen() is not None else ""
     left(given)
     if time.monotonic() - began > SOON:
         raise differs(given, f"at its end within {SOON:g} s", f"{time.monotonic() - began:.1f} s")
+    if module.MP_STATUS_CHECK_INTERVAL == SOON:
+        same(f"{given}: exit codes of the workers", [0] * len(workers), [worker.exitcode for worker in workers])
 
 
 @trial(4)
@@ -536,10 +552,23 @@ def broken_off(module: Any, dice: random.Random) -> None:
 @trial(4)
 def full_pipe(module: Any, dice: random.Random) -> None:
     """The loop reads no more, and the pipe is full: a worker that leaves may not wait for its feeder thread (`cancel_join_thread`)."""
+    module.MP_STATUS_CHECK_INTERVAL = SOON  # else the worker that waits is terminated at once
     large = Samples(40, lambda i: b"x" * 300_000, "samples of 300,000 bytes")
     _broken_off(
         module, "a break after 1 batch; batches do not fit into the pipe", large, 1, num_workers=2, collate_fn=list
     )
+
+
+@trial(4)
+def tasks_left(module: Any, dice: random.Random) -> None:
+    """Once the done event is set, a worker skips the tasks that it still has."""
+    module.MP_STATUS_CHECK_INTERVAL = SOON
+    slow = Samples(100, lambda i: time.sleep(0.1) or i, "samples of 0.1 s")
+    asked: list[int] = []
+    given = "a break after 1 batch, 2 workers, prefetch_factor=8"
+    _broken_off(module, given, slow, 1, lambda: asked.append(slow.asked.value), num_workers=2, prefetch_factor=8)
+    if slow.asked.value - asked[0] > 4:
+        raise differs(given, "at most 4 samples that are fetched after the break", slow.asked.value - asked[0])
 
 
 @trial(4)

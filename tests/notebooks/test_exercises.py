@@ -119,6 +119,11 @@ def stored(trace: minidl.Trace) -> int:
     return int((trace.to_pandas().name == "reorder_store").sum())
 
 
+def balance(trace: minidl.Trace) -> int:
+    names = trace.to_pandas().name
+    return int(((names == "reorder_store").astype(int) - (names == "reorder_pop")).cumsum().clip(lower=0).max())
+
+
 def deepest_of_none(trace: minidl.Trace) -> Any:
     return trace.to_pandas().query("name == 'reorder_store'").depth.max()
 
@@ -262,6 +267,13 @@ def overlapped(trace: minidl.Trace, other: int) -> int:
     begins, ends = copies["begin"][:, None], copies["end"][:, None]
     both = np.minimum(ends, others["end"]) - np.maximum(begins, others["begin"])
     return int(np.maximum(both, 0).sum())
+
+
+def inside_one_step(trace: minidl.Trace) -> int:
+    spans = trace.spans()
+    copies, steps = (spans[spans["code"] == code[0]] for code in (COPY, DEVICE_COMPUTE))
+    begun = (steps["begin"] <= copies["begin"][:, None]) & (copies["end"][:, None] <= steps["end"])
+    return int((begun.any(1) * (copies["end"] - copies["begin"])).sum())
 
 
 def neighbours(of_ranks: Any, size: int) -> Any:
@@ -458,6 +470,7 @@ PURE: list[Case] = [
     (device.overlap, lambda trace: overlapped(trace, COPY[0]), "That is the time of all copies"),
     (device.overlap, lambda trace: overlapped(trace, COMPUTE[0]), "during"),
     (device.overlap, lambda trace: overlapped(trace, H2D[0]), "during"),
+    (device.overlap, inside_one_step, "In 'healthy-8-pinned' with its copies at the ends of steps"),
     (shutdown.tell_workers, lambda driver: (Simple.SET_WORKERS_DONE,), "its sentinel is sent"),
     (shutdown.tell_workers, sentinels, "the workers' done event is set"),
     (shutdown.tell_workers, lambda driver: (Simple.SET_WORKERS_DONE, *driver._sentinel(0)), "its sentinel is sent"),
@@ -492,6 +505,7 @@ PURE: list[Case] = [
     (many_workers.room, least_loaded, "From the one whose turn it is"),
     (many_workers.room, share_of_all, "among"),
     (many_workers.blocked, stored, "at most 14 batches"),
+    (many_workers.blocked, balance, "from its deepest store on"),
     (many_workers.blocked, lambda trace: int(trace.to_pandas().depth.max()), "at most 0 batches"),
     (many_workers.blocked, lambda trace: 14, "at most 7 batches"),
     (many_workers.blocked, deepest_of_none, "returns <NA>"),

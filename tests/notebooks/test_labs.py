@@ -33,7 +33,7 @@ OTHERWISE: list[Change] = [
     (r"worker\.kill\(\)", "worker.terminate()"),
     (r"        self\._workers_done_event\.set\(\)\n(.*?put\(\(None, None\)\)\n)",
      r"\1        self._workers_done_event.set()\n"),
-    (r"itertools\.cycle\(range\(self\._num_workers\)\)", "iter(lambda: self._send_idx % self._num_workers, None)"),
+    (r"itertools\.cycle\(range\(self\._num_workers\)\)", "itertools.cycle([*range(self._num_workers)])"),
     (r"os\.getppid\(\) == parent", "multiprocessing.parent_process().is_alive()"),
 ]  # fmt: skip
 
@@ -50,6 +50,8 @@ WRONG: list[tuple[int, list[Change], str]] = [
     (2, [(PRIMED, "range(90)")], "samples fetched after 1 batches"),
     (2, [(r"attempt\(worker_id, fetcher\.fetch, index\)", "fetcher.fetch(index)")], "trial batches_of_a_worker"),
     (2, [(r"    begin_worker\(.*?\n", "")], "trial elsewhere"),
+    (2, [(r"attempt\(worker_id, create_fetcher, \*fetching\), False", "fetching[-1], False"),
+         (r"args = self\._fetching", "args = (*self._fetching, create_fetcher(*self._fetching))")], "not the loop's"),
     (2, [(r"base_seed, fetching", "0, fetching")], "trial seeds"),
     (2, [(r"attempt\(worker_id, create_fetcher, \*fetching\)", "create_fetcher(*fetching)")], "iter() raises"),
     (2, [(r"(self\._try_put_index\(\))(\n +)(if .*?reraise\(\))", r"\3\2\1")], "next() five times"),
@@ -59,6 +61,9 @@ WRONG: list[tuple[int, list[Change], str]] = [
     (3, [(r"self\._active\[data\.worker_id\] = False", "pass")], "trial streams_of_workers"),
     (3, [(PRIMED, "range(1)")], "trial held"),
     (4, [(r"        self\._shutdown_workers\(\)\n\n\n", "        pass\n\n\n")], "trial broken_off"),
+    (4, [(r"        data_queue\.cancel_join_thread\(\)", "        pass")], "trial full_pipe"),
+    (4, [(TURNS, "iter(lambda: self._send_idx % self._num_workers, None)")], "a circle of references holds"),
+    (4, [(r"if done_event\.is_set\(\) or ended:", "if ended:")], "that are fetched after the break"),
     (4, [(r"            if worker\.is_alive\(\):\n.*?worker\.join\(\)\n", "            worker.join()\n"),
          (r"worker\.join\(MP_STATUS_CHECK_INTERVAL\)", "worker.join()")], "trial long_sample"),
     (4, [(r"if self\._pin_thread is not None", "if False")], "threads run"),
