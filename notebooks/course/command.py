@@ -94,9 +94,10 @@ def _grade(arguments: Namespace) -> int:
     else:
         print(f"minidl: running the code of {counted(len(folders), 'student')}", file=sys.stderr)
         marks = grading.of_all(folders, arguments.only)
-    table = grading.rows(marks, "begun" if arguments.action == "progress" else "points")
+    sum_of = "begun" if arguments.action == "progress" else "points"
+    table = grading.rows(marks, sum_of)
     if arguments.json:
-        print(grading.as_json(marks))
+        print(grading.as_json(marks, sum_of))
     elif arguments.csv:
         csv.writer(sys.stdout).writerows(table)
     else:

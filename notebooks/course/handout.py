@@ -116,7 +116,6 @@ def build(folder: Path, handout: Handout, chosen: Iterable[str] = ()) -> list[Pa
     check_new(folder)
     paths = list(originals(chosen))
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / FACTS).write_text(json.dumps(asdict(handout), indent=1) + "\n", encoding="utf-8")
     shutil.copytree(FOLDER.parent / "traces", folder / "traces", ignore=shutil.ignore_patterns("h200", "*.png"))
     left_out = ("__pycache__", "*.ipynb", ".ipynb*", *(TEACHERS if handout.student else ()))
     left_out += ("mysteries",) if handout.mysteries else ()  # a build that stops half-way hands out no others
@@ -128,6 +127,7 @@ def build(folder: Path, handout: Handout, chosen: Iterable[str] = ()) -> list[Pa
     written = [folder / path.relative_to(FOLDER) for path in paths]
     for path, to in zip(paths, written, strict=True):
         to.write_text(json.dumps(made(path, handout), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    (folder / FACTS).write_text(json.dumps(asdict(handout), indent=1) + "\n", encoding="utf-8")  # last: it is whole
     return written
 
 
@@ -140,7 +140,7 @@ def reset(folder: Path, chosen: Iterable[str]) -> dict[Path, Path | None]:
     notebooks = [name for name in chosen if name != "loader"]
     new = {path.relative_to(FOLDER): made(path, given) for path in (originals(notebooks) if notebooks else ())}
     kept: dict[Path, Path | None] = {}
-    texts_of = {name: json.dumps(notebook, indent=1, ensure_ascii=False) for name, notebook in new.items()}
+    texts_of = {name: json.dumps(notebook, indent=1, ensure_ascii=False) + "\n" for name, notebook in new.items()}
     if "loader" in chosen:
         texts_of[LOADER] = (FOLDER / LOADER).read_text(encoding="utf-8")
     for name, text in texts_of.items():

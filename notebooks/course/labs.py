@@ -26,7 +26,6 @@ import time
 import traceback
 import warnings
 import weakref
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType

@@ -156,6 +156,8 @@ def test_progress_counts_without_running_and_reset_keeps_what_was_there(
     code, out, _ = command(capsys, "progress", folder, "--only", "03", "--only", "lab1", "--csv")
     assert (code, list(csv.reader(io.StringIO(out)))[1]) == (0, ["bo", "1", "0", "1", "15", "7"])
     assert out.splitlines()[0].split(",")[-3:] == ["begun", "of", "%"]
+    _, out, _ = command(capsys, "progress", folder, "--only", "03", "--json")
+    assert {(mark["begun"], len(mark)) for mark in json.loads(out)["bo"]} == {(True, 4), (False, 4)}
     code, out, _ = command(capsys, "reset", folder, "--only", "03")
     assert "03_ranks.ipynb is new; the old one: " in out
     assert "answer=1/0" in (folder / "03_ranks.ipynb.before").read_text()

@@ -22,8 +22,8 @@ Memory = Callable[[int, int], bytes]
 _X86_64: Final = (
     "0 read 1 write 2 open 3 close 7 poll 9 mmap 16 ioctl 17 pread64 18 pwrite64 19 readv 20 writev 23 select "
     "24 sched_yield 28 madvise 34 pause 35 nanosleep 40 sendfile 42 connect 43 accept 44 sendto 45 recvfrom "
-    "46 sendmsg 47 recvmsg 56 clone 57 fork 58 vfork 59 execve 61 wait4 65 semop 69 msgsnd 70 msgrcv 72 fcntl 73 flock "
-    "74 fsync 75 fdatasync 77 ftruncate 82 rename 128 rt_sigtimedwait 130 rt_sigsuspend 162 sync 202 futex "
+    "46 sendmsg 47 recvmsg 56 clone 57 fork 58 vfork 59 execve 61 wait4 62 kill 65 semop 69 msgsnd 70 msgrcv 72 fcntl "
+    "73 flock 74 fsync 75 fdatasync 77 ftruncate 82 rename 128 rt_sigtimedwait 130 rt_sigsuspend 162 sync 202 futex "
     "208 io_getevents 219 restart_syscall 220 semtimedop 230 clock_nanosleep 231 exit_group 232 epoll_wait "
     "242 mq_timedsend 243 mq_timedreceive 247 waitid 257 openat 262 newfstatat 270 pselect6 271 ppoll 275 splice "
     "281 epoll_pwait 285 fallocate 288 accept4 426 io_uring_enter 435 clone3 441 epoll_pwait2 449 futex_waitv"
@@ -31,8 +31,8 @@ _X86_64: Final = (
 _AARCH64: Final = (
     "22 epoll_pwait 25 fcntl 29 ioctl 32 flock 46 ftruncate 47 fallocate 56 openat 57 close 63 read 64 write 65 readv "
     "66 writev 67 pread64 68 pwrite64 72 pselect6 73 ppoll 76 splice 79 newfstatat 81 sync 82 fsync 83 fdatasync "
-    "95 waitid 98 futex 101 nanosleep 115 clock_nanosleep 124 sched_yield 128 restart_syscall 133 rt_sigsuspend "
-    "137 rt_sigtimedwait 182 mq_timedsend 183 mq_timedreceive 189 msgsnd 188 msgrcv 192 semtimedop 193 semop "
+    "95 waitid 98 futex 101 nanosleep 115 clock_nanosleep 124 sched_yield 128 restart_syscall 129 kill "
+    "133 rt_sigsuspend 137 rt_sigtimedwait 182 mq_timedsend 183 mq_timedreceive 189 msgsnd 188 msgrcv 192 semtimedop 193 semop "
     "202 accept 203 connect 206 sendto 207 recvfrom 211 sendmsg 212 recvmsg 220 clone 221 execve 222 mmap 233 madvise "
     "242 accept4 260 wait4 426 io_uring_enter 435 clone3 441 epoll_pwait2 449 futex_waitv"
 )
