@@ -32,9 +32,9 @@ _AARCH64: Final = (
     "22 epoll_pwait 25 fcntl 29 ioctl 32 flock 46 ftruncate 47 fallocate 56 openat 57 close 63 read 64 write 65 readv "
     "66 writev 67 pread64 68 pwrite64 72 pselect6 73 ppoll 76 splice 79 newfstatat 81 sync 82 fsync 83 fdatasync "
     "95 waitid 98 futex 101 nanosleep 115 clock_nanosleep 124 sched_yield 128 restart_syscall 129 kill "
-    "133 rt_sigsuspend 137 rt_sigtimedwait 182 mq_timedsend 183 mq_timedreceive 189 msgsnd 188 msgrcv 192 semtimedop 193 semop "
-    "202 accept 203 connect 206 sendto 207 recvfrom 211 sendmsg 212 recvmsg 220 clone 221 execve 222 mmap 233 madvise "
-    "242 accept4 260 wait4 426 io_uring_enter 435 clone3 441 epoll_pwait2 449 futex_waitv"
+    "133 rt_sigsuspend 137 rt_sigtimedwait 182 mq_timedsend 183 mq_timedreceive 189 msgsnd 188 msgrcv 192 semtimedop "
+    "193 semop 202 accept 203 connect 206 sendto 207 recvfrom 211 sendmsg 212 recvmsg 220 clone 221 execve 222 mmap "
+    "233 madvise 242 accept4 260 wait4 426 io_uring_enter 435 clone3 441 epoll_pwait2 449 futex_waitv"
 )
 
 
