@@ -60,7 +60,7 @@ def _letters(language: str) -> None:
         mpl.rcParams["font.family"] = ["DejaVu Sans", *fonts]
         if not fonts:
             warnings.filterwarnings("ignore", "Glyph .* missing from font")
-            print("这台机器没有中文字体（例如 Noto Sans CJK），所以图里的汉字显示为方框。")  # noqa: RUF001
+            print("这台机器没有中文字体，所以图里的汉字显示为方框。请安装一种（例如 apt install fonts-noto-cjk），再重启内核。")  # noqa: RUF001
 
 
 _letters(handout.read(Path(__file__).parents[1]).language)

@@ -29,18 +29,25 @@ NUMBERS = dict(zip(
     ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen"],
     range(17), strict=True,
 )) | {"none": 0, "nothing": 0, "never": 0, "zero": 0, "once": 1, "twice": 2, "an": 1, "single": 1, "both": 2, "pair": 2, "couple": 2}  # fmt: skip
+NUMBERS = {form: number for word, number in NUMBERS.items() for form in word.split("|")}
 
-NO_NUMBER = ("no", "none", "nothing", "never", "once", "twice", "an", "single", "both", "pair", "couple")
+NO_NUMBER = "|".join(("no", "none", "nothing", "never", "once", "twice", "an", "single", "both", "pair", "couple")).split("|")
 """Those of them that name no worker."""
 
 COUNTED = re.compile(
     "(batch|process)(es)?|(byte|call|descriptor|draw|epoch|file|sample|segment|sentinel|slab|step|task|tensor|time|worker)s?"
-    "|copy|copies|index|indices|ms"
+    "|copy|copies|index|indices|ms|times as many"
 )
 """What may stand behind a number. Any other word could turn its meaning: "not 4", "more than 4", "4 or 5"."""
 
+BEFORE = re.compile("^(?:exactly )?(?:by )?(?:(?:a )?factor of )?")
+"""What may stand before a number."""
+
 MEASURED = re.compile("^([单双俩]|[0-9.,零一二两三四五六七八九十]+)(?![零一二两三四五六七八九十])(?=[\u4e00-\u9fff])")
 """A number to which its measure word is joined, as Chinese writes it."""
+
+ENDS = " .!\u3002\uff01"
+"""What may stand at the ends of an answer: the last two are the full stop and the exclamation mark of Chinese."""
 
 UNITS = {"b": 1, "byte": 1, "bytes": 1, "kb": 1e3, "kib": 2**10, "mb": 1e6, "mib": 2**20}
 ANSWERS_FOLDED = not handout.read(Path(__file__).parents[1]).student
@@ -63,23 +70,35 @@ class Count:
 
     def read(self, given: object) -> int:
         if isinstance(given, str):
-            given = self._in_words(given.casefold().strip(" .!"))
+            given = self._in_words(_small(given))
         number = _number(given)
         if number is None or number < 0 or number != int(number):
             raise Unreadable(self.example)
         return int(number)
 
     def _in_words(self, said: str) -> object:
-        number, _, counted = MEASURED.sub(r"\1 ", said).partition(" ")
+        number, _, counted = MEASURED.sub(r"\1 ", BEFORE.sub("", said)).partition(" ")
         if COUNTED.fullmatch(number):  # "batch 1"
             number, counted = counted, ""
         if counted and not COUNTED.fullmatch(counted):
             return None
-        digits = re.fullmatch(r"\d[\d,_]*(?:\.\d+)?", number)
-        return float(re.sub("[,_]", "", number)) if digits else NUMBERS.get(number)
+        digits = re.fullmatch(r"(\d[\d,_]*(?:\.\d+)?)(?:st|nd|rd|th|x)?", number)
+        return _figure(digits[1]) if digits else NUMBERS.get(number)
 
     def __str__(self) -> str:
         return f"{self.value:,}"
+
+
+def _small(given: str) -> str:
+    """An answer in small letters, without its ends. A space between groups of three digits becomes a comma."""
+    return re.sub(r"(?<=\d)\s(?=\d{3}(?!\d))", ",", given.casefold().strip(ENDS))
+
+
+def _figure(digits: str) -> float | None:
+    """The number. A comma stands between groups of three digits, or before the decimals, as in Russian."""
+    if re.fullmatch(r"[1-9]\d{0,2}([,_]\d{3})+(\.\d+)?", digits):
+        return float(re.sub("[,_]", "", digits))
+    return float(digits.replace(",", ".")) if re.fullmatch(r"\d+([.,]\d+)?", digits) else None
 
 
 def _number(given: object) -> float | None:
@@ -109,8 +128,8 @@ class Worker(Count):
 class Choice:
     """One of a few answers, given by its letter or in its words; True and False stand for "yes" and "no".
 
-    options: answer -> what it misses, if it is wrong; then other words for it. A sentence about an answer is not taken for
-    it: "not the host" is none of them.
+    options: answer -> what it misses, if it is wrong; then other words for it, of which one string may hold several, "a|b".
+    A sentence about an answer is not taken for it: "not the host" is none of them.
     """
 
     value: str
@@ -135,7 +154,10 @@ class Choice:
 
     def read(self, given: object) -> str:
         said = given if not isinstance(given, bool) else "yes" if given else "no"
-        known = {_plain(word): name for name, others in self.options.items() for word in (name, *others[1:])}
+        known = {
+            _plain(form): name
+            for name, others in self.options.items() for word in (name, *others[1:]) for form in str(word).split("|")
+        }  # fmt: skip
         known |= {letter: name for letter, name in zip(ascii_lowercase, self.options, strict=False) if self.listed}
         if isinstance(said, str):
             letter = re.fullmatch(r"\W*([a-z])\W*", said.casefold())
@@ -150,11 +172,13 @@ class Choice:
 
 def yes_no(right: bool, slip: str) -> Choice:
     """The answers "yes" and "no". slip: what the wrong one misses."""
-    return Choice("yes" if right else "no", {"yes": (slip,), "no": (slip,)})
+    options = {"yes": (slip, "yes", "it does", "it can"), "no": (slip, "no", "it does not", "it cannot")}
+    return Choice("yes" if right else "no", options)
 
 
 def _plain(given: object) -> str:
-    words = re.sub(r"[^\w%/.+-]+", " ", str(given).casefold()).split()
+    """An answer without what does not count: articles, punctuation, the spaces that some set around Chinese letters."""
+    words = re.sub(r"[^\w%/.+-]+", " ", re.sub(r" *([\u4e00-\u9fff]+) *", r"\1", str(given).casefold())).split()
     return " ".join(word for word in words if word not in ("the", "a", "an")).rstrip(".")
 
 
@@ -188,15 +212,16 @@ class Share:
 
     def read(self, given: object) -> str:
         if isinstance(given, str):
-            number = re.fullmatch(r"(?:about|~)?\s*(\d[\d,]*(?:\.\d+)?)\s*(%|per ?cent|\w*)", given.casefold().strip())
+            number = re.fullmatch(r"(?:about|~)?\s*(\d[\d,]*(?:\.\d+)?)\s*(%|per ?cent|\w*)", _small(given))
             if number is None:
                 return self._in_words(given)
-            given, unit = float(number[1].replace(",", "")), number[2]
+            figure, unit = _figure(number[1]), number[2]
             of_one = {"%": 0.01, "percent": 0.01, "per cent": 0.01} | {u: b / self.total for u, b in UNITS.items()}
-            if unit and unit not in of_one:
+            if figure is None or (unit and unit not in of_one):
                 raise Unreadable(self._example)
+            given = figure
             if unit:
-                share = given * of_one[unit]
+                share = figure * of_one[unit]
                 given = share if share <= 1 else 1 if share < 1.05 else -1
         share = _number(given)
         if share is None or not 0 <= share <= max(1, self.total):
@@ -230,7 +255,7 @@ class Listed:
 
     def read(self, given: object) -> tuple[int, ...]:
         if isinstance(given, str):
-            words = [word for word in re.split(r"[\s,;]+|\bthen\b|\band\b", given.casefold().strip(" .[]()")) if word]
+            words = [word for word in re.split(r"[\s,;]+|\bthen\b|\band\b", given.casefold().strip(ENDS + "[]()")) if word]
             given = [word if word.isdecimal() else None for word in words if not COUNTED.fullmatch(word)] or None
         try:
             return tuple(Count(0).read(one) for one in given)  # type: ignore[attr-defined]

@@ -30,7 +30,7 @@ KINDS = {
 }
 
 WORDS: dict[str, tuple[str, ...]] = {
-    KINDS["fifo"]: ("A thread that opens or reads a FIFO is in `openat` or `read`, and the table names the file.", "fifo", "a file that nobody feeds"),
+    KINDS["fifo"]: ("A thread that opens or reads a FIFO is in `openat` or `read`, and the table names the file.", "fifo", "a file that nobody feeds", "a named pipe"),
     "a file lock of another program": ("Then a thread would be in `flock` or `fcntl`, and no process of this table would hold the lock.", "file lock"),
     KINDS["stopped"]: ("A stopped thread has the state T. A thread that sleeps, S, is not stopped.", "signal", "stopped", "sigstop"),
     "a worker that has died": ("A dead worker has no threads, or is a zombie (Z). Are both workers there?", "dead worker", "a killed worker"),
@@ -38,7 +38,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     KINDS["cycle"]: ("Two workers would hold one lock each, and want the other one's. Look at the locks on files.", "circle", "cycle", "deadlock"),
     "a full pipe": ("Then a feeder thread would be in `write`, and the loop would not be waiting for a result.", "full queue"),
     KINDS["thread-missing-after-fork"]: ("Then a worker would wait for work of a pool whose threads it does not have. Compare its threads with those of main.", "thread", "missing thread"),
-    KINDS["barrier"]: ("Then a worker would be in `Barrier.wait`, and the other one would have no task that brings it there.", "barrier"),
+    KINDS["barrier"]: ("Then a worker would be in `Barrier.wait`, and the other one would have no task that brings it there.", "barrier", "a barrier"),
     "a slow disk": ("A thread that waits for a disk has the state D, and its position in the file moves.", "disk", "slow storage"),
 }  # fmt: skip
 """Ten answers: what an answer misses, if it is wrong, and other words for it."""
@@ -125,7 +125,7 @@ def who(trace: minidl.Trace) -> Asked:
         "Which worker does the loop wait for?",
         Worker(answers(trace).worker),
         "Idle workers wait in `index_queue.get`. Which one has something else on its stack?",
-        "From link to link: " + "; then ".join(found.chain) + ".",
+        "From link to link: " + " → ".join(found.chain) + ".",
     )
 
 

@@ -189,7 +189,7 @@ def between(effects: Sequence[Any]) -> Asked:
     return Asked(
         "The driver has received the result of task 0, and it is its turn. What does it do before it hands the batch out?",
         Choice("send the next task" if named[-2:] == ["Assignment", "Deliver"] else "nothing", {
-            "nothing": ("Then the worker would have one task less while your loop has the batch, and might run out of them."),
+            "nothing": ("Then the worker would have one task less while your loop has the batch, and might run out of them.",),
             "send the next task": ("Is there an effect of this kind in the list?", "next task", "the next task", "send a task", "put a task", "DRAW", "Assignment"),
             "check the workers": ("It does that when nothing has come for a while. Here, a result has come.", "check", "liveness check"),
             "wait for the loop": ("The loop waits for the driver: it is in `next`.", "wait"),

@@ -11,6 +11,7 @@ a hash of it. If the original changes, its mark does, and the entry is older tha
     Which worker was given task {task}?
 
 In a string, {fields} are Python; a translation uses no name that the original does not use. `=` leaves a text as it is.
+Another word for an answer of a choice, and a number, may have several forms: `a|b`.
 Code is one for all languages: `notebook` and `module` return copies with the texts of a language in them.
 """
 
@@ -56,7 +57,25 @@ class Text:
 # --- Strings of Python code -------------------------------------------------------------------------------------------
 def strings(source: str, place: str, *, titles_only: bool = False) -> Iterator[tuple[Text, ast.expr]]:
     """The strings of a source, each with its node. titles_only: what is wanted are arguments `title=`, nothing else."""
-    yield from _within(ast.parse(source), place, titles_only, wanted=not titles_only)
+    yield from _within(parsed(source), place, titles_only, wanted=not titles_only)
+
+
+def parsed(source: str) -> ast.Module:
+    """Its tree. The options of choices, and the other words for each, are marked: in the call, or under a name."""
+    tree = ast.parse(source)
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Choice"]
+    options: list[Any] = [argument for call in calls for argument in call.args[1:]]
+    named = {argument.id for argument in options if isinstance(argument, ast.Name)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            options += [node.value] * any(isinstance(one, ast.Name) and one.id in named for one in targets)
+    for one in options:
+        one.of_choice = True
+        for others in getattr(one, "values", ()):
+            for word in getattr(others, "elts", ())[1:]:
+                word.is_other = True
+    return tree
 
 
 def _within(node: ast.AST, place: str, titles_only: bool, wanted: bool) -> Iterator[tuple[Text, ast.expr]]:
@@ -66,7 +85,7 @@ def _within(node: ast.AST, place: str, titles_only: bool, wanted: bool) -> Itera
             continue
         if isinstance(child, ast.JoinedStr) or (isinstance(child, ast.Constant) and isinstance(child.value, str)):
             original = template(child)
-            option = (
+            option = hasattr(child, "is_other") or (
                 isinstance(node, ast.Dict) and child in node.keys and (" " in original or hasattr(node, "of_choice"))
             )
             if re.search("[a-zA-Z]{2}", original):
@@ -74,9 +93,6 @@ def _within(node: ast.AST, place: str, titles_only: bool, wanted: bool) -> Itera
             continue
         inner = f"{place}.{child.name}" if isinstance(child, ast.FunctionDef | ast.ClassDef) else place
         name = getattr(child.func, "attr", "") or getattr(child.func, "id", "") if isinstance(child, ast.Call) else ""
-        if name == "Choice":
-            for options in child.args[1:]:
-                options.of_choice = True  # type: ignore[attr-defined]
         title = titles_only and isinstance(child, ast.keyword) and child.arg == "title"
         yield from _within(child, inner, titles_only, (wanted or title) and name not in NO_TEXT)
 
@@ -88,7 +104,7 @@ def _is_trial(node: ast.AST) -> bool:
 
 
 def _is_prose(text: str, option: bool) -> bool:
-    """Whether it is a sentence, or one of the answers of a choice; a word or two may be another form of an answer."""
+    """Whether it is a sentence, or one of the answers of a choice; a word or two may be a form of a number."""
     words = len(text.split())
     said = words > 1 and text.rstrip()[-1] in ".?!"
     return (option or said or words > 4) and not re.match(r"\s*<|[\w-]+:\w", text)
@@ -137,6 +153,8 @@ def replaced(source: str, place: str, translations: Mapping[tuple[str, str], str
         said = translations.get(text.key)
         if said is None:
             continue
+        if hasattr(node, "is_other") and said != text.original:
+            said = f"{said}|{text.original}"  # English answers are read in every language
         said = re.match(r"\s*", text.original)[0] + said + re.search(r"\s*\Z", text.original)[0]  # type: ignore[index]
         begin, end = (
             starts[line - 1] + column

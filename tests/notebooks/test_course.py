@@ -44,6 +44,9 @@ LANES = Choice("the feeder thread", {"the feeder thread": ("", "feeder"), "the l
     (LANES, "a", "the feeder thread"), (LANES, "(B)", "the loader"), (LANES, "b) ", "the loader"),
     (YES, False, "no"), (YES, "Yes.", "yes"), (Count(4), "4 batches.", 4), (Count(4), "batch 4", 4),
     (Worker(1), "the worker 1", 1), (Count(1), "single task", 1), (Count(2), "couple", 2),
+    (Count(4), "by a factor of 4", 4), (Count(4), "4x", 4), (Count(4), "exactly 4 times", 4), (Count(4), "4。", 4),
+    (YES, "it can", "yes"), (YES, "It does not.", "no"), (Count(1024), "1 024 bytes", 1024), (Worker(0), "0th", 0),
+    (Share(1, 1000), "0,5", "about half"), (Share(1, 6000), "6,000 bytes", "nearly all"),
     (Share(1, 1000), "hardly any", "hardly any"), (Share(1, 1000), 0, "hardly any"),
     (Share(1, 1000), "0.1 %", "hardly any"),
     (Share(1, 1000), 1, "nearly all"), (Share(1, 1000), 2, "hardly any"), (Share(1, 1000), "1000 bytes", "nearly all"),
@@ -59,6 +62,7 @@ def test_an_answer_is_read_in_any_sensible_form(form: Any, given: object, value:
 
 @pytest.mark.parametrize(("form", "given"), [
     (Count(4), "many"), (Count(4), "2 or 3"), (Count(4), 2.5), (Count(4), True), (Count(4), [4]), (Count(4), "2 * 2"),
+    (Count(4), "4,5"), (Count(4), "1,2,3"), (Count(4), "4xy"), (YES, "it can not be"),
     (Count(4), "not 4"), (Count(4), "more than 4"), (Count(4), "at least 4"), (Count(4), "-4"), (Count(4), -4),
     (Count(4), "minus four"), (Count(4), math.nan), (Count(4), math.inf), (Count(4), "nan"),
     (Count(4), np.array([4, 4])), (Count(4), torch.tensor(4)), (Worker(0), "the slow one"), (Worker(0), "none"),
