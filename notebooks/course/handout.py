@@ -169,6 +169,8 @@ def slides(folder: Path, handout: Handout, chosen: Iterable[str] = ()) -> list[P
         notebook = _translated(path, handout.language)
         for cell in notebook["cells"]:
             first = "slide" if "".join(cell["source"]).startswith("#") else "subslide"
+            if handout.language != "en" and re.search(r"^(?:ask|labs)\.", "".join(cell["source"]), re.MULTILINE):
+                cell["outputs"] = []  # what is asked there is English
             cell["metadata"]["slideshow"] = {"slide_type": first if cell["cell_type"] == "markdown" else "-"}
         page, _ = SlidesExporter().from_notebook_node(nbformat.reads(json.dumps(notebook), as_version=4))
         written.append(folder / f"{path.stem}.slides.html")

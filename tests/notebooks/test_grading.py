@@ -303,6 +303,7 @@ def test_a_notebook_becomes_slides(tmp_path: Path, capsys: pytest.CaptureFixture
     page = Path(out.strip()).read_text()
     assert page.count("<section") > 15
     assert "数据集与加载器" in page
+    assert "Predict." not in page
 
 
 # --- Mysteries of one's own -------------------------------------------------------------------------------------------
