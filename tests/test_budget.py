@@ -29,8 +29,8 @@ AT_MOST = {
     "minidl/explore": 2699,
     "minidl/prove": 6367,
     "minidl": 50581,
-    "notebooks": 5463,
-    "tests": 51827,
+    "notebooks": 5461,
+    "tests": 51823,
 }
 
 

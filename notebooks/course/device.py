@@ -142,12 +142,16 @@ def times_the_bytes(floats: minidl.Trace, bytes_: minidl.Trace) -> Asked:
 def _moved() -> tuple[str, minidl.Trace]:
     """A made run of recorded copies, each moved to the end of a step: it begins in the step, and ends after it."""
     trace = opened("healthy-8-pinned")
-    spans, out = trace.spans(), trace.cut(np.ones(len(trace.events), bool))
+    spans, is_copy, last = trace.spans(), np.isin(trace.events["code"], COPY), 0
+    out, longest = trace.cut(~is_copy), 4e6 * median_ms(trace, COPY)
     ends = spans["end"][spans["code"] == DEVICE_COMPUTE[0]]
     for copy in spans[spans["code"] == COPY[0]]:
-        own = np.isin(out.events["code"], COPY) & (out.events["task"] == copy["task"])
         middle = (copy["begin"] + copy["end"]) // 2
-        out.events["time"][own] += ends[ends >= middle].min(initial=ends.max()) - middle
+        later = ends[(ends >= middle) & (ends > last)]
+        if len(later) and copy["end"] - copy["begin"] < longest:  # the first one is much longer: no two may overlap
+            own, last = trace.events[is_copy & (trace.events["task"] == copy["task"])], int(later[0])
+            own["time"] += last - middle
+            out.events = np.concatenate([out.events, own])
     out.events = out.events[np.argsort(out.events["time"], kind="stable")]
     return "'healthy-8-pinned' with its copies at the ends of steps", out
 

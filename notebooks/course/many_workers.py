@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import minidl
-from course import opened
 from course.asking import Asked, Count, Worker, question, rows, yes_no
 from course.checking import Wrong, exercise, explored, fails, runs, whole
 from minidl.explore.configurations import Configuration
@@ -253,18 +252,10 @@ def room(function: Callable[[Sequence[bool], Sequence[int], int, int], int | Non
     return "In 200 random histories it has chosen as the dispatcher does: in turn, but never beyond a worker's share."
 
 
-def _from_the_deepest() -> tuple[str, minidl.Trace]:
-    """A part of a run that begins as most batches lie in the buffer: the field says so, a count of events does not."""
-    trace = opened("head-of-line-in-order")
-    stores = trace.to_pandas().depth[rows(trace, "reorder_store")]
-    first = int(trace.events["time"][stores.idxmax()])
-    return "the part of 'head-of-line-in-order' from its deepest store on", trace.cut(trace.events["time"] >= first)
-
-
 @exercise
 def blocked(function: Callable[[minidl.Trace], int]) -> str:
     """A verdict's rule: how many batches came before their turn while the loop waited."""
-    for name, trace in (*runs("head-of-line-in-order", "head-of-line-out-of-order", "workers-4"), _from_the_deepest()):
+    for name, trace in runs("head-of-line-in-order", "head-of-line-out-of-order", "workers-4"):
         events = trace.to_pandas()
         most = max((int(events.depth[row]) for row in rows(trace, "reorder_store")), default=0)
         said = whole(

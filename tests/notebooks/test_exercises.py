@@ -119,11 +119,6 @@ def stored(trace: minidl.Trace) -> int:
     return int((trace.to_pandas().name == "reorder_store").sum())
 
 
-def balance(trace: minidl.Trace) -> int:
-    names = trace.to_pandas().name
-    return int(((names == "reorder_store").astype(int) - (names == "reorder_pop")).cumsum().clip(lower=0).max())
-
-
 def deepest_of_none(trace: minidl.Trace) -> Any:
     return trace.to_pandas().query("name == 'reorder_store'").depth.max()
 
@@ -505,7 +500,6 @@ PURE: list[Case] = [
     (many_workers.room, least_loaded, "From the one whose turn it is"),
     (many_workers.room, share_of_all, "among"),
     (many_workers.blocked, stored, "at most 14 batches"),
-    (many_workers.blocked, balance, "from its deepest store on"),
     (many_workers.blocked, lambda trace: int(trace.to_pandas().depth.max()), "at most 0 batches"),
     (many_workers.blocked, lambda trace: 14, "at most 7 batches"),
     (many_workers.blocked, deepest_of_none, "returns <NA>"),
