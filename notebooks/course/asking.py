@@ -29,6 +29,7 @@ NUMBERS = dict(zip(
     ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen"],
     range(17), strict=True,
 )) | {"none": 0, "nothing": 0, "never": 0, "zero": 0, "once": 1, "twice": 2, "an": 1, "single": 1, "both": 2, "pair": 2, "couple": 2}  # fmt: skip
+# A translation may have several forms of a word: "a|b".
 NUMBERS = {form: number for word, number in NUMBERS.items() for form in word.split("|")}
 
 NO_NUMBER = "|".join(("no", "none", "nothing", "never", "once", "twice", "an", "single", "both", "pair", "couple")).split("|")

@@ -17,7 +17,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -30,6 +29,7 @@ from course import handout, own_mysteries
 from course.handout import Handout
 from minidl.live_repr import counted
 from minidl.process_stat import every_process, remove_segments_of, signal_if
+from minidl.prove.kept import in_parallel
 from minidl.prove.sessions import running
 
 SECONDS = 240.0
@@ -91,7 +91,7 @@ def _cells(folder: Path, path: Path) -> dict[str, str]:
 
 def plain(source: str) -> str:
     """A cell without what is Jupyter's and not Python: `%%time`, `%time f()`, `!ls`, `f?`."""
-    source = re.sub(r"^(?:%%|!|\?).*\n?|^.*\?\s*$\n?", "", source, flags=re.MULTILINE)
+    source = re.sub(r"^(?:%%|!|\?).*\n?|^[\w.]+\?{1,2}[ \t]*$\n?", "", source, flags=re.MULTILINE)
     return re.sub(r"^%(?:time|timeit) +|^%.*\n?", "", source, flags=re.MULTILINE)
 
 
@@ -110,12 +110,11 @@ def merged(original: str, submitted: str | None) -> str:
         return submitted  # running it says what is wrong
     ours: Any = ast.parse(original).body[-1]
     if kind[0] == "exercise":
-        calls = {node: [call for call in ast.walk(node) if isinstance(call, ast.Call)] for node in body}
-        asks = {node: [call for call in calls[node] if kind_of(ast.unparse(call))] for node in body}
+        asks = {node: [call for call in ast.walk(node) if isinstance(call, ast.Call) and _asks(call)] for node in body}
         own = [ast.unparse(node) for node in body if not asks[node]]
-        given = [call for node in body for call in asks[node] if kind_of(ast.unparse(call)) == kind]
-        checked = [(call.args or [keyword.value for keyword in call.keywords])[-1:] for call in given]
-        ours.value.args[-1:] = next(filter(None, reversed(checked)), ours.value.args[-1:])  # it may have another name
+        for call in (call for node in body for call in asks[node] if _asks(call) == kind):
+            checked = call.args or [keyword.value for keyword in call.keywords]  # it may have another name
+            ours.value.args[-1:] = checked[-1:] or ours.value.args[-1:]
         return "\n".join([*own, ast.unparse(ours)])
     answers = [
         (number, node.value)
@@ -132,6 +131,10 @@ def merged(original: str, submitted: str | None) -> str:
     if not own or not any(isinstance(node, ast.Name) for node in ast.walk(answer)):
         return filled
     return "\n".join([*given[:-1], *own, given[-1]])
+
+
+def _asks(node: ast.AST) -> tuple[str, str] | None:
+    return kind_of(ast.unparse(node))
 
 
 def sources(folder: Path, path: Path, given: Handout) -> list[tuple[tuple[str, str] | None, str]]:
@@ -274,18 +277,14 @@ def progress(folder: Path, chosen: Iterable[str] = ()) -> list[Mark]:
 def of_all(folders: Sequence[Path], chosen: Sequence[str], jobs: int = 2) -> dict[str, list[Mark]]:
     """The marks of many students, two at a time; each one's points on stderr as soon as they are known."""
     marks: dict[str, list[Mark]] = {}
-    with ThreadPoolExecutor(jobs) as pool:
-        running = {pool.submit(grade, folder, chosen): folder.resolve().name for folder in folders}
-        try:
-            for number, done in enumerate(as_completed(running), 1):
-                marks[running[done]] = done.result()
-                points, most = (sum(getattr(mark, what) for mark in done.result()) for what in ("points", "of"))
-                print(f"minidl: {number} of {len(running)}: {running[done]}: {points} of {most} points", file=sys.stderr)
-        except KeyboardInterrupt:
-            print(f"minidl: stopped: {len(marks)} of {counted(len(running), 'student')} are graded", file=sys.stderr)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-    return {name: marks[name] for name in running.values() if name in marks}
+    with suppress(KeyboardInterrupt), in_parallel(lambda folder: grade(folder, chosen), folders, jobs) as coming:
+        for folder, of_one in coming:
+            name = folder.resolve().name
+            marks[name], points, most = of_one, sum(mark.points for mark in of_one), sum(mark.of for mark in of_one)
+            print(f"minidl: {len(marks)} of {len(folders)}: {name}: {points} of {most} points", file=sys.stderr)
+    if len(marks) < len(folders):
+        print(f"minidl: stopped: {len(marks)} of {counted(len(folders), 'student')} are graded", file=sys.stderr)
+    return {name: marks[name] for folder in folders if (name := folder.resolve().name) in marks}
 
 
 # --- Tables -----------------------------------------------------------------------------------------------------------

@@ -524,8 +524,12 @@ def any_order(module: Any, dice: random.Random) -> None:
 
 # --- Lab 4 ------------------------------------------------------------------------------------------------------------
 def _broken_off(
-    module: Any, given: str, dataset: Any, batches: int, ready: Callable[[], object] = lambda: None, **options: Any
+    module: Any, given: str, dataset: Any, batches: int, ready: Callable[[], object] = lambda: None, *,
+    by_itself: bool = False, **options: Any,
 ) -> None:  # fmt: skip
+    """Drop an iterator after some batches. by_itself: each worker has to leave before it would be terminated."""
+    if by_itself:
+        module.MP_STATUS_CHECK_INTERVAL = SOON
     iterator = iter(module.DataLoader(dataset, **options))
     for _ in range(batches):
         next(iterator)
@@ -536,7 +540,7 @@ def _broken_off(
     left(given)
     if time.monotonic() - began > SOON:
         raise differs(given, f"at its end within {SOON:g} s", f"{time.monotonic() - began:.1f} s")
-    if module.MP_STATUS_CHECK_INTERVAL == SOON:
+    if by_itself:
         same(f"{given}: exit codes of the workers", [0] * len(workers), [worker.exitcode for worker in workers])
 
 
@@ -551,21 +555,19 @@ def broken_off(module: Any, dice: random.Random) -> None:
 @trial(4)
 def full_pipe(module: Any, dice: random.Random) -> None:
     """The loop reads no more, and the pipe is full: a worker that leaves may not wait for its feeder thread (`cancel_join_thread`)."""
-    module.MP_STATUS_CHECK_INTERVAL = SOON  # else the worker that waits is terminated at once
     large = Samples(40, lambda i: b"x" * 300_000, "samples of 300,000 bytes")
-    _broken_off(
-        module, "a break after 1 batch; batches do not fit into the pipe", large, 1, num_workers=2, collate_fn=list
-    )
+    given = "a break after 1 batch; batches do not fit into the pipe"
+    _broken_off(module, given, large, 1, by_itself=True, num_workers=2, collate_fn=list)
 
 
 @trial(4)
 def tasks_left(module: Any, dice: random.Random) -> None:
     """Once the done event is set, a worker skips the tasks that it still has."""
-    module.MP_STATUS_CHECK_INTERVAL = SOON
     slow = Samples(100, lambda i: time.sleep(0.1) or i, "samples of 0.1 s")
     asked: list[int] = []
     given = "a break after 1 batch, 2 workers, prefetch_factor=8"
-    _broken_off(module, given, slow, 1, lambda: asked.append(slow.asked.value), num_workers=2, prefetch_factor=8)
+    options = {"num_workers": 2, "prefetch_factor": 8}
+    _broken_off(module, given, slow, 1, lambda: asked.append(slow.asked.value), by_itself=True, **options)
     if slow.asked.value - asked[0] > 4:
         raise differs(given, "at most 4 samples that are fetched after the break", slow.asked.value - asked[0])
 

@@ -13,7 +13,6 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from course.hang_lab import KINDS, MYSTERIES, NAMES, Answers
 from minidl.hang.headline import headline
 from minidl.live_repr import counted
 from minidl.prove import sessions
+from minidl.prove.kept import in_parallel
 from minidl.prove.lab.case import LabOptions
 from minidl.prove.lab.runner import program_of
 from minidl.tracefile.format import MANIFEST, TraceError
@@ -106,15 +106,13 @@ def of_student(folder: Path, handout: Handout) -> dict[str, tuple[str, Answers]]
 def recorded_for(handouts: Iterable[Handout]) -> dict[Planned, bytes]:
     """Record what students get, each program once, also if several want it; return the packed traces."""
     wanted = list(dict.fromkeys(one for handout in handouts for one in plan(handout).values()))
-    packed = {}
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        running = {pool.submit(_packed, one): one for one in wanted}
-        try:
-            for done in as_completed(running):
-                packed[running[done]] = done.result()
-                print(f"minidl: recorded {counted(len(packed), 'hung run')} of {len(wanted)} for 09", file=sys.stderr)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    packed: dict[Planned, bytes] = {}
+    if wanted:
+        print(f"minidl: recording {counted(len(wanted), 'hung run')} for 09", file=sys.stderr)
+    with in_parallel(_packed, wanted, AT_ONCE) as coming:
+        for one, trace in coming:
+            packed[one] = trace
+            print(f"minidl: recorded {counted(len(packed), 'hung run')} of {len(wanted)} for 09", file=sys.stderr)
     return packed
 
 

@@ -49,8 +49,21 @@ def test_a_student_gives_answers_and_code_and_the_teacher_the_rest(
 
 
 def test_what_is_jupyters_in_a_cell_is_left_out() -> None:
-    cell = "%%time\n%matplotlib inline\n!nproc\n?abs\nabs?\nmine = 7 % 4\n%time ask.owner(trace, answer=mine)"
-    assert grading.plain(cell) == "mine = 7 % 4\nask.owner(trace, answer=mine)"
+    cell = "%%time\n%pip list\n!nproc\n?abs\nabs?\nnp.sum??\nmine = 7 % 4  # is it?\n%time ask.owner(answer=mine)"
+    assert grading.plain(cell) == "mine = 7 % 4  # is it?\nask.owner(answer=mine)"
+
+
+def test_marks_that_are_known_outlive_an_interrupt(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def grade(folder: Path, chosen: Any) -> list[Mark]:
+        if folder.name == "bo":
+            raise KeyboardInterrupt
+        return [Mark("03", "owner", "question", True, "")]
+
+    monkeypatch.setattr(grading, "grade", grade)
+    assert "anna" in grading.of_all([Path("anna"), Path("bo"), Path("cy")], [], jobs=1)
+    assert "of 3 students are graded" in capsys.readouterr().err
 
 
 def test_cells_run_on_after_an_error_and_each_graded_one_gets_a_mark() -> None:

@@ -250,10 +250,10 @@ def cut(run: RunContext) -> Finding | None:
 
 
 def _killed_after_its_loaders(run: RunContext) -> Finding | None:
-    """The finding of a process that SIGKILL ended, not its program, when none of its iterators was left."""
-    for home in run.homes:
+    """The finding of a run that SIGKILL ended, not its program, when no process had an iterator left."""
+    for home in () if run.over.intersection(run.homes) else run.homes:  # a program may kill its own children
         death = run.trace.watched.death_of(run.processes[home].pid)
-        if death is not None and death.code == -signal.SIGKILL and home not in run.over:
+        if death is not None and death.code == -signal.SIGKILL:
             after = duration(death.at - int(run.events["time"][run.events["process"] == home][-1]))
             what = f"{run.processes[home].name} was killed {after} after its last event, when it had no iterator"
             evidence = ("SIGKILL, as the watchdog saw; its program had not ended", what_bounds(run).sentence)

@@ -106,8 +106,9 @@ class HeldUp:
 
     def opinion(self, evidence: Iterable[str] = ()) -> Finding | None:
         """The doctor's finding, if a watchdog took evidence in the wait."""
-        told, looks = self.told(evidence), self.run.trace.watched.looks
-        if self.in_a_step and looks and looks[-1].at < self.focus.span:  # it saw the worker in an earlier step
+        told, begun = self.told(evidence), self.focus.span
+        seen = [one.at for one in self.run.trace.watched.looks if one.stall.pid == told.pid]
+        if self.in_a_step and max(seen, default=begun) < begun:  # the last look saw the worker in an earlier step
             return None
         found = diagnose_recorded(self.run.trace, told)
         return None if found is None else dataclasses.replace(found, wait=told)
