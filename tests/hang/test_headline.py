@@ -672,7 +672,8 @@ def test_a_worker_that_goes_on_to_its_next_sample_does_not_hang(
     add(path, 1101, [sample | {"code": ev.SAMPLE[1], "time": end - 2 * SECOND}, next_one])
     trace = read_trace(path)
     if seen is not None:
-        trace.watched.looks = [StallLook(Stall(1, Call.NEXT, 0, LOADER_PID), 1, end - seen * SECOND, {})]
+        at = {LOADER_PID: end - seen * SECOND, 999: end}  # the other is a look at another rank's wait
+        trace.watched.looks = [StallLook(Stall(1, Call.NEXT, 0, pid), 1, when, {}) for pid, when in at.items()]
         doctor_says(monkeypatch, Finding(RunOutcome.HUNG, "the loop waits: ...", HangCause.FIFO))
     assert headline(trace).outcome is outcome
 

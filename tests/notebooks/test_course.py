@@ -244,6 +244,24 @@ def test_hidden_and_beside_computation_are_two_figures() -> None:
     assert "'workers-2': 16.1% of the copies' time ran beside computation; 100% was hidden" in said
 
 
+def test_an_error_in_a_generator_is_told_by_the_readers_line() -> None:
+    """Python raises another error for a StopIteration, outside of the reader's function."""
+
+    def ahead(batches: Any, to_device: Any) -> Any:
+        batches = iter(batches)
+        held = to_device(next(batches))
+        for batch in batches:
+            following = to_device(batch)
+            yield held
+            held = following
+        yield held
+
+    said = repr(judged(device.ahead.__wrapped__, ahead))  # type: ignore[attr-defined]
+    assert "generator raised StopIteration" in said
+    assert "In ahead, line" in said
+    assert "held = to_device(next(batches))" in said
+
+
 def test_a_call_that_copies_from_pageable_memory_is_told_as_long_as_its_copy() -> None:
     pageable = device.returns_early(recording("healthy-8-pageable"), answer=False)
     assert "returns once all data is staged there" in repr(pageable)

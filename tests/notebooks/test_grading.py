@@ -388,6 +388,7 @@ def test_own_mysteries_are_recorded_and_graded(tmp_path: Path, capsys: pytest.Ca
     folders = [tmp_path / name for name in ("own", "others")]
     code, _, errors = command(capsys, "build", "--student", *folders, "--only", "09")
     assert code == 0, errors
+    assert re.search(r"recording (\d+) hung runs for 09\n(.*\n)*minidl: recorded \1 hung runs of \1 for 09", errors)
     planned = {folder.name: own_mysteries.plan(handout.read(folder)) for folder in folders}
     for folder in folders:
         for path in (folder / "course" / "mysteries").glob("*.minidl"):
