@@ -212,7 +212,8 @@ def calibrated(rounds: int = 8) -> TransportCosts:
         progress(f"transport: calibrating {name}")
         kinds = _Same(1, size), _Same(1, large), _Same(many, size)
         one, larger, more = (np.array(in_child(_cpu_times, name, kind, rounds)) for kind in kinds)
-        byte, tensor = (larger - one).clip(0) / (large - size), (more - one).clip(0) / (many - 1)
+        byte = (larger - one).clip(0) / (large - size)
+        tensor = ((more - one) / (many - 1) - byte * size).clip(0)
         batch = (one - tensor - byte * size).clip(0)
         lines[name] = tuple(tuple(map(float, line)) for line in np.array([batch, tensor, byte]).T)  # type: ignore[assignment]
     progress("")
