@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import _thread
 import multiprocessing
 import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -56,3 +58,23 @@ def test_a_process_is_refused_to_a_test_that_is_not_live(start: Callable[[], obj
     with no_process("a test") as called, pytest.raises(ProcessStartedError, match=r"starts a process .* mark it"):
         start()
     assert len(called) == 1
+
+
+def test_a_thread_that_python_did_not_start_counts_while_it_runs() -> None:
+    before, ended, known = Holdings.now(), _thread.allocate_lock(), threading.Event()
+    ended.acquire()
+
+    def asked() -> None:
+        threading.current_thread()
+        known.set()
+        ended.acquire()
+
+    _thread.start_new_thread(asked, ())
+    assert known.wait(60)
+    (name,) = Holdings.now().beyond(before)["threads"]  # type: ignore[misc]
+    assert name.startswith("Dummy")
+    ended.release()
+    until = time.monotonic() + 60
+    while Holdings.now().beyond(before) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert Holdings.now().beyond(before) == {}

@@ -309,6 +309,8 @@ class RunFacts:
         if pid in self.ranks:
             return f"{self._rank(pid)}{number}"
         if self.is_loop(pid):
+            if self.told.no_loader and pid == self.told.pid:
+                return f"the program{number}"
             named = f"process {process.name} (pid {pid}), in no loader now"
             return named if self._in_no_loader(pid) else f"{self._rank(pid) or 'the loop'}{number}"
         if self.is_server(pid):

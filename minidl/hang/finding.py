@@ -181,9 +181,9 @@ class RecordedWait:
 
     pid: of the process that iterates, tid: its thread, 0 = unknown. task, epoch, worker, sample: what it waits for,
     -1 = unknown. step: what the worker was in, in words; step_since: since when, ns, 0 = unknown. own_code: the
-    program's own code does not call next. numbers: pid -> worker, of those that have recorded something; workers: how
-    many the loader has, 0 = unknown; others: pids of other loaders' workers; ranks: pid -> rank. facts: what the trace
-    has as evidence.
+    program's own code does not call next; no_loader: it has iterated over none yet. numbers: pid -> worker, of those
+    that have recorded something; workers: how many the loader has, 0 = unknown; others: pids of other loaders'
+    workers; ranks: pid -> rank. facts: what the trace has as evidence.
     """
 
     hung: bool = False
@@ -200,6 +200,7 @@ class RecordedWait:
     step: str = ""
     step_since: int = 0
     own_code: bool = False
+    no_loader: bool = False
     numbers: dict[int, int] = field(default_factory=dict)
     workers: int = 0
     others: frozenset[int] = frozenset()

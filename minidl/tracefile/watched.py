@@ -105,7 +105,8 @@ class Ended:
 class Stall:
     """A wait that took too long. call: the open call of the iterator; pid: of the process that waits.
 
-    `Call.OWN`: no iterator of the process waits for anything, and its own code has not come back to one.
+    `Call.OWN`: no iterator of the process waits for anything, and its own code has not come back to one, or has not
+    made the first yet: loader 0.
     """
 
     loader: int

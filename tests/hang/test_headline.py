@@ -12,7 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_evidence import DATALOADER, LOCKED, LOOP, Frame, library, look, loop, user, worker
+from made_evidence import (
+    DATALOADER,
+    LOCKED,
+    LOOP,
+    MAIN,
+    SLEEPS,
+    Frame,
+    library,
+    look,
+    loop,
+    thread,
+    user,
+    worker,
+)
+from made_evidence import process as one_process
 from made_trace import HEALTHY, HUNG, LOADER_PID, START, Run, made, write
 from oracle_trace import stop_recording, write_process
 from recorded import recorded
@@ -320,6 +334,28 @@ def test_a_program_that_hangs_in_its_own_code_after_its_last_loader(tmp_path: Pa
     assert found.outcome is RunOutcome.HUNG
     assert "waits in Queue.get (queue.py), which no thread of its process can end" in found.title
     assert "the thread that should answer has ended" in " ".join(found.also)
+
+
+def before_any_loader(path: Path, sees: RunEvidence, seconds: float, loader: int = 0) -> Finding:
+    """Of a run that has recorded no event, and that a watchdog saw in what the evidence shows, for so long."""
+    write_process(path, [], pid=LOOP, role="process")
+    end = round(seconds * SECOND)
+    stall = watched.Stall(loader, Call.OWN, 4, LOOP)
+    looks = [watched.look(stall, n, end - (3 - n) * SECOND, json.loads(sees.to_json())) for n in (1, 2)]
+    (path / f"watch-{LOOP}-1.attachment.jsonl").write_bytes(b"".join([watched.description("0", LOOP, 120.0), *looks]))
+    return headline(read_trace(path))
+
+
+def test_a_program_that_hangs_before_its_first_loader(tmp_path: Path) -> None:
+    child = one_process(LOOP + 1, LOOP, thread(LOOP + 1, (user("time.sleep(1000)"), MAIN), SLEEPS), name="fetch")
+    waits = Syscall("wait4", "for a child", target=LOOP + 1, timeout=-1.0)
+    sees = look(one_process(LOOP, 1, thread(LOOP, (user("run(fetch)"), MAIN), waits)), child)
+    found = before_any_loader(tmp_path / "a", sees, 40.0)
+    assert (found.outcome, found.cause) == (RunOutcome.HUNG, HangCause.CHILD)
+    assert found.title.startswith("hung for 39.0 s, before any DataLoader: the program, in its own code, waits for ")
+    computes = look(one_process(LOOP, 1, thread(LOOP, (user("work()"), MAIN), None, state="R", idle=0.0, cpu=1.0)))
+    found = before_any_loader(tmp_path / "b", computes, 40.0)
+    assert (found.outcome, found.head) == (RunOutcome.MAYBE_HUNG, "cut: may hang for 39.0 s, before any DataLoader")
 
 
 def test_a_pin_thread_that_hangs(tmp_path: Path) -> None:
@@ -764,7 +800,10 @@ def test_a_program_that_raises_before_its_first_iterator_is_not_fine(tmp_path: P
 
 def test_nothing_recorded(tmp_path: Path) -> None:
     write_process(tmp_path / "t", [], pid=1, role="loader")
-    assert headline(read_trace(tmp_path / "t")).title == "cut: nothing was recorded"
+    assert (
+        headline(read_trace(tmp_path / "t")).title
+        == "cut: the recording ends before the program iterated over a DataLoader"
+    )
 
 
 # --- Died, and errors -------------------------------------------------------------------------------------------------

@@ -23,7 +23,12 @@ from minidl.tracefile.reader import read_trace
 SLOW = 60_000  # µs of a fetch: its step hides 20,000 of it
 WAITED = {"outcome": "cut", "what": "cut: it waits", "waits_for_others": True, "over": False, "last": LastEpoch(0, 60)}
 GONE = {"outcome": "cut", "what": "cut: ...", "over": False, "last": LastEpoch(0, 12), "taken": 12, "ended": 5}
-SILENT = {"outcome": "cut", "what": "cut: nothing was recorded", "taken": 0, "events": 0}
+SILENT = {
+    "outcome": "cut",
+    "what": "cut: the recording ends before the program iterated over a DataLoader",
+    "taken": 0,
+    "events": 0,
+}
 
 
 def node(rank: int) -> str:

@@ -34,7 +34,7 @@ class Holdings:
     @classmethod
     def now(cls) -> Holdings:
         children = {pid for pid in _children() if pid not in _servers() and not _command(pid).startswith(SHM_MANAGER)}
-        return cls(frozenset(children), frozenset(threading.enumerate()), _segments(), _descriptors())
+        return cls(frozenset(children), _threads(), _segments(), _descriptors())
 
     def beyond(self, before: Holdings) -> dict[str, object]:
         """What is held in addition to `before`, by kind; empty if nothing."""
@@ -47,6 +47,16 @@ class Holdings:
             "open descriptors": max(0, self.descriptors - before.descriptors - FD_ALLOWANCE),
         }
         return {kind: what for kind, what in grown.items() if what}
+
+
+def _threads() -> frozenset[threading.Thread]:
+    """Those that run. Python also lists, once asked, a thread that it did not start, even when it has ended."""
+    tasks = set(os.listdir("/proc/self/task"))
+    return frozenset(
+        thread
+        for thread in threading.enumerate()
+        if not isinstance(thread, threading._DummyThread) or str(thread.native_id) in tasks
+    )
 
 
 def _descriptors() -> int:

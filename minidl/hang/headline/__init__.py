@@ -35,7 +35,7 @@ def _computed(trace: Trace, spans: Rows | None, job: Job | None) -> Finding:
     if (failed := ends.failed_before(trace)) is not None:
         return failed
     if not len(trace):
-        return Finding(*_NOTHING[trace.seen > 0])
+        return hangs.before_any_loader(trace) or Finding(*_NOTHING[trace.seen > 0])
     run = RunContext(trace, trace.spans() if spans is None else spans, job)
     found = next(finding for cause in CAUSES if (finding := cause.test(run)) is not None)
     explored = trace.manifest.get("explored")
@@ -49,7 +49,7 @@ def _computed(trace: Trace, spans: Rows | None, job: Job | None) -> Finding:
 
 
 _NOTHING: Final = (
-    (RunOutcome.CUT, "nothing was recorded"),
+    (RunOutcome.CUT, "the recording ends before the program iterated over a DataLoader"),
     (RunOutcome.RUNNING, "no iterator of a DataLoader has recorded anything yet"),
 )
 """The headlines of a trace without events: of an ended run, and of a running one."""

@@ -20,6 +20,7 @@ from minidl.hang.limits import LONG, SUDDEN
 from minidl.hang.places import LoaderStep
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Call, Outcome
+from minidl.tracefile.reader import Trace
 from minidl.tracefile.watched import Stall
 from minidl.tracefile.words import counted, doing, duration, signal_name
 
@@ -111,6 +112,27 @@ def _at_work(run: RunContext, wait: LastWait) -> list[str]:
         return []
     used = (seen[-1].processes[pid].cpu_ms - seen[0].processes[pid].cpu_ms) * 1_000_000
     return [f"pid {pid} used {duration(used)} of CPU time in {duration(seen[-1].at - seen[0].at)} of that"]
+
+
+# --- Without a loader -------------------------------------------------------------------------------------------------
+def before_any_loader(trace: Trace) -> Finding | None:
+    """The finding of a trace without events, by a watchdog's evidence: its program waited before it had a loader."""
+    watched = trace.watched
+    look = next((one for one in reversed(watched.looks) if one.stall.call is Call.OWN), None)
+    if look is None or trace.seen:
+        return None
+    stall, took = look.stall, watched.until - look.stall.since
+    allowed = min(LONG, watched.hang_after_s or LONG)
+    told = RecordedWait(
+        hung=took >= 1e9 * allowed, since=stall.since, seconds=took / 1e9, pid=stall.pid, tid=stall.pid, own_code=True,
+        no_loader=True,
+    )  # fmt: skip
+    found = diagnose_recorded(trace, told)
+    if found is None or found.outcome is RunOutcome.MOVES:
+        return None
+    hung = found.outcome is RunOutcome.HUNG
+    head = f"{'hung' if hung else 'cut: may hang'} for {duration(took)}, before any DataLoader"
+    return dataclasses.replace(found, head=head, wait=told)
 
 
 # --- At the end of the program ----------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def _cause(stall: Stall, directory: Path, evidence: RunEvidence) -> str:
 
     found, own = headline(LiveTrace(directory).read()[0]), stall.call is Call.OWN
     told = None if own else found.wait
-    told = told or RecordedWait(since=stall.since, pid=stall.pid, own_code=own)
+    told = told or RecordedWait(since=stall.since, pid=stall.pid, own_code=own, no_loader=not stall.loader)
     seen = opinion([evidence], dataclasses.replace(told, hung=True, seconds=waited(stall)))
     if own:
         return seen.title if seen is not None and seen.outcome is RunOutcome.HUNG else ""

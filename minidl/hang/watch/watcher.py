@@ -30,6 +30,7 @@ from typing import Any, Final
 import numpy as np
 
 import minidl
+from minidl.hang.evidence.proc import ProcFiles
 from minidl.hang.life import exit_code, life
 from minidl.hang.limits import EARLY, GROWS, LONGER
 from minidl.hang.watch import looks
@@ -58,6 +59,12 @@ MOST_LOOKS: Final = 8
 MOST_LOOKS_OF_A_RUN: Final = 64
 MOST_OWN_LOOKS: Final = 16
 """The part of them at the program's own code, which may be slow: the rest is kept for a loader's hang."""
+
+IDLE: Final = 0.05
+"""CPUs that a program may use and still count as waiting, before it has a loader."""
+
+GRAIN: Final = 0.02
+"""The kernel counts CPU time in steps of 10 ms: so many seconds may be of before."""
 
 MOST_BYTES: Final = 32 << 20
 MOST_EVENTS: Final = 8192
@@ -101,6 +108,7 @@ class Watcher:
         self.most = 0  # processes that were there at one time
         self.vitals, self.next_sample = VitalSigns(), 0.0
         self.looks = self.own_looks = 0
+        self.waits_since, self.read_at, self.spent = since, since, 0.0  # of the main process, before it has a loader
         self.stays = 0.0  # since when the trace has ended and the process has not; seconds, CLOCK_MONOTONIC
         self.poll = select.poll()
         self.poll.register(channel, select.POLLIN)
@@ -244,6 +252,8 @@ class Watcher:
             for wait in reader.calls():
                 stall = Stall(wait.loader, wait.call, wait.since, reader.pid)
                 found[reader.pid, wait.loader] = stall, reader.past(wait)
+        if not any(reader.known for process in self.processes.values() for reader in process.readers):
+            found[self.main_pid, 0] = self._before_any_loader(), 0
         for key in self.stalls.keys() - found.keys():
             self._give_up(self.stalls.pop(key))
         for key, (stall, longest) in found.items():
@@ -253,6 +263,15 @@ class Watcher:
                     self._give_up(known)
                 known = self.stalls[key] = _StallRecord(stall, first_look(self.hang_after, longest / 1e9))
             self._attend_to(known)
+
+    def _before_any_loader(self) -> Stall:
+        """The wait of a program that has no loader yet: since it last computed."""
+        now, stat = time.monotonic_ns(), ProcFiles(self.main_pid).stat()
+        if stat is not None:
+            if stat.cpu - self.spent > GRAIN + IDLE * (now - self.read_at) / 1e9:
+                self.waits_since = now
+            self.read_at, self.spent = now, stat.cpu
+        return Stall(0, Call.OWN, self.waits_since, self.main_pid)
 
     def _attend_to(self, known: _StallRecord) -> None:
         """Take a look at a stall if one is due. Give the alarm in time, with a look's words if there are any."""

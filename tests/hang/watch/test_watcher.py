@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import pytest
 from programs import python, write
 from sizes import slow
 
+from minidl.hang.headline import headline
 from minidl.hang.life import ProcessLife, life
 from minidl.hang.watch import watcher
 from minidl.hang.watch.watcher import EARLY_LOOKS, MOST_LOOKS, MOST_LOOKS_OF_A_RUN, Watcher, first_look, next_look
@@ -85,11 +87,59 @@ def test_a_wait_is_looked_at_in_growing_pauses_and_at_the_alarm() -> None:
 def test_a_wait_is_looked_at_first_by_the_longest_one_that_was_like_it(monkeypatch: pytest.MonkeyPatch) -> None:
     watcher: Any = object.__new__(Watcher)
     wait = OpenCall(1, Call.NEXT, 0)
-    reader = SimpleNamespace(pid=7, calls=lambda: [wait], past=lambda one: 20e9 * (one is wait))
+    reader = SimpleNamespace(pid=7, known=True, calls=lambda: [wait], past=lambda one: 20e9 * (one is wait))
     watcher.processes, watcher.stalls, watcher.hang_after = {7: SimpleNamespace(readers=[reader])}, {}, 120
     monkeypatch.setattr(Watcher, "_attend_to", lambda self, known: None)
     watcher._look_at_waits()
     assert [known.due for known in watcher.stalls.values()] == [60]
+
+
+def test_a_program_without_a_loader_waits_since_it_last_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    one: Any = object.__new__(Watcher)
+    reader = SimpleNamespace(pid=7, known=None, calls=list)
+    one.processes, one.stalls, one.hang_after, one.main_pid = {7: SimpleNamespace(readers=[reader])}, {}, 120, 7
+    one.waits_since, one.read_at, one.spent = 0, 0, 0.0
+    monkeypatch.setattr(Watcher, "_attend_to", lambda self, known: None)
+    monkeypatch.setattr(Watcher, "_give_up", lambda self, known: None)
+    read = iter([(10, 9.0), (11, 9.05), (12, 9.05), (13, 10.0), (14, 10.0)])
+
+    def looks() -> list[tuple[int, int]]:
+        now, cpu = next(read)
+        monkeypatch.setattr("time.monotonic_ns", lambda: now * 10**9)
+        monkeypatch.setattr(watcher, "ProcFiles", lambda pid: SimpleNamespace(stat=lambda: SimpleNamespace(cpu=cpu)))
+        one._look_at_waits()
+        return [(known.stall.loader, known.stall.since // 10**9) for known in one.stalls.values()]
+
+    assert [looks() for _ in range(5)] == [[(0, 10)], [(0, 10)], [(0, 10)], [(0, 13)], [(0, 13)]]
+    reader.known = True
+    one._look_at_waits()
+    assert one.stalls == {}
+
+
+WAITS = """
+    import os
+
+    def prepare():
+        os.read(os.pipe()[0], 1)  # nobody writes
+
+    prepare()
+"""
+
+
+@pytest.mark.live
+def test_a_program_that_hangs_before_its_first_loader_leaves_evidence(tmp_path: Path) -> None:
+    write(tmp_path / "train.py", WAITS)
+    trace = tmp_path / "trace"
+    command = [sys.executable, "-m", "minidl", "run", "--trace", "trace", "train.py"]
+    with subprocess.Popen(command, cwd=tmp_path) as program:
+        until = time.monotonic() + 60
+        while time.monotonic() < until and not (trace.exists() and len(read_trace(trace).watched.looks) > 1):
+            time.sleep(0.1)
+        program.kill()
+    looks = finished(tmp_path).watched.looks
+    assert {(one.stall.loader, one.stall.call, one.stall.pid) for one in looks} == {(0, Call.OWN, program.pid)}
+    assert "before any DataLoader: the program, in its own code" in headline(read_trace(trace)).title
+    assert watchdogs(trace) == []
 
 
 @pytest.mark.live
