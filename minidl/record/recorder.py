@@ -244,6 +244,8 @@ class Recorder:
         """Record a process's or thread's first event, or one that needs a longer file or fits no slot."""
         if PACK is None:
             return  # the interpreter has cleared this module: there is nothing left to grow a file with
+        if self._is_off():  # a thread that begins now gets no number: its next event is not recorded either
+            return
         stamp = stamp or time.monotonic_ns()
         named = bool(tid) or hasattr(self._local, "tid")
         try:
@@ -254,9 +256,8 @@ class Recorder:
             slots = self._grow((at - HEADER_BYTES) // SLOT_BYTES + 1)
         except OSError as error:
             self._give_up(error)
-        if self._off:
-            if self._off != _CLOSED:
-                self._lose(events=1)
+        if self._is_off():
+            vars(self._local).pop("tid", None)
             return
         try:
             PACK.pack_into(slots, at, stamp, *values[:2], tid, *values[2:], n)
@@ -264,6 +265,12 @@ class Recorder:
             self._refuse(values)
         if not named:  # only now: a kill during this write must not lose the event
             self._name_thread(tid)
+
+    def _is_off(self) -> bool:
+        """Whether nothing more is recorded. An event of this moment is counted as lost, unless the trace was ended."""
+        if self._off and self._off != _CLOSED:
+            self._lose(events=1)
+        return bool(self._off)
 
     def _tid(self) -> int:
         tid: int | None = getattr(self._local, "tid", None)

@@ -754,6 +754,16 @@ def test_a_closed_recorder_stays_closed_in_a_child(place: Path) -> None:
     assert os.listdir(place) == [MANIFEST]
 
 
+def test_a_thread_that_begins_while_the_recorder_closes_has_no_event_or_both(pen: Recorder, place: Path) -> None:
+    """An end without its begin would look like a broken protocol."""
+    pen.emit(ev.YIELD)
+    pen._off = recorder._CLOSED  # the first step of `close`; the map is there still
+    thread = threading.Thread(target=lambda: [pen.emit(code) for code in ev.FETCH])
+    thread.start()
+    thread.join()
+    assert read_trace(place).events["code"].tolist() == [ev.YIELD]
+
+
 @pytest.mark.live
 def test_create_writes_a_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")
