@@ -113,18 +113,22 @@ def in_step(step: LoaderStep | None, sample: int = -1) -> str:
     return BY_STEP.get(step, "") if step is not None else ""
 
 
-def after_signal(code: int, sample: int, in_user_code: bool = False) -> str:
+def after_signal(code: int, sample: int, in_user_code: bool = False, line: str = "") -> str:
     """The remedy after the end of a process. code: multiprocessing's exit code; sample: of it, -1 = none.
 
-    in_user_code: it was in the user's code, and not copying a batch into shared memory.
+    in_user_code: it was in the user's code, and not copying a batch into shared memory. line: where a fault came, "" =
+    unknown.
     """
     alone = f"run dataset[{sample}] alone" if sample >= 0 else "run the same samples with num_workers=0"
+    crash = f"{alone} under python -X faulthandler"
+    if line:
+        crash = f"call {line} alone with the same input: the fault is in the C code that it runs; update that library"
     return {
         -signal.SIGKILL: "look for the kernel's out-of-memory killer: dmesg -T | grep -i 'killed process'; if it "
         "killed the process, use fewer workers or a smaller prefetch_factor",
         -signal.SIGBUS: f"{TRUNCATED}; or {SHARED_MEMORY}" if in_user_code else SHARED_MEMORY,
-        -signal.SIGSEGV: f"{alone} under python -X faulthandler",
-        -signal.SIGABRT: f"{alone} under python -X faulthandler",
+        -signal.SIGSEGV: crash,
+        -signal.SIGABRT: crash,
         -signal.SIGTERM: "find the sender of the signal: a scheduler, or another process of the job",
         -signal.SIGINT: "the job was interrupted (Ctrl-C)",
     }.get(code, alone)

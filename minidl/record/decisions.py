@@ -24,7 +24,7 @@ from minidl.loader.protocol import (
     WorkerEvent,
     WorkerLifecycle,
 )
-from minidl.record import recorder
+from minidl.record import recorder, stack_dumps
 from minidl.record.loader_spans import LoaderSpans
 from minidl.record.shared import Shared
 from minidl.record.slabs import TracedMappings
@@ -231,6 +231,7 @@ class TracedWorkerLifecycle(WorkerLifecycle):
         elif event in self.ENDINGS:
             self.emit(ev.WORKER_EXIT, -1, self.worker_id, self.ENDINGS[event])
         elif event is _READY:
+            stack_dumps.at_a_crash()
             self.emit(ev.WORKER_READY, -1, self.worker_id, *self.shared.recording.numbers, self.shared.seed)
         return action
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch._utils import ExceptionWrapper
 from torch.utils.data.dataloader import _DatasetKind
 
-from minidl.record import recorder
+from minidl.record import recorder, stack_dumps
 from minidl.record.channels import outcome_of
 from minidl.record.fetching import TracedProgress
 from minidl.record.harmless import harmless
@@ -46,6 +46,7 @@ class ObservedWorker:
         self.progress.waiting()
         if not self.ready:
             self.ready = True
+            stack_dumps.at_a_crash()
             self.emit(ev.WORKER_READY, -1, os.getpid(), self.parent, self.seed)
             self.shared.describe_seed(self.worker_id)
 

@@ -1,12 +1,17 @@
 """The Python stacks of a recorded process, written by itself when the watchdog asks, even while a call keeps the GIL.
 
-Interface: `answer(directory, describe)` prepares this process; `no_longer()` ends that.
+Interface: `answer(directory, describe)` prepares this process; `at_a_crash()` has it also write its stack when a fault
+(SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT) ends it; `no_longer()` ends both.
 
 The watchdog sends a real-time signal, and faulthandler's handler, which is C and takes no lock, writes the stacks of
 all threads to a file in the trace's folder. The signal is one that nothing in this process uses. The kernel takes up
 again some of the system calls that it interrupts; poll, select, epoll_wait and sleeps end with EINTR, so that the
 watchdog does not send it to a process that may be in one (see `minidl.hang.watch.dumps`). Before faulthandler takes the
 signal it is ignored, so that one that comes while the interpreter ends, which gives the signal back, kills nothing.
+
+After a fault, faulthandler gives the signal to the handler that was there before. torch's workers have one, which
+says what a SIGBUS means: a worker calls `at_a_crash` once torch has set it. A program that uses faulthandler itself
+keeps it.
 """
 
 from __future__ import annotations
@@ -30,6 +35,7 @@ class _Answering:
     pid: int
     signum: int
     file: IO[bytes]
+    at_a_crash: bool = False
 
 
 _answering: _Answering | None = None
@@ -44,6 +50,8 @@ def answer(directory: str, describe: Callable[..., Any]) -> None:
     inherited = _answering
     if inherited is not None and inherited.pid == os.getpid():
         return
+    if inherited is not None and inherited.at_a_crash:
+        faulthandler.disable()  # what is written would go into its parent's file
     signum = free_signal() if inherited is None else inherited.signum
     if signum is None:
         return
@@ -64,6 +72,14 @@ def answer(directory: str, describe: Callable[..., Any]) -> None:
     describe("stacks", signal=signum, fd=file.fileno(), file=name)
 
 
+def at_a_crash() -> None:
+    """Write this process's stack into its file when a fault ends it, unless the program has faulthandler do so."""
+    if _answering is not None and _answering.pid == os.getpid() and not faulthandler.is_enabled():
+        with contextlib.suppress(OSError, RuntimeError):
+            faulthandler.enable(_answering.file, all_threads=True)
+            _answering.at_a_crash = True
+
+
 def no_longer() -> None:
     """Give the signal back and delete the file. To be called when no doctor asks any more."""
     global _answering
@@ -71,6 +87,8 @@ def no_longer() -> None:
         return
     was, _answering = _answering, None
     faulthandler.unregister(was.signum)
+    if was.at_a_crash:
+        faulthandler.disable()
     with contextlib.suppress(ValueError):  # in another thread than the main one it stays ignored
         signal.signal(was.signum, signal.SIG_DFL)
     was.file.close()

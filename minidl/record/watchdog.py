@@ -167,6 +167,7 @@ def begin(recording: recorder.Recorder) -> Watchdog | None:
         print(f"minidl: no watchdog: {error}. The run goes on without one.", file=sys.stderr)
         return None
     answer(recording)
+    stack_dumps.at_a_crash()
     _watchdog = dog
     return dog
 

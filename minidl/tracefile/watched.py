@@ -22,6 +22,7 @@ from minidl.tracefile import attachments
 from minidl.tracefile.attachments import line, time_in
 from minidl.tracefile.events import Call
 from minidl.tracefile.facts import LATEST
+from minidl.tracefile.stack_samples import CodeLine, frames_of, text_of
 
 KIND: Final = "watch"
 
@@ -94,11 +95,15 @@ class Sample:
 
 @dataclass(frozen=True)
 class Ended:
-    """A process that the watchdog saw end. code: as multiprocessing's exitcode, -9 = SIGKILL; None = not seen."""
+    """A process that the watchdog saw end. code: as multiprocessing's exitcode, -9 = SIGKILL; None = not seen.
+
+    stack: of the thread that a fault ended, outermost frame first; () = unknown.
+    """
 
     pid: int
     at: int
     code: int | None
+    stack: tuple[CodeLine, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -310,7 +315,8 @@ def sample(one: Sample) -> bytes:
 
 
 def ended(one: Ended) -> bytes:
-    return line({"ended": one.pid, "at": one.at, "code": one.code})
+    stack = {"stack": text_of(one.stack)} if one.stack else {}
+    return line({"ended": one.pid, "at": one.at, "code": one.code, **stack})
 
 
 def look(stall: Stall, number: int, at: int, evidence: Mapping[str, Any]) -> bytes:
@@ -366,7 +372,10 @@ def _take(out: Watched, content: dict[str, Any], watch: int) -> bool:
         out.samples.append(Sample(time_in(content["sample"]), processes, *about, watch=watch))
     elif "ended" in content:
         code = content["code"]
-        out.ended.append(Ended(int(content["ended"]), time_in(content["at"]), None if code is None else int(code)))
+        stack = frames_of(str(content.get("stack", "[]")))
+        out.ended.append(
+            Ended(int(content["ended"]), time_in(content["at"]), None if code is None else int(code), stack)
+        )
     elif "look" in content:
         about, evidence = content["stall"], content["evidence"]
         if not isinstance(evidence, dict):

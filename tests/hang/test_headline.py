@@ -11,6 +11,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from made_evidence import (
     DATALOADER,
@@ -45,6 +46,7 @@ from minidl.tracefile.events import Call
 from minidl.tracefile.open_spans import open_spans
 from minidl.tracefile.process import ProcessLife
 from minidl.tracefile.reader import Trace, read_trace
+from minidl.tracefile.stack_samples import CodeLine, StackSamples
 from minidl.tracefile.watched import Stall, StallLook
 
 SECOND = 1_000_000_000
@@ -829,6 +831,36 @@ def test_a_worker_that_died_is_named_with_its_sample(tmp_path: Path, code: int, 
     late = read_trace(path)
     late.watched.ended = [watched.Ended(1101, end + 9_000_000, code)]  # later than the loader
     assert headline(late).evidence[0].text == "found dead 0 ns after its last sign of life"
+
+
+def test_a_worker_that_died_is_told_with_the_line_that_it_died_in(tmp_path: Path) -> None:
+    """By the stack that it wrote at the fault, or else by the last look at its stack in that step."""
+    path = write(tmp_path / "t", Run(**HUNG))
+    end = int(read_trace(path).events["time"][-1])
+    dead = {"loader": 1, "worker": 1, "tid": LOADER_PID, "code": ev.FOUND_DEAD, "x": ev.Actor.WORKER, "y": 1101}
+    add(path, LOADER_PID, [dead | {"z": -signal.SIGSEGV, "time": end + 1}])
+    trace = read_trace(path)
+    process = next(i for i, one in enumerate(trace.processes) if one.pid == 1101)
+    rows = trace.spans()
+    rows = rows[(rows["code"] == ev.SAMPLE[0]) & (rows["process"] == process)]
+    begun = int(rows["begin"].max())
+    load = CodeLine("/home/a/tiles.py", 31, "load", "return decode(blob)")
+    inside = CodeLine("/lib/python3.11/site-packages/png.py", 7, "decode")
+    text = ", at tiles.py:31"
+    trace.watched.ended = [watched.Ended(1101, end + 1, -signal.SIGSEGV, (load, inside))]
+    found = headline(trace)
+    assert found.title.endswith("while it was in sample 38 (task 9)" + text)
+    assert (found.where["function"], found.where["file"], found.where["line"]) == ("load", "/home/a/tiles.py", 31)
+    assert found.next_step.startswith("call tiles.py:31 alone")
+    assert [one.text for one in found.evidence][-2:] == [
+        "load, /home/a/tiles.py:31: return decode(blob): its stack, which it wrote when the signal came",
+        "innermost frame: decode (png.py:7)",
+    ]
+    for since, told in ((begun + 1000, text), (begun - 1000, "")):
+        trace = read_trace(path)
+        looks = np.array([since]), np.array([process]), np.array([1101]), np.array([1]), np.array([0]), np.array([0])
+        trace.__dict__["stack_samples"] = StackSamples(*looks, stacks=((), (load,)))
+        assert headline(trace).title.endswith("while it was in sample 38 (task 9)" + told)
 
 
 def test_a_worker_that_died_before_it_recorded_anything_died_while_it_started(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import textwrap
 import threading
 import time
 from collections.abc import Iterator
@@ -12,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import python
 
-from minidl.hang.watch.dumps import Asked, parsed
+from minidl.hang.watch.dumps import Asked, crash_in, parsed
 from minidl.record import stack_dumps
 
 
@@ -84,6 +86,37 @@ def test_a_process_that_cannot_answer_is_sent_nothing(tmp_path: Path) -> None:
             side.write_text(f"{how | changed}".replace("'", '"') + "\n")
             assert Asked(tmp_path).stacks([os.getpid()]) == {}
         assert (tmp_path / how["file"]).read_text() == ""
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    ("before", "after", "written"),
+    [("", "", True), ("faulthandler.enable()", "", False), ("", "stack_dumps.no_longer()", False)],
+    ids=["a crash", "the program's own handler", "after the trace"],
+)
+def test_a_crash_is_written_unless_the_program_has_it_written(
+    tmp_path: Path, before: str, after: str, written: bool
+) -> None:
+    program = f"""
+        import faulthandler, os, resource, signal
+        from minidl.record import stack_dumps
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        {before}
+        stack_dumps.answer({str(tmp_path)!r}, lambda kind, **facts: None)
+        stack_dumps.at_a_crash()
+        if os.fork() == 0:
+            stack_dumps.answer({str(tmp_path)!r}, lambda kind, **facts: None)
+            os.kill(os.getpid(), signal.SIGSEGV)  # before it is ready: in no file
+        os.wait()
+        {after}
+        os.kill(os.getpid(), signal.SIGABRT)
+    """
+    done = python("-c", textwrap.dedent(program), cwd=tmp_path)
+    assert done.returncode == -signal.SIGABRT
+    assert ("Fatal Python error: Aborted" in done.stderr) is bool(before)
+    crashes = [crash for file in tmp_path.iterdir() if (crash := crash_in(file)) is not None]
+    assert [(crash.signum, crash.stack[-1].function) for crash in crashes] == [(signal.SIGABRT, "<module>")] * written
 
 
 @pytest.mark.live

@@ -7,7 +7,7 @@ import errno
 import re
 import signal
 from pathlib import PurePath
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from minidl.tracefile.arrays import Rows
 from minidl.tracefile.events import Actor, Outcome
 from minidl.tracefile.process import ProcessLife
 from minidl.tracefile.reader import Trace
+from minidl.tracefile.stack_samples import CodeLine
 from minidl.tracefile.words import counted, doing, duration, ending, listed, plain, size
 
 _FETCHES: Final = (ev.FETCH[0], ev.SAMPLE[0], ev.COLLATE[0])
@@ -103,12 +104,58 @@ def _worker_died(run: RunContext, deaths: Rows) -> Finding:
     others = {(int(other["loader"]), int(other["worker"])) for other in deaths} - {(loader, worker)}
     also = f"; so did {counted(len(others), 'other worker')}" if others else ""
     who, new = f"{of}worker {worker} (pid {pid})", "" if run.processes[process].pid == pid else " while it started"
-    what = f"{who}, last seen at {run.at(last)}, {_exit(code)}{new or _while_it_was(step)}{also}"
+    told = _line_at_death(run, process, pid, step)
+    what = f"{who}, last seen at {run.at(last)}, {_exit(code)}{new or _while_it_was(step)}{told.words}{also}"
     focus = run.focus(step, last if step is None else min(int(step["begin"]), last), time, worker, loader, process)
     evidence = [f"found dead {duration(time - last)} after its last sign of life", *run.steps_around(focus)]
     evidence += _shared_memory_at(run, time) if code == -signal.SIGBUS else []
-    helps = remedies.after_signal(code, run.sample(focus), in_user_code=focus.code in (ev.SAMPLE[0], ev.FETCH[0]))
-    return run.finding(RunOutcome.DIED, what, evidence, remedies.START if new and code >= 0 else helps, focus)
+    in_user_code = focus.code in (ev.SAMPLE[0], ev.FETCH[0])
+    helps = remedies.after_signal(code, run.sample(focus), in_user_code, told.base)
+    helps = remedies.START if new and code >= 0 else helps
+    return _with_line(run.finding(RunOutcome.DIED, what, [*evidence, *told.facts], helps, focus), told)
+
+
+class _Line(NamedTuple):
+    """The line of the program that a process died in. at: None = unknown."""
+
+    at: CodeLine | None = None
+    facts: tuple[str, ...] = ()
+
+    @property
+    def base(self) -> str:
+        return "" if self.at is None else self.at.base
+
+    @property
+    def words(self) -> str:
+        return f", at {self.base}" if self.at is not None else ""
+
+
+def _line_at_death(run: RunContext, process: int, pid: int, step: np.void | None) -> _Line:
+    """The line that a process died in: by the stack that it wrote at a fault, or else by its last stack sample.
+
+    step: the step that it was in; a stack sample of before tells nothing.
+    """
+    death, looks = run.trace.watched.death_of(pid), run.trace.stack_samples
+    stack, how = (death.stack if death is not None else ()), "its stack, which it wrote when the signal came"
+    if not stack and step is not None:
+        mine = np.flatnonzero((looks.process == process) & (looks.at >= step["begin"]) & (looks.tid == step["tid"]))
+        stack = looks.stacks[int(looks.stack[mine[-1]])] if len(mine) else ()
+        how = f"its last stack sample, at {run.at(int(looks.at[mine[-1]]))}" if len(mine) else ""
+    own = [frame for frame in stack if not library(frame.file)]
+    if not own:
+        return _Line()
+    at, inner = own[-1], stack[-1]
+    facts = [f"{at.function}, {at.file}:{at.line}{f': {at.source}' if at.source else ''}: {how}"]
+    facts += [f"innermost frame: {inner.function} ({inner.base})"] if inner is not at else []
+    return _Line(at, tuple(facts))
+
+
+def _with_line(found: Finding, line: _Line) -> Finding:
+    """A finding with the line that its process died in."""
+    if line.at is None:
+        return found
+    place = {"function": line.at.function, "file": line.at.file, "line": line.at.line}
+    return dataclasses.replace(found, where=found.where | place)
 
 
 def _shared_memory_at(run: RunContext, moment: int) -> list[str]:
@@ -150,8 +197,10 @@ def killed(run: RunContext) -> Finding | None:
         focus = run.focus(step, seen.at if step is None else min(int(step["begin"]), seen.at), seen.at, process=home)
         evidence = [f"the watchdog saw it end at {run.at(seen.at)}"]
         evidence += ["the out-of-memory killer has killed processes of its cgroup"] if starved else []
-        said = f"{run.processes[home].name} {_exit(code)}{with_it}{_while_it_was(step)}"
-        return run.finding(RunOutcome.DIED, said, evidence, remedies.after_signal(code, -1), focus)
+        told = _line_at_death(run, home, seen.pid, step)
+        said = f"{run.processes[home].name} {_exit(code)}{with_it}{_while_it_was(step)}{told.words}"
+        helps = remedies.after_signal(code, -1, line=told.base)
+        return _with_line(run.finding(RunOutcome.DIED, said, [*evidence, *told.facts], helps, focus), told)
     return None
 
 

@@ -1,6 +1,7 @@
 """Ask processes for their Python stacks by a signal (see `record.stack_dumps`), and read what they write.
 
 Interface: `Asked(directory)` knows which processes answer; `stacks(pids)` asks them. `parsed(text)` reads a dump.
+`crash_in(file)` is what a process wrote into its file when a fault ended it.
 
 Rules of use: the signal is handled in the process's main thread, and ends some of the calls that this may be in: poll,
 select, epoll_wait, a sleep, a wait with a timeout. Python goes on with them; C code gets EINTR, and may take that for
@@ -19,6 +20,7 @@ import json
 import os
 import platform
 import re
+import signal
 import sys
 import time
 from collections.abc import Iterable
@@ -32,6 +34,7 @@ from minidl.hang.evidence.stacks import Stack, Stacks, frame_at
 from minidl.hang.evidence.syscalls import FOR_EVER
 from minidl.process_stat import signal_if
 from minidl.tracefile.format import SIDE_SUFFIX, parts_of
+from minidl.tracefile.stack_samples import CodeLine
 
 ANSWER_SECONDS: Final = 3.0
 """The time limit for answers: a process that is stopped, or in an uninterruptible sleep, gives none."""
@@ -78,6 +81,37 @@ def parsed(text: str) -> list[DumpedThread]:
             frames.append(frame_at(frame[3], file, number, {}))
             out[-1] = out[-1]._replace(frames=tuple(frames))
     return out
+
+
+class FatalDump(NamedTuple):
+    """The dump of a fault that ended a process. stack: of the thread that it came in, outermost frame first."""
+
+    signum: int
+    stack: tuple[CodeLine, ...]
+
+
+_FAULTS: Final = {
+    "Segmentation fault": signal.SIGSEGV,
+    "Bus error": signal.SIGBUS,
+    "Floating point exception": signal.SIGFPE,
+    "Floating-point exception": signal.SIGFPE,
+    "Illegal instruction": signal.SIGILL,
+    "Aborted": signal.SIGABRT,
+}
+"""The signals by the words of faulthandler."""
+
+
+def crash_in(file: Path) -> FatalDump | None:
+    """The fault in a file of dumps; None = the process has written none."""
+    try:
+        _, found, text = file.read_bytes()[-_MOST_BYTES:].decode("utf-8", "replace").rpartition("Fatal Python error: ")
+    except OSError:
+        return None
+    signum = _FAULTS.get(text.partition("\n")[0].strip()) if found else None
+    if signum is None:
+        return None
+    frames = next((thread.frames for thread in parsed(text) if thread.current), ())
+    return FatalDump(signum, tuple(CodeLine(one.file, one.line, one.function, one.source) for one in frames[::-1]))
 
 
 class Asked:

@@ -35,6 +35,7 @@ from minidl.hang.life import exit_code, life
 from minidl.hang.limits import EARLY, GROWS, LONGER
 from minidl.hang.watch import looks
 from minidl.hang.watch.digest import Digest
+from minidl.hang.watch.dumps import crash_in
 from minidl.hang.watch.folding import ended_workers, fold_gently, runs
 from minidl.hang.watch.vitals import VitalSigns
 from minidl.process_stat import HeldProcess, remove_segments_of
@@ -121,7 +122,7 @@ class Watcher:
         """Watch until the run ends."""
         self._watch(self.main_pid, self.since)
         if self.main_pid not in self.processes:  # it was faster
-            self.write(watched.ended(Ended(self.main_pid, time.monotonic_ns(), exit_code(self.main_pid))))
+            self._write_end(self.main_pid)
         while self.main_pid in self.processes:
             self._find_processes()
             now = time.monotonic()
@@ -139,6 +140,7 @@ class Watcher:
 
     def _wait_for_next(self) -> bool:
         """Wait for a second, or what happens before; return whether the run has ended its trace."""
+        over = False
         tick = min(TICK, self.hang_after / 8, max(0.01, self.next_sample - time.monotonic()))
         for fd, _ in self.poll.poll(tick * 1000):
             if fd == self.channel.fileno():
@@ -146,7 +148,8 @@ class Watcher:
                 with contextlib.suppress(OSError):
                     word = self.channel.recv(16)
                 if word == b"end":
-                    return True
+                    over = True
+                    continue
                 if word == b"leave":
                     self._stay()
                     continue
@@ -158,7 +161,7 @@ class Watcher:
             if known.look is not None and known.look.has_ended():
                 self._take_words(known)
         self.lost = [child for child in self.lost if not _reaped(child)]
-        return False
+        return over
 
     def _remove_segments(self) -> None:
         """Remove leftovers of processes that were killed together: no other process of the run is left to do it."""
@@ -190,8 +193,7 @@ class Watcher:
         used = os.times()
         self.write(watched.over(round(1000 * sum(used[:4]))))
         for file in self.directory.glob(f"*{STACKS_SUFFIX}"):
-            with contextlib.suppress(OSError):
-                file.unlink()
+            self._take_dumps(file)
 
     def write(self, line: bytes) -> None:
         with contextlib.suppress(OSError):  # the disk is full, or the trace deleted: nothing can be said
@@ -222,7 +224,7 @@ class Watcher:
         if self.folds or len(names) < 4 * max(KEPT, self.most):
             return
         for name in (name for name in names if name.endswith(STACKS_SUFFIX) and not runs(name[: -len(STACKS_SUFFIX)])):
-            (self.directory / name).unlink(missing_ok=True)
+            self._take_dumps(self.directory / name)
         stems = due(ended_workers(self.directory, names), self.most)
         self.folds = self._forked(lambda: fold_gently(self.directory, stems, self.most_bytes)) if stems else 0
 
@@ -239,11 +241,30 @@ class Watcher:
 
     def _ended(self, pid: int, process: _Watched) -> None:
         if not self.stays or self.own_looks:  # a trace that has ended is left alone, unless its program hangs at exit
-            self.write(watched.ended(Ended(pid, time.monotonic_ns(), exit_code(pid))))
+            self._write_end(pid)
         if process.held is not None:
             self.poll.unregister(process.fd)
             process.held.close()
         del self.processes[pid]
+
+    def _write_end(self, pid: int) -> None:
+        """Write that a process has ended, and how."""
+        code = exit_code(pid)  # before anything else: its parent may wait for it now
+        if not any(self._take_dumps(file) for file in self.directory.glob(f"{pid}-*{STACKS_SUFFIX}")):
+            self.write(watched.ended(Ended(pid, time.monotonic_ns(), code)))
+
+    def _take_dumps(self, file: Path) -> bool:
+        """Remove a file of dumps that nobody asks for any more; whether a fault has ended its process.
+
+        The exit code of a process that its parent has waited for is not to be had otherwise.
+        """
+        crash = crash_in(file)
+        if crash is not None:
+            pid, _ = parts_of(file.name.removesuffix(STACKS_SUFFIX))
+            self.write(watched.ended(Ended(pid, time.monotonic_ns(), -crash.signum, crash.stack)))
+        with contextlib.suppress(OSError):
+            file.unlink()
+        return crash is not None
 
     # --- waits
     def _look_at_waits(self) -> None:

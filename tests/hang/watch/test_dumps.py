@@ -20,11 +20,46 @@ from typing import Any
 import pytest
 from programs import NOT_HANDED_ON, ROOT, write
 
-from minidl.hang.watch.dumps import Asked
+from minidl.hang.watch.dumps import Asked, crash_in
 from minidl.record import stack_dumps
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 MINUTE = 60_000
+
+
+CRASH = """Fatal Python error: {}
+
+Thread 0x00007f0000000001 (most recent call first):
+  File "/home/a/other.py", line 3 in wait
+
+Current thread 0x00007f0000000002 [MainThread] (most recent call first):
+  File "/home/a/tiles.py", line 31 in load
+  File "/home/a/train.py", line 9 in <module>
+
+Extension modules: numpy._core._multiarray_umath (total: 1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "signum"),
+    [
+        ("Segmentation fault", signal.SIGSEGV), ("Bus error", signal.SIGBUS), ("Aborted", signal.SIGABRT),
+        ("Floating-point exception", signal.SIGFPE), ("Illegal instruction", signal.SIGILL), ("none of them", None),
+    ],
+)  # fmt: skip
+def test_the_fault_that_ended_a_process_is_read(tmp_path: Path, words: str, signum: int | None) -> None:
+    file = tmp_path / "1-1.stacks"
+    assert crash_in(file) is None
+    file.write_text(CRASH.format("Segmentation fault").partition("\n\n")[2])
+    assert crash_in(file) is None, "it was asked for its stacks, and has not ended"
+    file.write_text("Thread 0x1 (most recent call first):\n" + CRASH.format(words))
+    crash = crash_in(file)
+    assert (None if crash is None else crash.signum) == signum
+    if crash is not None:
+        assert [(one.function, one.base) for one in crash.stack] == [
+            ("<module>", "train.py:9"),
+            ("load", "tiles.py:31"),
+        ]
 
 
 def in_poll(fd: int) -> object:

@@ -277,6 +277,23 @@ def test_a_death_is_seen_with_the_last_signs_of_life(tmp_path: Path) -> None:
 
 
 @pytest.mark.live
+@pytest.mark.parametrize("options", [("--observe",), *slow(((),))], ids=["torch's", "ours"])
+def test_a_crash_leaves_the_stack_that_it_came_in(tmp_path: Path, options: tuple[str, ...]) -> None:
+    """torch's workers have a handler of their own, which still says what it has to say."""
+    crash = "os.kill(os.getpid(), 7)  # SIGBUS"
+    done = run(tmp_path, HANGS.replace("os.read(READ, 1)  # nobody writes", crash), *options)
+    trace = finished(tmp_path)
+    assert done.returncode == 1
+    assert not options or "Unexpected bus error encountered in worker" in done.stderr
+    (ended,) = [one for one in trace.watched.ended if one.stack]
+    assert (ended.code, ended.pid) == (-7, next(one.pid for one in trace.processes if one.worker == 0))
+    assert (ended.stack[-1].function, ended.stack[-1].source) == ("__getitem__", crash)
+    found = headline(trace)
+    assert found.title.endswith(f"in sample 13 (task 6), at train.py:{ended.stack[-1].line}")
+    assert not list((tmp_path / "trace").glob("*.stacks"))
+
+
+@pytest.mark.live
 def test_a_healthy_run_is_sampled_and_says_nothing(tmp_path: Path) -> None:
     done = run(tmp_path, HANGS.replace("index == 13", "index < 0"), "--observe")
     trace = finished(tmp_path)
