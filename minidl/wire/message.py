@@ -68,14 +68,14 @@ reduction.ForkingPickler.register(Envelope, Envelope.__reduce__)
 
 
 def _sure_to_pickle(data: Any) -> bool:
-    """Whether `data` is a number, or a list of numbers as a BatchSampler gives: pickling and rebuilding never fail.
+    """Whether `data` is a plain value, or a list of them as a BatchSampler gives: pickling and rebuilding never fail.
 
     So it is not pickled apart, which would cost each side as much as the rest of the message.
     """
-    return type(data) in _NUMBERS or (type(data) is list and _NUMBERS.issuperset(map(type, data)))
+    return type(data) in _PLAIN or (type(data) is list and _PLAIN.issuperset(map(type, data)))
 
 
-_NUMBERS = {int, float}
+_PLAIN = {int, float, bool, str, type(None)}
 
 
 def _picklable(data: Any) -> bool:

@@ -308,8 +308,8 @@ def test_a_result_is_packed_with_its_state_by_the_number_of_its_function(data: A
     assert len(Envelope(result).__reduce__()[1]) == (3 if state is None else 4)
 
 
-@pytest.mark.parametrize("data", [5, 0.5, [5, 7], [0.5], []], ids=repr)
-def test_numbers_are_not_pickled_apart(data: Any) -> None:
+@pytest.mark.parametrize("data", [5, 0.5, [5, 7], [0.5], [], None, True, "a\ud800", ["a", None]], ids=repr)
+def test_plain_values_are_not_pickled_apart(data: Any) -> None:
     assert Envelope(Task(3, 1, data)).__reduce__() == (Task, (3, 1, data))
     assert Envelope(Result(3, 1, data)).__reduce__() == (Result, (3, 1, data))
 
