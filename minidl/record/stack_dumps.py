@@ -17,14 +17,16 @@ keeps it.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Final
 
 from minidl.process_stat import status_of
 from minidl.tracefile.format import STACKS_SUFFIX
@@ -35,7 +37,7 @@ class _Answering:
     pid: int
     signum: int
     file: IO[bytes]
-    at_a_crash: bool = False
+    handlers: tuple[int, ...] = ()  # of the faults, once it writes its stack at one
 
 
 _answering: _Answering | None = None
@@ -50,8 +52,8 @@ def answer(directory: str, describe: Callable[..., Any]) -> None:
     inherited = _answering
     if inherited is not None and inherited.pid == os.getpid():
         return
-    if inherited is not None and inherited.at_a_crash:
-        faulthandler.disable()  # what is written would go into its parent's file
+    if inherited is not None:
+        _leave_faults(inherited)  # what is written would go into its parent's file
     signum = free_signal() if inherited is None else inherited.signum
     if signum is None:
         return
@@ -77,7 +79,7 @@ def at_a_crash() -> None:
     if _answering is not None and _answering.pid == os.getpid() and not faulthandler.is_enabled():
         with contextlib.suppress(OSError, RuntimeError):
             faulthandler.enable(_answering.file, all_threads=True)
-            _answering.at_a_crash = True
+            _answering.handlers = _handlers()
 
 
 def no_longer() -> None:
@@ -87,13 +89,34 @@ def no_longer() -> None:
         return
     was, _answering = _answering, None
     faulthandler.unregister(was.signum)
-    if was.at_a_crash:
-        faulthandler.disable()
+    _leave_faults(was)
     with contextlib.suppress(ValueError):  # in another thread than the main one it stays ignored
         signal.signal(was.signum, signal.SIG_DFL)
     was.file.close()
     with contextlib.suppress(OSError):
         os.unlink(was.file.name)
+
+
+def _leave_faults(was: _Answering) -> None:
+    """Give the faults back. faulthandler would also take them from a handler that another library has set since."""
+    if was.handlers and _handlers() == was.handlers:
+        faulthandler.disable()
+    elif was.handlers:
+        faulthandler.enable(2)  # that library may hand a fault on
+
+
+_FAULTS: Final = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
+_SIGACTION_BYTES: Final = 256
+"""More than the C library's `struct sigaction` has, which begins with the handler."""
+
+
+def _handlers() -> tuple[int, ...]:
+    """The addresses of the C functions that handle the faults now."""
+    found, held = [], ctypes.create_string_buffer(_SIGACTION_BYTES)
+    for signum in _FAULTS:
+        ctypes.CDLL(None).sigaction(int(signum), None, held)
+        found.append(int.from_bytes(held.raw[: ctypes.sizeof(ctypes.c_void_p)], sys.byteorder))
+    return tuple(found)
 
 
 def free_signal() -> int | None:

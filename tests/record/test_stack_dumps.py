@@ -120,6 +120,25 @@ def test_a_crash_is_written_unless_the_program_has_it_written(
 
 
 @pytest.mark.live
+def test_a_handler_that_another_library_has_set_since_stays(tmp_path: Path) -> None:
+    program = f"""
+        import os, signal
+        from minidl.record import stack_dumps
+
+        def fault(signum, frame):
+            os.write(1, b"it handles it")
+
+        stack_dumps.answer({str(tmp_path)!r}, lambda kind, **facts: None)
+        stack_dumps.at_a_crash()
+        signal.signal(signal.SIGSEGV, fault)
+        stack_dumps.no_longer()
+        os.kill(os.getpid(), signal.SIGSEGV)
+    """
+    done = python("-c", textwrap.dedent(program), cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "it handles it", "")
+
+
+@pytest.mark.live
 def test_a_forked_child_answers_by_itself(tmp_path: Path) -> None:
     """It blocks in a read; its stack comes from its own file, with the kernel's number of its thread."""
     (r, w), (ready, told) = os.pipe(), os.pipe()
