@@ -13,10 +13,12 @@ another process's.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import select
 import signal
+import struct
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -133,21 +135,40 @@ def boot_id() -> str:
         return ""
 
 
+_PIDFD_INFO = struct.Struct("=Q52xi")  # `struct pidfd_info`: what is asked for and known; the status of the end
+_INFO_EXIT = 1 << 3
+_PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO.size << 16 | 0xFF << 8 | 11
+
+
 class HeldProcess:
     """A process that is held by a pidfd: what is asked of it, and sent to it, never reaches another one of its id.
 
-    fd: can be read from once the process has ended. Raises OSError if it is gone, or if the kernel has no pidfd (before
-    Linux 5.3).
+    fd: can be read from once the process has ended; one that is open already may be given. Raises OSError if it is
+    gone, or if the kernel has no pidfd (before Linux 5.3).
     """
 
-    def __init__(self, pid: int) -> None:
-        self.pid, self.fd = pid, os.pidfd_open(pid)
+    def __init__(self, pid: int, fd: int = -1) -> None:
+        self.pid, self.fd = pid, os.pidfd_open(pid) if fd < 0 else fd
         self._ends = select.poll()
         self._ends.register(self.fd, select.POLLIN)
 
     def is_there(self) -> bool:
         """Whether it has not ended; a zombie has."""
         return not self._ends.poll(0)
+
+    def exit_code(self) -> int | None:
+        """The exit code, as multiprocessing has it, of a process whose parent has waited for it.
+
+        None if it has none, or if the kernel does not tell (before Linux 6.15).
+        """
+        info = bytearray(_PIDFD_INFO.size)
+        _PIDFD_INFO.pack_into(info, 0, _INFO_EXIT, 0)
+        try:
+            fcntl.ioctl(self.fd, _PIDFD_GET_INFO, info, True)
+        except OSError:
+            return None
+        known, status = _PIDFD_INFO.unpack(info)
+        return os.waitstatus_to_exitcode(status) if known & _INFO_EXIT else None
 
     def send(self, signum: int) -> bool:
         """Send it a signal; return whether it was there, and may be sent one."""

@@ -49,7 +49,10 @@ def test_a_process_is_held_until_it_has_ended_whoever_has_its_id_then() -> None:
         assert kill_if(child.pid, lambda fields: int(fields[1]) == os.getpid())
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         assert not held.is_there(), "a zombie has ended"
+        assert held.exit_code() is None, "it waits for its parent"
         assert child.wait() == -signal.SIGKILL
+        release = tuple(map(int, os.uname().release.split(".")[:2]))
+        assert held.exit_code() == (-signal.SIGKILL if release >= (6, 15) else None)
         held.pid = os.getpid()  # as if its id were another process's now
         assert not held.send(signal.SIGKILL)
         assert not kill_if(child.pid, lambda fields: True)

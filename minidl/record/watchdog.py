@@ -109,24 +109,28 @@ class Watchdog:
             _must_be_held()
         self.mine, theirs = socket.socketpair()
         self._raises = _signal_that_raises(self.mine) if config.on_hang == "raise" else 0
+        own = _own_pidfd()
         given = {
             "directory": config.directory,
             "main_pid": self.pid,
             "since": time.monotonic_ns(),
             "most_bytes": config.ring_bytes,
             "channel": theirs.fileno(),
+            "main_fd": own,
             "hang_after": config.hang_after,
             "on_hang": config.on_hang,
             "stacks": config.hang_stacks,
             "raises": self._raises,
         }
         try:
-            _beside("watcher", (theirs.fileno(),), **given)
+            _beside("watcher", (theirs.fileno(), *([own] if own >= 0 else [])), **given)
         except OSError:
             self.mine.close()
             raise
         finally:
             theirs.close()
+            if own >= 0:
+                os.close(own)
 
     def end(self) -> bool:
         """End the trace; return whether that is done, which takes some ms. A forked child leaves it alone."""
@@ -193,6 +197,14 @@ def _environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MINIDL_", "PYTHON"))}
     home = {name: os.environ[name] for name in ("PYTHONHOME",) if name in os.environ}
     return kept | home | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+def _own_pidfd() -> int:
+    """A pidfd of this process, which may end before the watchdog could open one; -1 = the kernel has none."""
+    try:
+        return os.pidfd_open(os.getpid())
+    except OSError:
+        return -1
 
 
 def _must_be_held() -> None:

@@ -92,9 +92,10 @@ class Watcher:
 
     def __init__(
         self, directory: Path, main_pid: int, channel: socket.socket, hang_after: float, on_hang: str, stacks: bool,
-        raises: int, since: int, most_bytes: int | None,
+        raises: int, since: int, most_bytes: int | None, main_fd: int,
     ) -> None:  # fmt: skip
-        self.directory, self.main_pid, self.since, self.channel = directory, main_pid, since, channel
+        self.directory, self.channel = directory, channel
+        self.main_pid, self.since, self.main_fd = main_pid, since, main_fd
         self.most_bytes = most_bytes  # of packs of workers that have ended; None = no limit
         self.hang_after, self.on_hang, self.stacks, self.raises = hang_after, on_hang, stacks, raises
         self.stderr = os.dup(2)  # the run's own; the alarm is all that is written to it
@@ -120,9 +121,9 @@ class Watcher:
     # --- the loop
     def run(self) -> None:
         """Watch until the run ends."""
-        self._watch(self.main_pid, self.since)
-        if self.main_pid not in self.processes:  # it was faster
-            self._write_end(self.main_pid)
+        main = _Watched(self.main_pid, self.since, self.main_fd)
+        if not self._hold(main):  # it was faster
+            self._write_end(main)
         while self.main_pid in self.processes:
             self._find_processes()
             now = time.monotonic()
@@ -229,27 +230,28 @@ class Watcher:
         self.folds = self._forked(lambda: fold_gently(self.directory, stems, self.most_bytes)) if stems else 0
 
     def _watch(self, pid: int, since: int, stem: str = "") -> None:
-        if pid not in self.processes:
-            process = _Watched(pid, since)
-            if not process.is_there():
-                return
-            self.processes[pid] = process
+        if (pid in self.processes or self._hold(_Watched(pid, since))) and stem:
+            self.processes[pid].readers.append(_CallReader(self.directory, stem, pid))
+
+    def _hold(self, process: _Watched) -> bool:
+        """Watch a process from now on, if it has not ended."""
+        if process.is_there():
+            self.processes[process.pid] = process
             if process.fd >= 0:
                 self.poll.register(process.fd, select.POLLIN)
-        if stem:
-            self.processes[pid].readers.append(_CallReader(self.directory, stem, pid))
+        return process.pid in self.processes
 
     def _ended(self, pid: int, process: _Watched) -> None:
         if not self.stays or self.own_looks:  # a trace that has ended is left alone, unless its program hangs at exit
-            self._write_end(pid)
+            self._write_end(process)
         if process.held is not None:
             self.poll.unregister(process.fd)
             process.held.close()
         del self.processes[pid]
 
-    def _write_end(self, pid: int) -> None:
+    def _write_end(self, process: _Watched) -> None:
         """Write that a process has ended, and how."""
-        code = exit_code(pid)  # before anything else: its parent may wait for it now
+        pid, code = process.pid, process.exit_code()  # before anything else: its parent may wait for it now
         if not any(self._take_dumps(file) for file in self.directory.glob(f"{pid}-*{STACKS_SUFFIX}")):
             self.write(watched.ended(Ended(pid, time.monotonic_ns(), code)))
 
@@ -424,19 +426,27 @@ def _reaped(child: int) -> bool:
 
 
 class _Watched:
-    """A process that is watched. since: ns, CLOCK_MONOTONIC: it was there then, so one that began later is another."""
+    """A process that is watched. since: ns, CLOCK_MONOTONIC: it was there then, so one that began later is another.
 
-    def __init__(self, pid: int, since: int) -> None:
+    fd: a pidfd of it that is open already, -1 = none.
+    """
+
+    def __init__(self, pid: int, since: int, fd: int = -1) -> None:
         self.pid, self.since = pid, since
         self.readers: list[_CallReader] = []  # of its files: it has more than one if it has recorded twice
         self.held: HeldProcess | None = None
         with contextlib.suppress(OSError):  # it is gone, or the kernel has no such: then it can't be signalled
-            self.held = HeldProcess(pid)
+            self.held = HeldProcess(pid, fd)
 
     @property
     def fd(self) -> int:
         """It can be read from once the process has ended; -1 = there is none."""
         return -1 if self.held is None else self.held.fd
+
+    def exit_code(self) -> int | None:
+        """Its exit code; None if it has none, or if its parent has waited for it and the kernel does not tell."""
+        code = exit_code(self.pid)
+        return self.held.exit_code() if code is None and self.held is not None else code
 
     def is_there(self) -> bool:
         """Whether it has not ended; a zombie has."""

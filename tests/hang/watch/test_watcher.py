@@ -56,7 +56,9 @@ def run(folder: Path, program: str, *options: str) -> subprocess.CompletedProces
 def finished(folder: Path) -> Trace:
     """The trace, once its watchdog has ended, which is soon after the run."""
     until = time.monotonic() + 30
-    while not (trace := read_trace(folder / "trace")).watched.complete and time.monotonic() < until:
+    while time.monotonic() < until:
+        if (trace := read_trace(folder / "trace")).watched.complete and not watchdogs(folder / "trace"):
+            break
         time.sleep(0.05)
     return trace
 
@@ -274,6 +276,16 @@ def test_a_death_is_seen_with_the_last_signs_of_life(tmp_path: Path) -> None:
     assert [left for one in trace.processes for left in Path("/dev/shm").glob(f"torch_{one.pid}_*")] == []
     assert (trace.watched.looks, trace.watched.said) == ([], [])
     assert watchdogs(tmp_path / "trace") == []
+
+
+@pytest.mark.live
+def test_a_program_that_ends_before_its_watchdog_is_there_is_told_with_its_signal(tmp_path: Path) -> None:
+    """Its parent has waited for it at once: only a pidfd that was opened before knows the signal."""
+    ended_at_once = "import os\n\nos.kill(os.getpid(), 15)\n"
+    run(tmp_path, ended_at_once, "--observe")
+    (ended,) = finished(tmp_path).watched.ended
+    kernel = tuple(map(int, os.uname().release.split(".")[:2]))
+    assert ended.code == -15 or (ended.code is None and kernel < (6, 15))
 
 
 @pytest.mark.live
