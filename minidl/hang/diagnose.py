@@ -91,7 +91,7 @@ def _verdict(chain: Chain) -> Finding:
         evidence=tuple(_whole([*facts_of(chain), *found.facts, *case.told.facts, *resources(case)])),
         sure=found.sure,
         also=() if moves else tuple(map(whole, found.also)),
-        next_step=_next_step(chain, outcome),
+        next_step=_next_step(chain, outcome, found.cause),
         fix="" if moves and not starves else found.remedy,
         who=who(chain.end),
         where=where(chain),
@@ -121,10 +121,19 @@ _AGAIN: Final = {
 }
 
 
-def _next_step(chain: Chain, outcome: RunOutcome) -> str:
+_BETWEEN: Final = frozenset({
+    HangCause.FORK_LOCK, HangCause.MISSING_THREAD, HangCause.CYCLE, HangCause.LOCK, HangCause.SEMAPHORE,
+    HangCause.PERMIT_LOST, HangCause.DEAD_LOCK_HOLDER, HangCause.QUEUE_FULL, HangCause.QUEUE_EMPTY, HangCause.BARRIER,
+})  # fmt: skip
+"""Causes that need more than one process: a sample alone does not hang of them."""
+
+
+def _next_step(chain: Chain, outcome: RunOutcome, cause: HangCause) -> str:
+    if outcome in _AGAIN or cause in _BETWEEN:
+        return _AGAIN.get(outcome, "")
     end, told = chain.end, chain.end.case.told
     sample = end.place.sample if end.place.sample >= 0 else told.sample
-    return _AGAIN.get(outcome) or remedies.in_step(end.step, sample if end.in_worker else -1)
+    return remedies.in_step(end.step, sample if end.in_worker else -1)
 
 
 def _not_seen(case: RunFacts) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ from minidl.hang.limits import STILL, is_long
 from minidl.hang.snapshot import Job
 from minidl.job.digests import read_job, trace_of
 from minidl.job.report import JobReport
-from minidl.process_stat import stat_fields, stat_of
+from minidl.process_stat import children_of, stat_fields, stat_of
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
 from minidl.tracefile.format import EVENTS_SUFFIX, TraceError
@@ -78,8 +78,20 @@ def _of_job(names: Sequence[str], found: Sequence[Finding]) -> Finding:
     return replace(worst, evidence=(*worst.evidence, *(EvidenceLine(text, "its trace") for text in others)))
 
 
+_WRAPPERS: Final = frozenset({"sh", "bash", "dash", "zsh", "timeout", "time", "env", "nice", "nohup", "setsid"})
+"""Programs that start another one and wait for it."""
+
+
 def home_of(pid: int) -> int:
-    """The process that reads the batches of a loader's worker, by its parents; any other process is its own home."""
+    """The process that reads the batches of a loader's worker, by its parents; of a shell, the program that it runs.
+
+    Any other process is its own home.
+    """
+    try:
+        while stat_of(Path(f"/proc/{pid}/stat").read_text(errors="replace"))[0] in _WRAPPERS:
+            (pid,) = children_of(pid)
+    except (OSError, ValueError):  # it runs none, or several
+        pass
     try:
         name, fields = stat_of(Path(f"/proc/{pid}/stat").read_text(errors="replace"))
         parent = int(fields[1])

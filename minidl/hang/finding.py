@@ -337,7 +337,8 @@ def titled(sentence: str) -> str:
     """Return the sentence in at most LONGEST characters.
 
     It first drops details: batches that wait, folders of paths, times, functions and lines of code, what is in
-    brackets. It drops the middle last, because a sentence begins with what happened and ends with the reason.
+    brackets, numbers of pipes and batches, how long it hangs. It drops the middle last, because a sentence begins with
+    what happened and ends with the reason.
     """
     for pattern, short in (
         (r"; later batches that wait behind it: \d+", ""),
@@ -346,6 +347,10 @@ def titled(sentence: str) -> str:
         (r" \((?:[^()]* at )?[^()\s]*:\d+\)", ""),
         (r" \(pid \d+\)", ""),
         (r" \[[^][]*\]", ""),
+        (r"\bin (pipe|socket) \d+", r"in a \1"),
+        (r"\bwaits for batch \d+ of ", "waits for "),
+        (r"\bis waiting for\b", "waits for"),
+        (r"^(hung|may hang) for \d[\d.]* \w+", r"\1"),
     ):
         if len(sentence) > LONGEST:
             sentence = re.sub(pattern, short, sentence)

@@ -19,6 +19,10 @@ AFTER_FORK: Final = (
 HELD_AT_FORK: Final = "a lock that was held at the fork stays locked: try multiprocessing_context='forkserver'"
 KILLED: Final = "find what killed it: dmesg for the out-of-memory killer, the scheduler's log, python -X faulthandler"
 START: Final = "read its error on stderr; with spawn or forkserver a script needs `if __name__ == '__main__':`"
+IMPORTED_AGAIN: Final = (
+    "a spawned worker imports the main module again: put the line that it waits in, and what else the program does, "
+    "under `if __name__ == '__main__':`"
+)
 READ_ALL: Final = (
     "make one of them independent of the other: read all pipes of a child while it runs (communicate(), a thread), "
     "and before you wait for it; answer requests in a separate thread"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ from minidl.hang.consult import opinion
 from minidl.hang.examine import of_trace
 from minidl.hang.finding import Finding, HangCause, RecordedWait, RunOutcome, Sure
 from minidl.hang.headline import headline
+from minidl.process_stat import descendants_of
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.reader import read_trace
 
@@ -140,6 +142,20 @@ def test_a_worker_is_asked_for_at_the_process_that_reads_its_batches(method: str
         next(batches)
         assert examine.home_of(batches._workers[0].pid) == examine.home_of(os.getpid()) == os.getpid()
         list(batches)
+
+
+@pytest.mark.live
+def test_a_shell_stands_for_the_program_that_it_runs() -> None:
+    """With several children, or none, it is asked itself."""
+    for script, runs in (("exec timeout 60 sh -c 'sleep 61; :'", "sleep"), ("sleep 60 & sleep 61; wait", "sh")):
+        with subprocess.Popen(["sh", "-c", script], start_new_session=True) as shell:
+            until = time.monotonic() + 60
+            while len(descendants_of(shell.pid)) < 2 and time.monotonic() < until:
+                time.sleep(0.01)
+            home = examine.home_of(shell.pid)
+            name = Path(f"/proc/{home}/comm").read_text().strip()
+            os.killpg(shell.pid, signal.SIGKILL)
+        assert name == runs
 
 
 def test_what_is_neither_a_trace_nor_a_process_is_named(capsys: pytest.CaptureFixture[str]) -> None:

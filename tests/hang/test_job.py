@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -43,4 +44,12 @@ def test_the_ranks_beside_a_rank_have_its_parent_and_its_command_or_have_ended(r
     assert not {first, other, alone} & set(ranks_beside(first))
     assert ranks_beside(other) == ranks_beside(alone) == [], "a program that is started twice is no job"
     assert ProcFiles(first).rank() == (1, 4)
+    assert os.getpid() not in ranks_beside(first)
+    own = Path("/proc/self/comm").read_text()
+    try:
+        Path("/proc/self/comm").write_text("pt_elastic")
+        assert os.getpid() in ranks_beside(first), "torchrun has the store"
+        assert ranks_beside(alone) == []
+    finally:
+        Path("/proc/self/comm").write_text(own.strip())
     assert ProcFiles(gone).rank() == (-1, -1)

@@ -24,7 +24,7 @@ from minidl.hang.rules.activity import (
     receives,
     times_asleep,
 )  # fmt: skip
-from minidl.hang.rules.judgement import Judgement, named, state_seen, wait_seen
+from minidl.hang.rules.judgement import Judgement, named, source_of, state_seen, wait_seen
 from minidl.tracefile.words import and_joined
 
 
@@ -64,7 +64,8 @@ _ONCE: Final = "lock it once, by one descriptor, or release it before you lock i
 def holders_seen(link: ThreadFacts) -> tuple[EvidenceLine, ...]:
     """The holders of the lock that a thread waits for, as evidence."""
     said = (f"{link.case.name(one.pid)} {one.why}" for one in link.wait.holders)
-    return tuple(EvidenceLine(text, "/proc/locks, fdinfo") for text in said)
+    source = "/proc/locks, fdinfo" if link.kind is Blocked.FILE_LOCK else source_of(link)
+    return tuple(EvidenceLine(text, source) for text in said)
 
 
 _ELSEWHERE: Final = ("a process on another machine (network file system) or in another container holds the lock",)
@@ -114,7 +115,7 @@ def queue_empty(chain: Chain) -> Judgement | None:
     of_queue = any(frame.file.endswith("multiprocessing/queues.py") for frame in empty.place.inside)
     if not of_queue or _empty_pipe(chain) is not empty:
         return None
-    circle, ends = _all_wait_for_it(chain), _ends(empty)
+    circle, ends, gone = _all_wait_for_it(chain), _ends(empty), ended_children(empty.case, "should have put it")
     could = f" ({and_joined(ends)} could)" if ends else ""
     also = ("one of these processes will put it late",) if ends else ()
     if circle:
@@ -122,9 +123,15 @@ def queue_empty(chain: Chain) -> Judgement | None:
         could, also = f": only {names} could, and {'they wait' if len(ends) > 1 else 'it waits'} for this process", ()
     return Judgement(
         HangCause.QUEUE_EMPTY, f"waits in Queue.get for an item that no process puts{could}", Sure.LIKELY,
-        (wait_seen(empty),), (*ended_children(empty.case, "should have put it"), *also),
-        alone=circle or _only_itself(empty), helped=_writer_works(empty),
+        (wait_seen(empty),), (*gone, *also), _ANSWERER if gone else "", alone=circle or _only_itself(empty),
+        helped=_writer_works(empty),
     )  # fmt: skip
+
+
+_ANSWERER: Final = (
+    "find out why that process has ended, and start it again: no other one answers; give get() a timeout, and check in "
+    "the loop that it lives"
+)
 
 
 def pipe_empty(chain: Chain) -> Judgement | None:

@@ -31,7 +31,15 @@ def sleeps(chain: Chain) -> Judgement | None:
     if times:
         what = f"polls: it slept for about {apart / times:.1g} s repeatedly in the {apart:.1f} s observed{at}"
         seen = EvidenceLine(f"it fell asleep {times} times between the looks, at one place", source_of(end))
-    return Judgement(HangCause.SLEEP, what, facts=(seen,), moves=0 <= end.call.timeout <= LONG)
+    fix = _OF_A_FILE if at and _FILE.search(source) else ""
+    return Judgement(HangCause.SLEEP, what, facts=(seen,), fix=fix, moves=0 <= end.call.timeout <= LONG)
+
+
+_FILE: Final = re.compile(r"\bexists\(|\bis_file\(|\bglob\(|\bstat\(|\blistdir\(")
+_OF_A_FILE: Final = (
+    "see whether the file of that line is there, and which process should make or remove it: if that has ended, do it "
+    "by hand; limit the wait, and lock with flock, which ends with its process"
+)
 
 
 _GPU: Final = re.compile(r"/dev/(nvidia\d|kfd$|dri/renderD)")

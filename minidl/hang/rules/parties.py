@@ -110,9 +110,10 @@ def _absent(end: ThreadFacts, name: str, absent: list[int]) -> Judgement:
         facts = tuple(EvidenceLine(f"pid {one.pid} has ended", f"/proc/{one.pid}/stat") for one in ended)
         what = f"waits in {_operation(name)} for {ranks}, which {'have' if len(absent) > 1 else 'has'} ended ({how})"
         return Judgement(HangCause.DIED, what, Sure.LIKELY, (_is_in(end), *facts), alone=True)
+    what = f"waits in {_operation(name)} for {ranks}, which {are} not among the processes seen"
     return Judgement(
-        HangCause.COLLECTIVE, f"waits in {_operation(name)} for {ranks}, which {are} not on this machine", Sure.LIKELY,
-        (_is_in(end),), ("it was never started, or has ended", "it runs on another machine: run the doctor there"),
+        HangCause.COLLECTIVE, what, Sure.LIKELY, (_is_in(end),),
+        ("it was never started, or has ended", "it runs on another machine: run the doctor there"),
         "check in the launcher's log whether all ranks were started",
     )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from minidl.hang.case import ThreadFacts, spot
@@ -9,7 +10,7 @@ from minidl.hang.chain import OWNED, Chain, gil_starved
 from minidl.hang.evidence.waits import Blocked
 from minidl.hang.finding import EvidenceLine, HangCause, Sure, detail, whole
 from minidl.hang.places import USERS, LoaderStep
-from minidl.hang.remedies import BY_CAUSE, READ_ALL, SHARED_MEMORY
+from minidl.hang.remedies import BY_CAUSE, IMPORTED_AGAIN, READ_ALL, SHARED_MEMORY
 from minidl.hang.rules.activity import family_stirs
 from minidl.hang.rules.judgement import Judgement, exit_in_words, wait_seen
 from minidl.tracefile.words import size
@@ -141,8 +142,15 @@ def cycle(chain: Chain) -> Judgement | None:
         Sure.POSSIBLE if given_up else Sure.CERTAIN,
         tuple(wait_seen(link, f"{link.name} is ") for link in chain.links[:-1]),
         ("one of them has a timeout, which ends the cycle",) if given_up else (),
-        "" if any(link.kind in _LOCKS for link in links) else READ_ALL, helped=given_up,
+        _ring_remedy(links), helped=given_up,
     )  # fmt: skip
+
+
+def _ring_remedy(links: Sequence[ThreadFacts]) -> str:
+    """The remedy for threads that wait for one another; "" = that for locks."""
+    if any(link.step is LoaderStep.IMPORT for link in links):
+        return IMPORTED_AGAIN
+    return "" if any(link.kind in _LOCKS for link in links) else READ_ALL
 
 
 def keeps_the_gil(chain: Chain) -> Judgement | None:

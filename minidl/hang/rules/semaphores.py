@@ -153,6 +153,12 @@ def shared_lock(chain: Chain) -> Judgement | None:
 _WITH_ITS_HOLDER: Final = "a process that has died held it (such a lock has no owner)"
 
 
+_BY_BATCHES: Final = (
+    "release it where the sample is read: permits that the loop gives back after a batch are all in prefetched batches "
+    "sooner or later; of several loaders give each a semaphore of its own"
+)
+
+
 def permit_lost(chain: Chain) -> Judgement | None:
     """All processes that share the semaphore are seen, and none could release it: see `shared_lock`."""
     shared, case = _shared(chain.end), chain.end.case
@@ -170,5 +176,5 @@ def permit_lost(chain: Chain) -> Judgement | None:
         HangCause.PERMIT_LOST,
         f"waits for a lock or permit shared between processes that none of them is about to release{lost}",
         Sure.LIKELY, (*shared.facts, *seen), (*also, "the program never releases it"),
-        helped=any(map(at_work, helpers)),
+        _BY_BATCHES if keeps and not gone else "", helped=any(map(at_work, helpers)),
     )  # fmt: skip
