@@ -20,6 +20,7 @@ import numpy as np
 
 from minidl import check
 from minidl.hang import live
+from minidl.hang.consult import recorded_looks
 from minidl.hang.diagnose import diagnose
 from minidl.hang.evidence.collect import collect
 from minidl.hang.evidence.model import RunEvidence
@@ -43,6 +44,9 @@ APART: Final = 3.5
 
 INTERVAL: Final = 0.5
 
+MOST_RANKS: Final = 64
+"""Ranks of a job that has ended whose looks are put together: each one's trace is read."""
+
 QUICK: Final = 16 << 20
 """Bytes of events that are read whole of a running job: again after each look."""
 
@@ -64,7 +68,46 @@ def examine(target: str, *, py_spy: bool = True, seconds: float = APART) -> Find
     found = [of_trace(trace, before, py_spy=py_spy, seconds=seconds) for trace, before in opened]
     if not any(one.outcome.stopped or one.outcome is RunOutcome.MOVES for one in (report.finding, *found)):
         return report.finding  # each rank for itself says less
-    return _of_job([f"rank {rank}" for rank in ranks], found)
+    names, every = [f"rank {rank}" for rank in ranks], sorted(places)
+    if len(every) <= MOST_RANKS and (together := _together([trace_of([path], rank) for rank in every])) is not None:
+        names, found = ["all ranks", *names], [together, *found]  # of two that are as sure, it comes first
+    return _of_job(names, found)
+
+
+def _together(traces: Sequence[Trace]) -> Finding | None:
+    """The finding of ranks that have ended, by the last looks of their watchdogs: as if one had looked at them all.
+
+    None if one of them runs, if they were on several machines, or if less than two of them have a look.
+    """
+    if any(map(_running, traces)) or len({str(trace.manifest.get("boot_id")) for trace in traces}) > 1:
+        return None
+    waits = [(trace, wait) for trace in traces if (wait := headline(trace).wait) is not None]
+    seen = [(wait, looks) for trace, wait in waits if (looks := recorded_looks(trace, wait))]
+    if len(seen) < 2:
+        return None
+    told = RecordedWait(
+        hung=all(wait.hung for wait, _ in seen), seconds=min(wait.seconds for wait, _ in seen),
+        past=max(wait.past for wait, _ in seen), own_code=all(wait.own_code for wait, _ in seen),
+        numbers={pid: number for wait, _ in seen for pid, number in wait.numbers.items()},
+        others=frozenset(pid for wait, _ in seen for pid in wait.others),
+        ranks={pid: rank for wait, _ in seen for pid, rank in wait.ranks.items()},
+    )  # fmt: skip
+    both = (0, -1) if all(len(looks) > 1 for _, looks in seen) else (-1,)
+    found = diagnose([_merged([looks[at] for _, looks in seen]) for at in both], told)
+    if found.outcome is RunOutcome.MAYBE_HUNG:
+        return replace(found, head=f"cut: {found.begins}")
+    return found if found.outcome is RunOutcome.HUNG else None
+
+
+def _merged(looks: Sequence[RunEvidence]) -> RunEvidence:
+    """Looks of several watchdogs at about one moment, as one."""
+    return replace(
+        looks[0],
+        moment=max(one.moment for one in looks),
+        processes=tuple({process.pid: process for one in looks for process in one.processes}.values()),
+        locks=tuple(dict.fromkeys(lock for one in looks for lock in one.locks)),
+        not_seen=tuple(dict.fromkeys(text for one in looks for text in one.not_seen)),
+    )
 
 
 def _of_job(names: Sequence[str], found: Sequence[Finding]) -> Finding:

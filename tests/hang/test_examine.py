@@ -11,15 +11,18 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch.utils.data
-from made_evidence import LOCKED, LOOP, SLEEPS, Syscall, look, loop, thread, user, worker
+from made_evidence import LOCKED, LOOP, MAIN, SLEEPS, Syscall, library, look, loop, process, thread, user, worker
 
 import minidl
 from minidl import cli
 from minidl.hang import examine
 from minidl.hang.consult import opinion
+from minidl.hang.evidence.model import SeenProcess
 from minidl.hang.examine import of_trace
 from minidl.hang.finding import Finding, HangCause, RecordedWait, RunOutcome, Sure
 from minidl.hang.headline import headline
@@ -142,6 +145,46 @@ def test_a_worker_is_asked_for_at_the_process_that_reads_its_batches(method: str
         next(batches)
         assert examine.home_of(batches._workers[0].pid) == examine.home_of(os.getpid()) == os.getpid()
         list(batches)
+
+
+def in_all_reduce(pid: int, rank: int) -> SeenProcess:
+    inside = library("all_reduce", "/site-packages/torch/distributed/distributed_c10d.py")
+    return replace(process(pid, 1, thread(pid, (inside, user("", "train", 13), MAIN), LOCKED)), rank=rank, ranks=3)
+
+
+def rank_that_ended(rank: int, *seen: SeenProcess, pid: int, boot: str = "here", runs: bool = False) -> Any:
+    """A rank's trace, as far as it is asked: with the looks of its own watchdog, at its own processes alone."""
+    own = RecordedWait(hung=True, seconds=50.0, pid=pid, own_code=len(seen) == 1, ranks={pid: rank})
+    looks = [look(*seen, moment=moment * SECOND) for moment in (36, 40)]
+    return SimpleNamespace(manifest={"boot_id": boot}, wait=own, looks=looks, runs=runs)
+
+
+@pytest.mark.parametrize(
+    ("boots", "runs", "title"),
+    [
+        (("here",) * 3, False, "hung for 50.0 s: rank 1 waits for its worker 1, in sample 37 (Data.__getitem__ at "
+         "data.py:12): it is asleep (990 s more); ranks 0 and 2 wait in all_reduce"),
+        (("here", "here", "there"), False, ""),
+        (("here",) * 3, True, ""),
+    ],
+    ids=["on one machine", "on two", "one of them runs"],
+)  # fmt: skip
+def test_the_last_looks_at_all_ranks_of_a_job_that_has_ended_are_one(
+    monkeypatch: pytest.MonkeyPatch, boots: tuple[str, ...], runs: bool, title: str
+) -> None:
+    """Each watchdog has seen its own rank alone; together they show for which rank the others wait."""
+    stuck = replace(loop(1), rank=1, ranks=3), worker(0, step="idle"), worker(1, user("sleep()"), call=SLEEPS)
+    traces = [
+        rank_that_ended(0, in_all_reduce(300, 0), pid=300, boot=boots[0], runs=runs),
+        rank_that_ended(1, *stuck, pid=LOOP, boot=boots[1]),
+        rank_that_ended(2, in_all_reduce(400, 2), pid=400, boot=boots[2]),
+    ]
+    monkeypatch.setattr(examine, "headline", lambda trace: trace)
+    monkeypatch.setattr(examine, "recorded_looks", lambda trace, wait: trace.looks)
+    monkeypatch.setattr(examine, "_running", lambda trace: [1] * trace.runs)
+    found = examine._together(traces)
+    assert (found.title if found is not None else "") == title
+    assert examine._together(traces[:1]) is None
 
 
 @pytest.mark.live
