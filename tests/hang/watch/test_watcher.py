@@ -140,7 +140,7 @@ def test_a_program_that_hangs_before_its_first_loader_leaves_evidence(tmp_path: 
         program.kill()
     looks = finished(tmp_path).watched.looks
     assert {(one.stall.loader, one.stall.call, one.stall.pid) for one in looks} == {(0, Call.OWN, program.pid)}
-    assert "before any DataLoader: the program, in its own code" in headline(read_trace(trace)).title
+    assert "before any DataLoader: the program" in headline(read_trace(trace)).title
     assert watchdogs(trace) == []
 
 
