@@ -20,7 +20,8 @@ SEARCHES = [
 
 def first(asked: str) -> set[str]:
     """The keys of the rows that come first: on the page, and in the terminal."""
-    on_page = [key for key in entries() if ranked(asked)[:1] == [anchor_of(key)]]
+    best = ranked(asked)[:1]
+    on_page = [key for key in entries() if best == [anchor_of(key)]]
     return {*on_page, *(entry.key for entry in select(asked)[0][:1])}
 
 
