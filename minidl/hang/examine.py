@@ -64,13 +64,15 @@ def examine(target: str, *, py_spy: bool = True, seconds: float = APART) -> Find
         return of_trace(*_opened(path), py_spy=py_spy, seconds=seconds)
     report, places = JobReport(job), {table.facts.rank: table.path for table in job.ranks}
     ranks = [report.facts[row].rank for row in sorted(report.outliers())]
-    opened = (_newest(places[rank] or path) or (trace_of([path], rank), None) for rank in ranks)
+    opened = [_newest(places[rank] or path) or (trace_of([path], rank), None) for rank in ranks]
     found = [of_trace(trace, before, py_spy=py_spy, seconds=seconds) for trace, before in opened]
     if not any(one.outcome.stopped or one.outcome is RunOutcome.MOVES for one in (report.finding, *found)):
         return report.finding  # each rank for itself says less
-    names, every = [f"rank {rank}" for rank in ranks], sorted(places)
-    if len(every) <= MOST_RANKS and (together := _together([trace_of([path], rank) for rank in every])) is not None:
-        names, found = ["all ranks", *names], [together, *found]  # of two that are as sure, it comes first
+    names = [f"rank {rank}" for rank in ranks]
+    if len(places) <= MOST_RANKS and not any(_running(trace) for trace, _ in opened):
+        together = _together([trace_of([path], rank) for rank in sorted(places)])
+        if together is not None:
+            names, found = ["all ranks", *names], [together, *found]  # of two that are as sure, it comes first
     return _of_job(names, found)
 
 
