@@ -40,8 +40,9 @@ EARLY: Final = 2.0
 """A wait of this length is looked at silently: then a run that is killed before the alarm, or whose loader has a short
 timeout, has evidence."""
 
-GROWS: Final = 2.6
-"""The next look comes after this many times as long a wait: from 2 s, at 5 s, `STILL` later."""
+GROWS: Final = (2.6, 1.8)
+"""The next look comes after this many times as long a wait, after the first look and later: at 2 s, at 5 s, `STILL`
+later, and at 9, 17 and 30 s, when a wait that may only be slow is `OPEN`: a worker that starts imports for some s."""
 
 LONGER: Final = 3
 """An early look also needs a wait this many times as long as the longest one before: slow work is no hang."""

@@ -55,7 +55,7 @@ SAMPLE_SECONDS: Final = 10.0
 BEGINNING: Final = 5.0
 """For so many seconds the pause is half of that: a short run is to have some."""
 
-EARLY_LOOKS: Final = 4
+EARLY_LOOKS: Final = 5
 MOST_LOOKS: Final = 8
 MOST_LOOKS_OF_A_RUN: Final = 64
 MOST_OWN_LOOKS: Final = 16
@@ -83,8 +83,8 @@ def first_look(hang_after: float, longest: float) -> float:
 def next_look(hang_after: float, waited: float, looks: int) -> float:
     """Return after how many seconds of waiting the next look is due: in growing pauses, and at the alarm."""
     if waited >= hang_after:
-        return waited * 2
-    return hang_after if looks >= EARLY_LOOKS else min(waited * GROWS, hang_after)
+        return waited * GROWS[1]
+    return hang_after if looks >= EARLY_LOOKS else min(waited * GROWS[looks > 1], hang_after)
 
 
 class Watcher:
