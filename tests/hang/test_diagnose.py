@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,8 +51,9 @@ from minidl.hang.evidence.model import (
 )
 from minidl.hang.finding import Finding, HangCause, RecordedWait, RunOutcome, Sure
 from minidl.hang.places import LoaderStep
-from minidl.hang.remedies import SHARED_MEMORY
+from minidl.hang.remedies import IMPORTED_AGAIN, SHARED_MEMORY
 from minidl.hang.rules.activity import stirs
+from minidl.hang.rules.processes import _ring_remedy
 
 HUNG, MAYBE_HUNG, MOVES, UNKNOWN = RunOutcome.HUNG, RunOutcome.MAYBE_HUNG, RunOutcome.MOVES, RunOutcome.UNKNOWN
 LATER = 4_000_000_000
@@ -1639,6 +1641,16 @@ def test_the_finding(looks: list[RunEvidence], wait: RecordedWait | None, expect
 
 
 # --- Its forms --------------------------------------------------------------------------------------------------------
+def test_a_fix_says_what_is_known_and_a_sample_alone_waits_for_no_other_process() -> None:
+    looks = then_and_now([loop(1), IDLE, EXISTS], [loop(1), IDLE, again(EXISTS, switches=(40, 45))])
+    polls = diagnose(looks, told(60.0))
+    assert polls.fix.startswith("see whether the file of that line is there")
+    inside = SimpleNamespace(step=LoaderStep.IMPORT, kind=None)
+    assert _ring_remedy([inside, inside]) == IMPORTED_AGAIN  # type: ignore[list-item]
+    shared = found(sharing(loop(1)), sharing(IDLE), SLOTS)
+    assert (shared.cause, shared.outcome, shared.next_step) == (HangCause.PERMIT_LOST, HUNG, "")
+
+
 def test_what_was_not_seen_has_the_processes() -> None:
     said = diagnose([blind(NO_STACK)])
     assert said.not_seen == ("Python stacks: py-spy is not installed (pid 100, 101 and 102)",)
