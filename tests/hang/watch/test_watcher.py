@@ -18,6 +18,8 @@ from minidl.hang.headline import headline
 from minidl.hang.life import ProcessLife, life
 from minidl.hang.watch import watcher
 from minidl.hang.watch.watcher import EARLY_LOOKS, MOST_LOOKS, MOST_LOOKS_OF_A_RUN, Watcher, first_look, next_look
+from minidl.record import watchdog
+from minidl.record.recorder import TraceConfig
 from minidl.tracefile.calls import OpenCall
 from minidl.tracefile.events import Call
 from minidl.tracefile.reader import Trace, read_trace
@@ -279,13 +281,29 @@ def test_a_death_is_seen_with_the_last_signs_of_life(tmp_path: Path) -> None:
 
 
 @pytest.mark.live
-def test_a_program_that_ends_before_its_watchdog_is_there_is_told_with_its_signal(tmp_path: Path) -> None:
+def test_a_process_that_ended_before_its_watchdog_is_there_is_told_with_its_signal() -> None:
     """Its parent has waited for it at once: only a pidfd that was opened before knows the signal."""
-    ended_at_once = "import os\n\nos.kill(os.getpid(), 15)\n"
-    run(tmp_path, ended_at_once, "--observe")
-    (ended,) = finished(tmp_path).watched.ended
+    with subprocess.Popen(["sleep", "60"]) as child:
+        fd = os.pidfd_open(child.pid)
+        child.terminate()
+    late = watcher._Watched(child.pid, time.monotonic_ns(), fd)
     kernel = tuple(map(int, os.uname().release.split(".")[:2]))
-    assert ended.code == -15 or (ended.code is None and kernel < (6, 15))
+    assert not late.is_there()
+    assert late.exit_code() == (-15 if kernel >= (6, 15) else None)
+    os.close(fd)
+
+
+def test_a_process_hands_its_own_pidfd_to_its_watchdog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    handed: list[int] = []
+
+    def start(module: str, fds: tuple[int, ...], main_fd: int, **given: Any) -> None:
+        about = Path(f"/proc/self/fdinfo/{main_fd}").read_text().split()
+        handed.extend([int(about[about.index("Pid:") + 1]), main_fd in fds])
+
+    monkeypatch.setattr(watchdog, "_beside", start)
+    dog = watchdog.Watchdog(TraceConfig(str(tmp_path)))
+    dog.mine.close()
+    assert handed == [os.getpid(), True]
 
 
 @pytest.mark.live
