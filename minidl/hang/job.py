@@ -1,4 +1,4 @@
-"""The processes of a job: the ranks that a launcher has started beside a process, and torchrun.
+"""The processes of a job: the ranks that a launcher has started beside a process.
 
 Interface: `ranks_beside(pid)`. Reads /proc and nothing else.
 """
@@ -14,8 +14,6 @@ from minidl.process_stat import children_of
 def ranks_beside(pid: int) -> list[int]:
     """The processes that the parent of a process has started with the same command: the other ranks of its job.
 
-    With torchrun itself, which has the store that ranks ask for keys.
-
     They are forks of the parent, or multiprocessing's, or their launcher has given them numbers: a parent may also
     start the same program several times. A child that has ended, which has no command any more, is one of them if
     another one is.
@@ -27,9 +25,7 @@ def ranks_beside(pid: int) -> list[int]:
     others = [one for one in children_of(stat.ppid) if one != pid and _command(one) in (command, "")]
     numbers = {one: ProcFiles(one).rank()[0] for one in others if _command(one)}
     there = [one for one, number in numbers.items() if forked or (rank >= 0 <= number != rank)]
-    ranks = [one for one in others if one in there or not _command(one)] if there else []
-    torchrun = rank >= 0 and ProcFiles(stat.ppid).text("comm").strip() == "pt_elastic"
-    return [*ranks, stat.ppid] if torchrun else ranks
+    return [one for one in others if one in there or not _command(one)] if there else []
 
 
 def _command(pid: int) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from minidl.hang.evidence.collect import collect
 from minidl.hang.evidence.proc import ProcFiles
 from minidl.hang.job import ranks_beside
 
@@ -45,11 +46,20 @@ def test_the_ranks_beside_a_rank_have_its_parent_and_its_command_or_have_ended(r
     assert ranks_beside(other) == ranks_beside(alone) == [], "a program that is started twice is no job"
     assert ProcFiles(first).rank() == (1, 4)
     assert os.getpid() not in ranks_beside(first)
-    own = Path("/proc/self/comm").read_text()
-    try:
-        Path("/proc/self/comm").write_text("pt_elastic")
-        assert os.getpid() in ranks_beside(first), "torchrun has the store"
-        assert ranks_beside(alone) == []
-    finally:
-        Path("/proc/self/comm").write_text(own.strip())
     assert ProcFiles(gone).rank() == (-1, -1)
+
+
+@pytest.mark.live
+def test_torchrun_is_looked_at_with_its_ranks(ranks: list[int]) -> None:
+    """It has the store that ranks ask for keys, and a watchdog looks at its own rank alone."""
+    own = Path("/proc/self/comm").read_text()
+    seen = []
+    for name in (own.strip(), "pt_elastic"):
+        try:
+            Path("/proc/self/comm").write_text(name)
+            seen.append(collect(ranks[1], interval=0, py_spy=False).process(os.getpid()))
+        finally:
+            Path("/proc/self/comm").write_text(own.strip())
+    before, torchrun = seen
+    assert before is None
+    assert torchrun is not None

@@ -77,7 +77,13 @@ def _with_lock_files(process: SeenProcess) -> SeenProcess:
 
 def _all(main: int, others: Iterable[int]) -> list[int]:
     found = [pid for one in (main, *others) for pid in (one, *descendants_of(one))]
-    return list(dict.fromkeys([*found, *_holders_for(set(found))]))
+    return list(dict.fromkeys([*found, *_holders_for(set(found)), *_stores_for(found)]))
+
+
+def _stores_for(pids: Iterable[int]) -> list[int]:
+    """The torchrun that has started one of these processes: it has the store which ranks ask for keys."""
+    parents = dict.fromkeys(stat.ppid for pid in pids if (stat := ProcFiles(pid).stat()) is not None)
+    return [pid for pid in parents if ProcFiles(pid).text("comm").strip() == "pt_elastic"]
 
 
 def _holders_for(pids: set[int]) -> list[int]:
