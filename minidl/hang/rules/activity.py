@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from minidl.hang.case import RunFacts, ThreadFacts, spot
 from minidl.hang.chain import TWO_ENDS, follow, gil_starved
 from minidl.hang.evidence.waits import Blocked
 from minidl.hang.limits import ENDLESS
-from minidl.hang.places import LoaderStep
+from minidl.hang.places import USERS, LoaderStep
 from minidl.hang.rules.judgement import exit_in_words
 from minidl.tracefile.words import and_joined
 
@@ -126,6 +126,55 @@ def ended_children(case: RunFacts, did: str, *, killed: bool = False) -> tuple[s
         gone = [p for p in gone if p.name == case.processes[p.ppid].name]
     said = [f"process {p.name} (pid {p.pid}), which has ended ({exit_in_words(p.exit_code)})" for p in gone]
     return (f"{and_joined(said, 2)}, {did}",) if said else ()
+
+
+def holders_of(link: ThreadFacts) -> list[int]:
+    """The processes that have what a thread waits for: the other end of a pipe or socket, a share of a semaphore."""
+    return [one.pid for one in link.wait.holders]
+
+
+def none_can_end(link: ThreadFacts, pids: Collection[int]) -> bool:
+    """Whether none of these processes can end a thread's wait; False if there are none.
+
+    Each waits in the end for that thread, or for what that waits for, or is an idle worker of a loop that does. Another
+    thread of such a process could end it; so could one whose own wait times out.
+    """
+    case = link.case
+    if not pids or link.wait.bounded or case.helpers(link.pid, but=link.tid) or _parent_may(case.at(case.now.main)):
+        return False
+    return all(pid == link.pid or _leads_to(_giver(case.at(pid)), link) for pid in pids)
+
+
+def _giver(main: ThreadFacts) -> ThreadFacts:
+    """The loop of an idle worker, which has nothing to do without it; any other thread itself."""
+    return main.case.at(main.case.home_of(main.pid)) if _has_nothing_to_do(main) else main
+
+
+def _parent_may(main: ThreadFacts) -> bool:
+    """Whether the loop's process was started by another one, which was not looked at: that may share what it has."""
+    started = any(frame.name == "_bootstrap" and frame.file.endswith("process.py") for frame in main.stack)
+    return started and main.process.ppid not in main.case.processes
+
+
+def _leads_to(main: ThreadFacts, link: ThreadFacts) -> bool:
+    """Whether a process waits for a thread or for the same as it, and has no other thread of the user's."""
+    links = follow(main).links
+    at = next((i for i, one in enumerate(links) if one.key == link.key or _same_wait(one, link)), -1)
+    others = {one.key for one in main.case.helpers(main.pid)} - {one.key for one in links}
+    ends = any(one.wait.bounded and one.step in USERS for one in links[:at])
+    return at >= 0 and not others and not ends
+
+
+def _same_wait(one: ThreadFacts, link: ThreadFacts) -> bool:
+    """Whether two threads wait for one thing, or for the same processes to accept their connections."""
+    accept = {True} == {holder.listens for holder in (*one.wait.holders, *link.wait.holders)}
+    return one.wait.target == link.wait.target != "" or (accept and holders_of(one) == holders_of(link))
+
+
+def _has_nothing_to_do(main: ThreadFacts) -> bool:
+    """Whether it is a worker that waits for a task, and no thread of it has anything to send."""
+    sends = {one.step for one in main.case.threads(main.pid)} & {LoaderStep.PICKLE, LoaderStep.WRITE}
+    return main.pid in main.case.workers and main.is_idle and not sends and not main.case.helpers(main.pid)
 
 
 def wakes(link: ThreadFacts) -> int:

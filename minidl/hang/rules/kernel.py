@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from minidl.hang.case import ThreadFacts
-from minidl.hang.chain import Chain, follow, joins
+from minidl.hang.chain import Chain, joins
 from minidl.hang.evidence.waits import Blocked
 from minidl.hang.finding import EvidenceLine, HangCause, Sure
 from minidl.hang.limits import LONG
@@ -20,7 +20,9 @@ from minidl.hang.rules.activity import (
     at_work,
     doing_of,
     ended_children,
+    holders_of,
     is_its_own_other_end,
+    none_can_end,
     receives,
     times_asleep,
 )  # fmt: skip
@@ -115,7 +117,8 @@ def queue_empty(chain: Chain) -> Judgement | None:
     of_queue = any(frame.file.endswith("multiprocessing/queues.py") for frame in empty.place.inside)
     if not of_queue or _empty_pipe(chain) is not empty:
         return None
-    circle, ends, gone = _all_wait_for_it(chain), _ends(empty), ended_children(empty.case, "should have put it")
+    circle, ends = none_can_end(empty, holders_of(empty)), _ends(empty)
+    gone = ended_children(empty.case, "should have put it")
     could = f" ({and_joined(ends)} could)" if ends else ""
     also = ("one of these processes will put it late",) if ends else ()
     if circle:
@@ -139,13 +142,20 @@ def pipe_empty(chain: Chain) -> Judgement | None:
     empty = chain.end
     if _empty_pipe(chain) is not empty:
         return None
-    circle, ends = _all_wait_for_it(chain), _ends(empty)
+    circle, ends = none_can_end(empty, holders_of(empty)), _ends(empty)
     who = f"; {and_joined(ends)} could write to it" if ends else ""
-    who += " but waits for the reader" if circle else ""
+    who += f", but wait{'s' * (len(ends) == 1)} for the reader" if circle else ""
     return Judgement(
         HangCause.PIPE_EMPTY, f"is {empty.wait.words}{who}", Sure.LIKELY, (wait_seen(empty),),
+        fix=_INHERITED if circle and empty.case.workers.keys() >= {*holders_of(empty)} else "",
         alone=circle or _only_itself(empty), helped=_writer_works(empty),
     )  # fmt: skip
+
+
+_INHERITED: Final = (
+    "start that process before the workers, or close its pipe in worker_init_fn: a reader sees no end of a pipe while "
+    "a fork has the writing end"
+)
 
 
 def _empty_pipe(chain: Chain) -> ThreadFacts | None:
@@ -177,33 +187,6 @@ def _only_itself(link: ThreadFacts) -> bool:
     same = (one for one in link.process.descriptors if link.wait.target == f"pipe:{one.inode}")
     own = any(letter in one.mode for one in same)
     return own and not link.wait.holders and not link.case.helpers(link.pid, but=link.tid)
-
-
-def _all_wait_for_it(chain: Chain) -> bool:
-    """Whether all holders of a pipe's other end wait, in the end, for the waiter, or are idle workers of its loop.
-
-    Another thread of such a process could use that end; so could one whose own wait times out.
-    """
-    link, case = chain.end, chain.end.case
-    ends = {one.pid for one in link.wait.holders}
-    if not ends or link.wait.bounded or case.helpers(link.pid, but=link.tid):
-        return False
-    idle = {worker.pid for worker in case.workers_of(chain.first.pid).values() if _has_nothing_to_do(worker)}
-    return all(pid in idle or _leads_to(case.at(pid), link) for pid in ends)
-
-
-def _leads_to(main: ThreadFacts, link: ThreadFacts) -> bool:
-    """Whether a process waits for a thread, without a timeout of the user's, and has no other thread of the user's."""
-    links = follow(main).links
-    at = next((i for i, one in enumerate(links) if one.key == link.key), 0)
-    ends = any(one.wait.bounded and one.step in USERS for one in links[:at])
-    return at > 0 and not ends and not main.case.helpers(main.pid)
-
-
-def _has_nothing_to_do(worker: ThreadFacts) -> bool:
-    """Whether a worker waits for a task, and no thread of it has anything to send."""
-    sends = {one.step for one in worker.case.threads(worker.pid)} & {LoaderStep.PICKLE, LoaderStep.WRITE}
-    return worker.is_idle and not sends and not worker.case.helpers(worker.pid)
 
 
 def _ends(link: ThreadFacts) -> list[str]:
@@ -264,14 +247,20 @@ def socket(chain: Chain) -> Judgement | None:
     times = times_asleep(end) if end.wait.bounded else 0
     what = f"is {end.wait.words}" + (f" with a timeout, {times} times in {case.apart:.1f} s: it polls" if times else "")
     helpers = (thread for one in end.wait.holders for thread in case.helpers(one.pid))
+    alone = none_can_end(end, holders_of(end))
     own = {link.pid: link.wait.target for link in chain.links if link.kind is Blocked.SOCKET}
     wanted = set(own.values()) - {""}
     shared = [p.pid for p in case.now.processes if p.pid not in own and wanted & {one.target for one in p.descriptors}]
     taken = f"{named(case, shared)} inherited the same socket and may have read the answer: connect in each worker"
     return Judgement(
         HangCause.SOCKET, f"{what}; {_at_other_end(end)}", Sure.LIKELY, (wait_seen(end),),
-        (*([taken] if shared else []), "the other end is slow but will answer"), helped=any(map(at_work, helpers)),
+        (*([taken] if shared else []), *(["the other end is slow but will answer"] if not alone else [])),
+        _ACCEPT if alone and all(one.listens for one in end.wait.holders) else "",
+        helped=any(map(at_work, helpers)), alone=alone,
     )  # fmt: skip
+
+
+_ACCEPT: Final = "accept and answer in a thread or process of its own: the loop can't while it waits for a batch"
 
 
 def _at_other_end(end: ThreadFacts) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 from minidl.hang.case import ThreadFacts, spot
-from minidl.hang.chain import BACKWARD, Chain, collective, serves, store_of
+from minidl.hang.chain import BACKWARD, Chain, collective, follow, serves, store_of
 from minidl.hang.evidence.model import Frame
 from minidl.hang.evidence.waits import Blocked
 from minidl.hang.finding import EvidenceLine, HangCause, Sure
 from minidl.hang.limits import STILL
 from minidl.hang.rules import motion
+from minidl.hang.rules.activity import holders_of, none_can_end
 from minidl.hang.rules.judgement import Judgement, exit_in_words, named
 from minidl.tracefile.words import and_joined
 
@@ -29,7 +30,8 @@ def barrier(chain: Chain) -> Judgement | None:
     all_came = "; no worker is missing, so it is for more parties than these" if case.workers and not gone else ""
     missing = f"; {named(case, others)} {'have' if len(others) > 1 else 'has'} not reached it" if others else all_came
     missing += f"; {and_joined(gone)} {'have' if len(gone) > 1 else 'has'} ended" if gone else ""
-    return Judgement(HangCause.BARRIER, f"waits at a barrier{missing}", Sure.CERTAIN, tuple(facts))
+    alone = chain.end.kind is Blocked.SEMAPHORE and none_can_end(chain.end, holders_of(chain.end))
+    return Judgement(HangCause.BARRIER, f"waits at a barrier{missing}", Sure.CERTAIN, tuple(facts), alone=alone)
 
 
 def _of_barrier(frame: Frame) -> bool:
@@ -136,8 +138,10 @@ def store(chain: Chain) -> Judgement | None:
     end, pid = chain.end, store_of(chain.end)
     if not pid or collective(end):
         return None
+    gone = [one for one in end.case.now.processes if one.ended and one.ppid == end.process.ppid]
+    ended = "".join(f"; rank process {one.pid} has ended: {exit_in_words(one.exit_code)}" for one in gone[:1])
     return Judgement(
-        HangCause.NOBODY, f"waits for a key that no process has set, in the TCPStore of {end.case.name(pid)}",
+        HangCause.NOBODY, f"waits for a key that no process has set, in the TCPStore of {end.case.name(pid)}{ended}",
         Sure.LIKELY, (EvidenceLine("the other end of its socket is a thread of a TCPStore", f"threads of {pid}"),),
         ("the process of the store is stopped or slow",),
         "find which rank should set the key, and what it is in; give the store a timeout", alone=True,
@@ -161,9 +165,18 @@ def manager(chain: Chain) -> Judgement | None:
     has_it = [p.pid for p in end.case.now.processes if any(one.peer in own for one in p.descriptors if one.peer)]
     clients = [pid for pid in has_it if pid not in (end.pid, end.waiters[-1].pid)]
     could = f" ({named(end.case, clients)} could)" if clients else ""
+    alone = bool(clients) and all(_asks_the_same(end, pid) for pid in clients)
+    could = f"; {named(end.case, clients)} could, and wait{'s' * (len(clients) == 1)} for it" if alone else could
     return Judgement(
         cause, f"belongs to a Manager and waits in {method}() until another client calls {ends}(){could}", Sure.LIKELY,
         (EvidenceLine(f"it runs {method}() for a client", f"stack of thread {end.tid}"),),
         ("that client has ended before the call",),
-        f"find which client should call {ends}(), and whether it waits for this process in turn",
+        f"find which client should call {ends}(), and whether it waits for this process in turn", alone=alone,
     )  # fmt: skip
+
+
+def _asks_the_same(end: ThreadFacts, pid: int) -> bool:
+    """Whether a client of a Manager has no thread but one that waits, in the end, for a call to the same Manager."""
+    last = follow(end.case.at(pid)).end
+    waits = last.pid == end.pid and serves(last) in _COUNTERPART and last.kind is Blocked.FUTEX
+    return waits and not end.case.helpers(pid)

@@ -10,7 +10,7 @@ from minidl.hang.chain import LOADERS_LOCK, Chain, taken_in
 from minidl.hang.evidence.waits import Blocked, semaphore_at
 from minidl.hang.finding import EvidenceLine, HangCause, Sure
 from minidl.hang.places import USERS
-from minidl.hang.rules.activity import any_at_work, at_work, ended_children, in_users_code
+from minidl.hang.rules.activity import any_at_work, at_work, ended_children, in_users_code, none_can_end
 from minidl.hang.rules.judgement import Judgement, named, place_in_words
 
 
@@ -78,13 +78,21 @@ def none_notifies(chain: Chain) -> Judgement | None:
         return None
     event = "Event.wait" in waits or waits.count("wait") > 1  # Python 3.10 does not name the class
     what = "a shared Event that no process sets" if event else "the notify of a shared Condition"
-    could = f" ({named(chain.end.case, shared.could)} could)" if shared.could else ""
+    alone = none_can_end(chain.end, shared.pids)
+    could = f" ({named(chain.end.case, shared.could)} could)" if shared.could and not alone else ""
+    could = "; the processes that share it wait for this one" if alone else could
     return Judgement(
-        HangCause.NOBODY, f"waits for {what}{could}", Sure.POSSIBLE if could else Sure.LIKELY, shared.facts,
-        () if event else ("the notify came before the wait",),
+        HangCause.NOBODY, f"waits for {what}{could}", Sure.POSSIBLE if shared.could and not alone else Sure.LIKELY,
+        shared.facts, () if event else ("the notify came before the wait",), _PREDICATE if alone and not event else
         "find which process should set or notify it, and whether it waits for this process in turn",
-        helped=any_at_work(chain.end.case, shared.could),
+        helped=any_at_work(chain.end.case, shared.could), alone=alone,
     )  # fmt: skip
+
+
+_PREDICATE: Final = (
+    "keep what is waited for in a shared value, and use wait_for(), because a notify before the wait is lost; let no "
+    "sample wait for what the loop does after its batch"
+)
 
 
 def held_by_itself(chain: Chain) -> Judgement | None:

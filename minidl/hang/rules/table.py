@@ -11,6 +11,7 @@ from minidl.hang.chain import OWNED, Chain
 from minidl.hang.evidence.waits import Blocked
 from minidl.hang.finding import HangCause, Sure
 from minidl.hang.rules import kernel, motion, parties, processes, semaphores, threads
+from minidl.hang.rules.activity import holders_of, none_can_end
 from minidl.hang.rules.judgement import CauseRule, Judgement, wait_seen
 from minidl.hang.rules.kernel import MAY_POLL, by_kind, holders_seen
 
@@ -22,11 +23,15 @@ def _held_lock(chain: Chain) -> Judgement | None:
         return None
     below, polls = _judged_alone(chain), waiter.wait.bounded
     cause = HangCause.FILE_LOCK if waiter.kind is Blocked.FILE_LOCK else HangCause.LOCK
+    holder = chain.links[chain.links.index(waiter) + 1]
     what = "waits for its next task" if chain.end.in_worker and chain.end.is_idle else below.what
-    inherited = any(one.inherited and one.pid == chain.end.pid for one in waiter.wait.holders)
+    inherited = any(one.inherited and one.pid == holder.pid for one in waiter.wait.holders)
+    has = "inherited" if inherited else "holds"
     fix = f"keep the lock for as short a time as possible, and do nothing slow meanwhile; {below.remedy}"
     return Judgement(
-        cause, f"{'inherited' if inherited else 'holds'} that lock, and {what}", Sure.LIKELY if polls else below.sure,
+        cause,
+        f"{has} that lock, and {what}" if holder is chain.end else f"{what}; {holder.name}, which {has} that lock, "
+        "waits for it", Sure.LIKELY if polls else below.sure,
         (*holders_seen(waiter), *below.facts), (*below.also, *(MAY_POLL if polls else ())),
         _CLOSE if inherited else fix,
     )  # fmt: skip
@@ -50,13 +55,12 @@ def _waiting_child(chain: Chain) -> Judgement | None:
     if waiter is None or waiter.pid == chain.end.pid or chain.end.in_worker:
         return None
     below = _judged_alone(chain)
-    readers = {one.pid for one in chain.end.wait.holders} if chain.end.kind is Blocked.PIPE_WRITE else set()
-    alone = not any(chain.end.case.helpers(pid) for pid in readers)
-    if readers and alone and readers <= {link.pid for link in chain.links}:  # nobody else reads the child's pipe
+    if chain.end.kind is Blocked.PIPE_WRITE and none_can_end(chain.end, holders_of(chain.end)):
         facts = (wait_seen(waiter), *below.facts)
         return Judgement(HangCause.CYCLE, below.what, below.sure, facts, fix=_READ_FIRST, alone=True)
     fix = f"end the child, or give the wait a timeout; {below.remedy}"
-    return Judgement(HangCause.CHILD, below.what, below.sure, (wait_seen(waiter), *below.facts), below.also, fix)
+    return Judgement(HangCause.CHILD, below.what, below.sure, (wait_seen(waiter), *below.facts), below.also, fix,
+                     alone=below.alone)  # fmt: skip
 
 
 RULES: Final = (
@@ -86,6 +90,8 @@ RULES: Final = (
     CauseRule(threads.thread_is_missing, "fork copied no threads", "a thread of the process could answer"),
     CauseRule(threads.pool_does_nothing, "a pool lost the task", "one of the pool is at work"),
     CauseRule(threads.import_waits_for_itself, "an import waits for threads that wait for it", "one of them goes on"),
+    CauseRule(threads.threads_wait_for_one_another, "all threads wait for results that they should make",
+              "one of them is at work"),
     CauseRule(threads.thread_answers_late, "another thread does not answer", "that thread is at work"),
     CauseRule(threads.no_thread_answers, "no thread can answer", "a thread of the process could answer"),
     CauseRule(threads.native_pool_is_missing, "fork copied no threads of a C library", "the line takes a lock"),

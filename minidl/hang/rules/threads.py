@@ -121,6 +121,43 @@ def _cause_of(waiting: str) -> HangCause:
     return next(cause for pattern, cause in _CAUSES if re.match(pattern, waiting))
 
 
+class _StuckRow(NamedTuple):
+    """Threads of a process that can answer only one another, while all of them wait. file: of the frames around."""
+
+    file: str
+    what: str
+    fix: str
+
+
+_STUCK: Final = (
+    _StuckRow("asyncio/base_events.py", "the thread of its event loop waits for a result itself, so no coroutine runs",
+              "await the result in a coroutine; only other threads may call result() of run_coroutine_threadsafe"),
+    _StuckRow("concurrent/futures/thread.py", "all threads of its pool wait for results of that pool",
+              "give the inner tasks a pool of their own, or do their work in the outer task"),
+)  # fmt: skip
+
+
+def threads_wait_for_one_another(chain: Chain) -> Judgement | None:
+    """Each thread of a process waits for a result, those of its pool or event loop, too."""
+    end, waiting = chain.end, waiting_in(chain.end)
+    own = end.case.helpers(end.pid, but=end.tid)
+    waits = {*map(waiting_in, own)}
+    if not own or not waiting or None in waits or "" in waits:
+        return None
+    found = ((row, [one for one in own if _is_below(one, row.file)]) for row in _STUCK)
+    row, there = next(((row, there) for row, there in found if there), (None, []))
+    if row is None or not all("result (" in (waiting_in(one) or "") for one in there):
+        return None
+    return Judgement(
+        HangCause.CYCLE, f"waits in {waiting}; {row.what} ({spot(there[0].place)})", Sure.LIKELY, (waits_of(own),),
+        fix=row.fix, alone=True,
+    )  # fmt: skip
+
+
+def _is_below(one: ThreadFacts, file: str) -> bool:
+    return any(frame.file.endswith(file) for frame in one.stack)
+
+
 def thread_answers_late(chain: Chain) -> Judgement | None:
     """A thread waits for an event, a condition or a queue of its own process; other threads could end the wait."""
     end, waiting = chain.end, waiting_in(chain.end)
@@ -154,7 +191,7 @@ def no_thread_answers(chain: Chain) -> Judgement | None:
     return Judgement(
         _cause_of(waiting), f"waits in {waiting}, which no thread of its process can end", Sure.LIKELY,
         (_no_other(end),), (also,), "answer it from the same process, or give the wait a timeout",
-        alone=end is not chain.first and chain.first.key == (end.pid, end.pid),  # its main thread waits for it
+        alone=end.step is LoaderStep.SAMPLER or (end is not chain.first and chain.first.key == (end.pid, end.pid)),
     )  # fmt: skip
 
 
@@ -247,6 +284,9 @@ def lock_of_another_thread(chain: Chain) -> Judgement | None:
     found = _lock_wait(chain.end)
     if found is None or not found.own:
         return None
+    if chain.end.place.interrupted and (taken := _taken_around(chain.end)):
+        facts = (*found.shown, EvidenceLine(taken, f"stack of {chain.end.pid}"))
+        return Judgement(HangCause.SELF_LOCK, f"{found.what}{_INTERRUPTED}", Sure.LIKELY, facts, fix=_IN_A_HANDLER)
     crossed = ", as other threads do: each may hold the lock that the next one waits for"
     what = found.what + (crossed if _each_waits_for_a_lock(found) else "")
     return Judgement(
@@ -261,6 +301,8 @@ def _each_waits_for_a_lock(found: _LockWait) -> bool:
     return all(waiting_in(one) == "" for one in others) and len({one.wait.target for one in (found.end, *others)}) > 1
 
 
+_INTERRUPTED: Final = " that the code which it interrupted holds"
+_IN_A_HANDLER: Final = "take no lock in a signal handler or finalizer: set a flag there, and act on it in the loop"
 _SO_NONE_RELEASES: Final = ", so none can release it"
 _TAKEN_BEFORE: Final = "this thread has taken the lock before (it is not re-entrant), or has never released it"
 _AT_THE_FORK: Final = "another thread held it when the worker was forked: use 'forkserver'"
@@ -298,7 +340,7 @@ def lock_at_the_fork(chain: Chain) -> Judgement | None:
 def _taken_around(end: ThreadFacts) -> str:
     """A line of the stack that has taken the lock already: around the waiting line, before it, or in a caller."""
     asks = end.place.inside[0]
-    for frame in end.place.inside:
+    for frame in end.stack if end.place.interrupted else end.place.inside:
         if line := taken_in(frame, asks, mine=True):
             return f"its own stack has taken the lock: `{line}` in {frame}"
     return ""
@@ -391,6 +433,5 @@ def lock_stays_held(chain: Chain) -> Judgement | None:
     facts = (*found.shown, _no_other(end, _SO_NONE_RELEASES))
     what, fix = f"{found.what} that no other thread can release", ""
     if end.place.interrupted:
-        what = f"{found.what} that the code which it interrupted holds"
-        fix = "take no lock in a signal handler or finalizer: set a flag there, and act on it in the loop"
+        what, fix = f"{found.what}{_INTERRUPTED}", _IN_A_HANDLER
     return Judgement(HangCause.SELF_LOCK, what, Sure.LIKELY, facts, (also,), fix)
