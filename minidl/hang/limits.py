@@ -21,7 +21,7 @@ OPEN: Final = 30.0
 """The same for a wait that may only be slow: a server, a disk, a child, a holder of a lock or another rank may end it.
 By a trace it also lasts `ENDLESS_WORK` times as long as the longest wait before."""
 
-ENDLESS: Final = 60.0
+ENDLESS: Final = 600.0
 """A sleep whose remaining time is longer is a hang; a thread in a shorter sleep may still answer."""
 
 ENDLESS_WORK: Final = 5

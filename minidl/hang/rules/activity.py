@@ -72,14 +72,16 @@ def at_work(one: ThreadFacts) -> bool:
 
 
 def any_at_work(case: RunFacts, pids: Iterable[int]) -> bool:
-    """Whether the main thread of a process makes progress."""
-    return any(at_work(case.at(pid)) for pid in pids)
+    """Whether a thread of the program's code in one of these processes, or what it waits for, makes progress."""
+    threads = (one for pid in pids for one in (case.at(pid), *case.helpers(pid)))
+    return any(at_work(one) or at_work(follow(one).end) for one in threads)
 
 
 def in_users_code(case: RunFacts, pid: int) -> bool:
-    """Whether a process runs the user's code: in a step that calls it, or as a process of the program's own."""
-    helper = pid not in case.workers and not case.is_loop(pid) and case.at(pid).place.users is not None
-    return helper or any(thread.step in _USERS_STEPS for thread in case.threads(pid))
+    """Whether a process runs the user's code: in a step that calls it, in a thread, or as the program's own process."""
+    others = [] if pid in case.workers or case.is_loop(pid) else [case.at(pid)]
+    helps = any(one.place.users is not None for one in (*others, *case.helpers(pid)))
+    return helps or any(thread.step in _USERS_STEPS for thread in case.threads(pid))
 
 
 def doing_of(threads: Iterable[ThreadFacts]) -> str:

@@ -120,17 +120,21 @@ def queue_empty(chain: Chain) -> Judgement | None:
     circle, ends = none_can_end(empty, holders_of(empty)), _ends(empty)
     gone = ended_children(empty.case, "should have put it")
     could = f" ({and_joined(ends)} could)" if ends else ""
+    fix = _ANSWERER if gone else _END_MARKS if circle and empty.in_worker else ""
     also = ("one of these processes will put it late",) if ends else ()
     if circle:
         names = named(empty.case, [one.pid for one in empty.wait.holders])
         could, also = f": only {names} could, and {'they wait' if len(ends) > 1 else 'it waits'} for this process", ()
     return Judgement(
         HangCause.QUEUE_EMPTY, f"waits in Queue.get for an item that no process puts{could}", Sure.LIKELY,
-        (wait_seen(empty),), (*gone, *also), _ANSWERER if gone else "", alone=circle or _only_itself(empty),
+        (wait_seen(empty),), (*gone, *also), fix, alone=circle or _only_itself(empty),
         helped=_writer_works(empty),
     )  # fmt: skip
 
 
+_END_MARKS: Final = (
+    "let a process that waits for no batch put an item for each get(): for example, an end mark (None) for each worker"
+)
 _ANSWERER: Final = (
     "find out why that process has ended, and start it again: no other one answers; give get() a timeout, and check in "
     "the loop that it lives"
@@ -246,7 +250,6 @@ def socket(chain: Chain) -> Judgement | None:
         return None
     times = times_asleep(end) if end.wait.bounded else 0
     what = f"is {end.wait.words}" + (f" with a timeout, {times} times in {case.apart:.1f} s: it polls" if times else "")
-    helpers = (thread for one in end.wait.holders for thread in case.helpers(one.pid))
     alone = none_can_end(end, holders_of(end))
     own = {link.pid: link.wait.target for link in chain.links if link.kind is Blocked.SOCKET}
     wanted = set(own.values()) - {""}
@@ -255,11 +258,12 @@ def socket(chain: Chain) -> Judgement | None:
     return Judgement(
         HangCause.SOCKET, f"{what}; {_at_other_end(end)}", Sure.LIKELY, (wait_seen(end),),
         (*([taken] if shared else []), *(["the other end is slow but will answer"] if not alone else [])),
-        _ACCEPT if alone and all(one.listens for one in end.wait.holders) else "",
-        helped=any(map(at_work, helpers)), alone=alone,
+        "" if not alone else _ACCEPT if all(one.listens for one in end.wait.holders) else _READ_TOO,
+        helped=any_at_work(case, holders_of(end)), alone=alone,
     )  # fmt: skip
 
 
+_READ_TOO: Final = "receive what the other end sends before you send more, or in a thread: each waits for the other"
 _ACCEPT: Final = "accept and answer in a thread or process of its own: the loop can't while it waits for a batch"
 
 
@@ -336,6 +340,8 @@ def by_kind(*kinds: Blocked) -> Callable[[Chain], Judgement | None]:
             return None
         row, known = KINDS[end.kind], {"words": end.wait.words, "pid": end.pid, "tracer": end.process.tracer}
         what, fix = row.what.format(**known), row.fix.format(**known)
-        return Judgement(row.cause, what, row.sure, (row.seen(end),), row.also, fix)
+        others = end.case.helper_processes(chain.first.pid) if end.kind is Blocked.FIFO else ()
+        late = any_at_work(end.case, (one.pid for one in others))  # one of them may open the other end
+        return Judgement(row.cause, what, row.sure, (row.seen(end),), row.also, fix, helped=late)
 
     return test

@@ -11,7 +11,7 @@ from minidl.hang.evidence.waits import Blocked
 from minidl.hang.finding import EvidenceLine, HangCause, Sure
 from minidl.hang.limits import STILL
 from minidl.hang.rules import motion
-from minidl.hang.rules.activity import holders_of, none_can_end
+from minidl.hang.rules.activity import any_at_work, holders_of, none_can_end
 from minidl.hang.rules.judgement import Judgement, exit_in_words, named
 from minidl.tracefile.words import and_joined
 
@@ -23,7 +23,8 @@ def barrier(chain: Chain) -> Judgement | None:
         return None
     stacks = {pid: [frame for one in case.threads(pid) for frame in one.stack] for pid in case.processes}
     there = [pid for pid, frames in stacks.items() if any(map(_of_barrier, frames))]
-    others = [pid for pid in case.workers if pid not in there]
+    others = [pid for pid in (*case.workers, *holders_of(chain.end)) if pid not in there and not case.is_loop(pid)]
+    others = list(dict.fromkeys(others))
     facts = [EvidenceLine(f"at the barrier: {named(case, there)}", "stacks")]
     facts += [EvidenceLine(f"not at the barrier: {named(case, others)}", "stacks")] if others else []
     gone = [f"worker {number}" for pid, number in case.told.numbers.items() if pid not in case.processes]
@@ -31,7 +32,13 @@ def barrier(chain: Chain) -> Judgement | None:
     missing = f"; {named(case, others)} {'have' if len(others) > 1 else 'has'} not reached it" if others else all_came
     missing += f"; {and_joined(gone)} {'have' if len(gone) > 1 else 'has'} ended" if gone else ""
     alone = chain.end.kind is Blocked.SEMAPHORE and none_can_end(chain.end, holders_of(chain.end))
-    return Judgement(HangCause.BARRIER, f"waits at a barrier{missing}", Sure.CERTAIN, tuple(facts), alone=alone)
+    return Judgement(
+        HangCause.BARRIER, f"waits at a barrier{missing}", Sure.CERTAIN, tuple(facts),
+        fix=_PARTIES if all_came and not others else "", helped=any_at_work(case, others), alone=alone,
+    )  # fmt: skip
+
+
+_PARTIES: Final = "make the barrier for as many parties as call wait(): the loop is none, unless it calls it too"
 
 
 def _of_barrier(frame: Frame) -> bool:
@@ -144,7 +151,9 @@ def store(chain: Chain) -> Judgement | None:
         HangCause.NOBODY, f"waits for a key that no process has set, in the TCPStore of {end.case.name(pid)}{ended}",
         Sure.LIKELY, (EvidenceLine("the other end of its socket is a thread of a TCPStore", f"threads of {pid}"),),
         ("the process of the store is stopped or slow",),
-        "find which rank should set the key, and what it is in; give the store a timeout", alone=True,
+        "find which rank should set the key, and what it is in; give the store a timeout",
+        helped=any_at_work(end.case, [one for one in end.case.ranks if one != end.pid]),
+        alone=not end.case.absent_ranks,
     )  # fmt: skip
 
 
@@ -171,6 +180,7 @@ def manager(chain: Chain) -> Judgement | None:
         cause, f"belongs to a Manager and waits in {method}() until another client calls {ends}(){could}", Sure.LIKELY,
         (EvidenceLine(f"it runs {method}() for a client", f"stack of thread {end.tid}"),),
         ("that client has ended before the call",),
+        f"call {ends}() before you wait for a batch: the workers need it" if alone else
         f"find which client should call {ends}(), and whether it waits for this process in turn", alone=alone,
     )  # fmt: skip
 

@@ -150,6 +150,8 @@ def _ring_remedy(links: Sequence[ThreadFacts]) -> str:
     """The remedy for threads that wait for one another; "" = that for locks."""
     if any(link.step is LoaderStep.IMPORT for link in links):
         return IMPORTED_AGAIN
+    if any(link.kind is Blocked.FILE_LOCK for link in links) and links[0].case.is_loop(links[0].pid):
+        return "let the loop hold no lock while it waits for a batch: commit, or release it, before the loop"
     return "" if any(link.kind in _LOCKS for link in links) else READ_ALL
 
 

@@ -10,7 +10,7 @@ from minidl.hang.chain import LOADERS_LOCK, Chain, taken_in
 from minidl.hang.evidence.waits import Blocked, semaphore_at
 from minidl.hang.finding import EvidenceLine, HangCause, Sure
 from minidl.hang.places import USERS
-from minidl.hang.rules.activity import any_at_work, at_work, ended_children, in_users_code, none_can_end
+from minidl.hang.rules.activity import any_at_work, ended_children, in_users_code, none_can_end
 from minidl.hang.rules.judgement import Judgement, named, place_in_words
 
 
@@ -85,7 +85,7 @@ def none_notifies(chain: Chain) -> Judgement | None:
         HangCause.NOBODY, f"waits for {what}{could}", Sure.POSSIBLE if shared.could and not alone else Sure.LIKELY,
         shared.facts, () if event else ("the notify came before the wait",), _PREDICATE if alone and not event else
         "find which process should set or notify it, and whether it waits for this process in turn",
-        helped=any_at_work(chain.end.case, shared.could), alone=alone,
+        helped=any_at_work(chain.end.case, shared.pids), alone=alone,
     )  # fmt: skip
 
 
@@ -141,13 +141,15 @@ def shared_lock(chain: Chain) -> Judgement | None:
     if shared is None:
         return None
     if shared.could:
-        could = [case.at(pid) for pid in shared.could]
+        could = [
+            one for pid in shared.could for one in (case.at(pid), *case.helpers(pid)) if one.place.users is not None
+        ]
         doing = (f"{one.name} shares it and is in its own code: {place_in_words(one)}" for one in could)
         return Judgement(
             HangCause.SEMAPHORE,
             f"waits for a lock shared between processes; {named(case, shared.could)} may hold it", Sure.POSSIBLE,
             (*shared.facts, *(EvidenceLine(text, "stack") for text in doing)), ("a permit was never given back",),
-            helped=any(map(at_work, could)),
+            helped=any_at_work(case, shared.could),
         )  # fmt: skip
     if all(case.at(pid).place.seen for pid in shared.pids):
         return None
@@ -179,10 +181,9 @@ def permit_lost(chain: Chain) -> Judgement | None:
     gone = ended_children(case, "held it", killed=True)
     also = [held] * bool(held) if gone else [_WITH_ITS_HOLDER, *ended_children(case, "held it")]
     lost = f": perhaps {gone[0]}" if gone else f": it was lost, or {held}" if held else ""
-    helpers = (one for pid in shared.pids for one in case.helpers(pid) if one.place.users is not None)
     return Judgement(
         HangCause.PERMIT_LOST,
         f"waits for a lock or permit shared between processes that none of them is about to release{lost}",
         Sure.LIKELY, (*shared.facts, *seen), (*also, "the program never releases it"),
-        _BY_BATCHES if keeps and not gone else "", helped=any(map(at_work, helpers)),
+        _BY_BATCHES if keeps and not gone else "", helped=any_at_work(case, shared.pids),
     )  # fmt: skip

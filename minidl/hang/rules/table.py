@@ -58,7 +58,7 @@ def _waiting_child(chain: Chain) -> Judgement | None:
     if chain.end.kind is Blocked.PIPE_WRITE and none_can_end(chain.end, holders_of(chain.end)):
         facts = (wait_seen(waiter), *below.facts)
         return Judgement(HangCause.CYCLE, below.what, below.sure, facts, fix=_READ_FIRST, alone=True)
-    fix = f"end the child, or give the wait a timeout; {below.remedy}"
+    fix = f"{below.remedy}; or end the child, or give the wait a timeout"
     return Judgement(HangCause.CHILD, below.what, below.sure, (wait_seen(waiter), *below.facts), below.also, fix,
                      alone=below.alone)  # fmt: skip
 

@@ -186,13 +186,24 @@ def no_thread_answers(chain: Chain) -> Judgement | None:
     also = "the thread that should answer has ended, perhaps with an exception: look for its traceback on stderr"
     if any(frame.file.endswith("concurrent/futures/thread.py") for frame in end.stack):
         also = "it is a task of a pool that waits for another task of the same pool, which has no free thread"
+    joined = chain.first.key == (end.pid, end.pid) and end is not chain.first
+    fix = _BEFORE_THE_JOIN.get(_cause_of(waiting), "") if joined else ""
+    fix = _NO_SAMPLER if end.step is LoaderStep.SAMPLER else fix
     if _is_forked_main(end):
         also = "the thread that should answer is in the parent process: a fork copies no threads"
     return Judgement(
         _cause_of(waiting), f"waits in {waiting}, which no thread of its process can end", Sure.LIKELY,
-        (_no_other(end),), (also,), "answer it from the same process, or give the wait a timeout",
-        alone=end.step is LoaderStep.SAMPLER or (end is not chain.first and chain.first.key == (end.pid, end.pid)),
+        (_no_other(end),), () if fix else (also,),
+        fix or "answer it from the same process, or give the wait a timeout",
+        alone=joined or end.step is LoaderStep.SAMPLER,
     )  # fmt: skip
+
+
+_BEFORE_THE_JOIN: Final = {
+    HangCause.QUEUE_FULL: "empty the thread's queue before you join it, or let put() time out and look at a flag",
+    HangCause.QUEUE_EMPTY: "put an end mark (None) into the thread's queue before you join it, or make it a daemon",
+}
+_NO_SAMPLER: Final = "let the sampler not wait for what the loop does after a batch: it runs in the loop's own thread"
 
 
 # --- Locks ------------------------------------------------------------------------------------------------------------
