@@ -51,6 +51,28 @@ def resumed(case: Case, state: dict[str, Any]) -> list[Any]:
         return [list(loader), list(loader)]
 
 
+def left_after(loader: Any, count: int) -> tuple[list[Any], dict[str, Any], list[Any]]:
+    """The next epoch: its first batches, the state after them, and the batches after that."""
+    iterator = iter(loader)
+    got = list(itertools.islice(iterator, count))
+    return got, loader.state_dict(), list(iterator)
+
+
+def given(state: dict[str, Any], loader: Any) -> Any:
+    """The loader, which goes on from `state`."""
+    loader.load_state_dict(state)
+    return loader
+
+
+def in_the_middle(loader: Any) -> dict[str, Any]:
+    """The state after the first batch of an epoch that is not gone on with."""
+    iterator = iter(loader)
+    next(iterator)
+    state: dict[str, Any] = loader.state_dict()
+    iterator.close()
+    return state
+
+
 @pytest.mark.parametrize("case", CASES, ids=by_name)
 def test_an_epoch_goes_on_where_it_was_left(case: Case) -> None:
     """Before the first epoch, in it, at its last batch, after it; the next epoch follows as it would have."""
@@ -96,9 +118,9 @@ def test_two_ranks_are_killed_at_different_moments(tmp_path: Path) -> None:
     assert lost_and_repeated(case, ranks) == (0, 0)
 
 
-@pytest.mark.parametrize("at", [2, None])
-def test_generators_draw_what_they_would_have_drawn(at: int | None) -> None:
-    """The loader's, and the sampler's own."""
+@pytest.mark.parametrize("at", [2, 99])
+def test_generators_draw_what_they_would_have_drawn(at: int) -> None:
+    """The loader's, and the sampler's own; from the middle of an epoch, or from its end."""
 
     def loader(own: bool) -> Any:
         generator = torch.Generator().manual_seed(5)
@@ -108,19 +130,15 @@ def test_generators_draw_what_they_would_have_drawn(at: int | None) -> None:
         return minidl.DataLoader(range(9), 2, sampler=sampler, collate_fn=list, generator=torch.Generator())
 
     for own in (False, True):
-        one, other = loader(own), loader(own)
-        iterator = iter(one)
-        got = [next(iterator) for _ in range(at)] if at else list(iterator)
+        other = loader(own)
+        got, state, left = left_after(loader(own), at)
         list(other)
-        other.load_state_dict(state := one.state_dict())
         assert len(state["random"]["begin"]) == 2 + own, "torch's, and each generator once"
-        without = minidl.DataLoader(range(9), 2, collate_fn=list)
-        without.load_state_dict(state)
-        assert len(list(without)) == (5 if not at else 3)
-        assert len(got) + len(list(iterator)) == (10 if own else 5)
+        assert len(list(given(state, minidl.DataLoader(range(9), 2, collate_fn=list)))) == (5 if at == 99 else 3)
         fresh = loader(own)
         epochs = [list(fresh), list(fresh)]
-        assert list(other) == (epochs[0][at:] if at else epochs[1])
+        assert got + left == epochs[0]
+        assert list(given(state, other)) == (left or epochs[1])
 
 
 # --- Where it is used in other ways -----------------------------------------------------------------------------------
@@ -132,18 +150,17 @@ def test_what_the_program_draws_before_the_first_next_changes_the_order_and_the_
     next(iterator)
     state = loader.state_dict()
     left, second = list(iterator), list(loader)
-    other: Any = minidl.DataLoader(range(12), 2, shuffle=True, collate_fn=list)
-    other.load_state_dict(state)
-    assert list(other) == left
-    assert list(other) == second
+    other = given(state, minidl.DataLoader(range(12), 2, shuffle=True, collate_fn=list))
+    assert [list(other), list(other)] == [left, second]
 
 
 def test_a_break_keeps_the_place_and_a_living_iterator_goes_on() -> None:
+    """Also a loader that is closed: its iterator ends, and its epoch has not."""
     loader = minidl.DataLoader(range(8), batch_size=2, collate_fn=list)
     for _ in loader:
         break
     state = loader.state_dict()
-    iterator = iter(loader)
+    iterator: Any = iter(loader)
     next(iterator)
     next(iterator)
     loader.load_state_dict(state)
@@ -151,8 +168,13 @@ def test_a_break_keeps_the_place_and_a_living_iterator_goes_on() -> None:
     assert (len(loader), state["batches"]) == (4, 1)
     assert list(loader) == [[2, 3], [4, 5], [6, 7]]
     assert len(list(loader)) == 4
-    loader.load_state_dict({})
-    assert len(list(loader)) == 4
+    assert len(list(given({}, loader))) == 4
+    iterator = iter(loader)
+    next(iterator)
+    loader.close()
+    assert list(iterator) == []
+    assert not loader.state_dict()["ended"]
+    assert len(list(given(loader.state_dict(), loader))) == 3
 
 
 @pytest.mark.live
@@ -162,8 +184,7 @@ def test_a_persistent_loader_gets_new_workers_for_a_state() -> None:
         next(iterator)
         state = loader.state_dict()
         worker = iterator._workers[0]
-        loader.load_state_dict(state)
-        assert list(loader) == [[2, 3], [4, 5], [6, 7]]
+        assert list(given(state, loader)) == [[2, 3], [4, 5], [6, 7]]
         assert not worker.is_alive()
 
 
@@ -173,9 +194,7 @@ def test_a_broken_epoch_of_persistent_workers_leaves_no_state_behind() -> None:
     with case.loader() as loader:
         for _ in zip(range(3), loader, strict=False):
             pass
-        iterator = iter(loader)
-        first, state = next(iterator), loader.state_dict()
-        rest = list(iterator)
+        (first,), state, rest = left_after(loader, 1)
     assert [worker["yielded"] for worker in state["workers"]] == [1, 0]
     assert resumed(case, state)[0] == rest
     assert first not in rest
@@ -221,8 +240,7 @@ def test_a_ctrl_c_inside_next_loses_nothing() -> None:
             next(iterator)
         state = loader.state_dict()
         Interrupted.at = -1
-        loader.load_state_dict(state)
-        assert list(loader) == [[2, 3], [4, 5]]
+        assert list(given(state, loader)) == [[2, 3], [4, 5]]
         Interrupted.at = 3
 
 
@@ -236,27 +254,11 @@ def test_an_error_counts_as_its_batch(workers: int) -> None:
     state = loader.state_dict()
     assert (state["yielded"], state["batches"]) == (3, 2)
     assert next(iterator) == 3
-    loader.load_state_dict(state)
-    assert list(loader) == [3]
+    assert list(given(state, loader)) == [3]
 
 
 def _number(samples: list[Any]) -> int:
     return int(samples[0])
-
-
-def test_a_closed_iterator_has_not_ended() -> None:
-    loader = minidl.DataLoader(range(4))
-    iterator: Any = iter(loader)
-    next(iterator)
-    loader.close()
-    assert list(iterator) == []
-    assert not loader.state_dict()["ended"]
-    assert len(list(_after(loader))) == 3
-
-
-def _after(loader: Any) -> Any:
-    loader.load_state_dict(loader.state_dict())
-    return loader
 
 
 # --- Random augmentations ---------------------------------------------------------------------------------------------
@@ -295,8 +297,7 @@ def augmented(dataset: Any, stop: int, then: int | None = None, **options: Any) 
         generator(99)
     if then is not None:
         other = minidl.DataLoader(dataset, **options | {"num_workers": then, "persistent_workers": False})
-        other.load_state_dict(state)
-        epochs[1] += list(other)
+        epochs[1] += list(given(state, other))
     return epochs
 
 
@@ -409,16 +410,10 @@ class Rolls(torch.utils.data.Sampler[int]):
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.live)])
 def test_the_state_of_a_map_dataset_is_loaded_in_each_worker(workers: int) -> None:
     options: dict[str, Any] = {"num_workers": workers, "batch_size": None, "state_every": 5}
-    loader = minidl.DataLoader(Counting(), **options)
-    got = []
-    for sample in loader:
-        got.append(sample)
-        if len(got) == 5:
-            break
-    state = loader.state_dict()
-    again = minidl.DataLoader(Counting(), **options)
-    again.load_state_dict(state)
-    assert got + list(again) == list(minidl.DataLoader(Counting(), **options))
+    got, state, left = left_after(minidl.DataLoader(Counting(), **options), 5)
+    assert len(left) == 3
+    assert list(given(state, minidl.DataLoader(Counting(), **options))) == left
+    assert got + left == list(minidl.DataLoader(Counting(), **options))
 
 
 def test_the_state_of_a_map_dataset_is_loaded_at_an_epochs_end_without_disturbing_the_order() -> None:
@@ -434,9 +429,7 @@ def test_the_state_of_a_map_dataset_is_loaded_at_an_epochs_end_without_disturbin
     first = loader()
     list(first)
     state, second = first.state_dict(), list(first)
-    other = loader()
-    other.load_state_dict(state)
-    assert list(other) == second
+    assert list(given(state, loader())) == second
 
 
 class Places(Iterator[int]):
@@ -593,8 +586,7 @@ def test_only_batches_of_a_stream_are_fetched_again_also_if_they_are_single_samp
         loader = minidl.DataLoader(data, batch_size, num_workers=workers, collate_fn=_itself)
         iterator = iter(loader)
         got = [next(iterator) for _ in range(3)]
-        loader.load_state_dict(loader.state_dict())
-        got += list(loader)
+        got += list(given(loader.state_dict(), loader))
         assert got == [number if batch_size is None else [number] for number in range(60)]
     assert asked == list(range(60)) or workers
 
@@ -615,28 +607,11 @@ def test_the_state_of_a_dataset_in_workers_is_kept_at_the_ends_of_epochs_and_bet
     with loader() as first:
         list(first)
         at_the_end, second = first.state_dict(), list(first)
-        third = iter(first)
-        for _ in range(3):
-            next(third)
-        between, rest, fourth = first.state_dict(), list(third), list(first)
+        _, between, rest = left_after(first, 3)
+        fourth = list(first)
     for state, expected in ((at_the_end, [second]), (between, [rest, fourth])):
-        with loader() as other:
-            other.load_state_dict(state)
+        with given(state, loader()) as other:
             assert [list(other) for _ in expected] == expected
-
-
-@pytest.mark.live
-def test_a_map_dataset_with_a_state_needs_the_same_number_of_workers() -> None:
-    """The error is what torchdata raises, too; after an epoch's end, the workers begin anew."""
-    for before, after in ((0, 2), (2, 0)):
-        with minidl.DataLoader(Dicey(), num_workers=before) as loader:
-            iter(loader)
-            state = loader.state_dict()
-        other = minidl.DataLoader(Dicey(), num_workers=after)
-        other.load_state_dict(state)
-        with pytest.raises(AssertionError, match=f"saved with num_workers {before}, and this loader has") as caught:
-            iter(other)
-        assert isinstance(caught.value, ValueError)
 
 
 @pytest.mark.live
@@ -657,24 +632,20 @@ def test_a_dataset_that_fails_to_give_its_state_breaks_nothing_before_the_state_
 def test_the_state_of_a_sampler_or_of_its_iterator_is_honoured(
     sampler: type[Any], batch_size: int | None, workers: int, every: int
 ) -> None:
-    options: dict[str, Any] = {"num_workers": workers, "batch_size": batch_size, "state_every": every}
-    loader = minidl.DataLoader(range(8), sampler=sampler(), **options, collate_fn=_itself)
-    iterator = iter(loader)
-    got = [next(iterator) for _ in range(3)]
-    state = loader.state_dict()
+    def made() -> Any:
+        options: dict[str, Any] = {"num_workers": workers, "batch_size": batch_size, "state_every": every}
+        return minidl.DataLoader(range(8), sampler=sampler(), collate_fn=_itself, **options)
+
+    loader = made()
+    got, state, rest = left_after(loader, 3)
+    second = list(loader)
     assert state["sampler"]["at"] == (1 if every == 3 else 3), "of the draws 1, 1 + every, ..."
-    rest, second = list(iterator), list(loader)
-    again = minidl.DataLoader(range(8), sampler=sampler(), **options, collate_fn=_itself)
-    again.load_state_dict(state)
+    again = given(state, made())
     assert list(again) == rest
     assert sorted(torch.tensor([*got, *rest]).flatten().tolist()) == list(range(8))
     if sampler is Steps:
         assert list(again) == second
-        after_second = loader.state_dict()
-        loader.load_state_dict(after_second)
-        third = minidl.DataLoader(range(8), sampler=Steps(), **options, collate_fn=_itself)
-        third.load_state_dict(after_second)
-        assert next(iter(third)) in ([2, 3], 2)
+        assert next(iter(given(loader.state_dict(), made()))) in ([2, 3], 2)
 
 
 class Own(Rolls.Dice):
@@ -748,11 +719,8 @@ class Ended(minidl.IterableDataset[int]):
 def test_a_stream_that_has_ended_is_not_begun_again(workers: int) -> None:
     options: dict[str, Any] = {"num_workers": workers, "batch_size": 3, "state_every": 1, "collate_fn": list}
     loader = minidl.DataLoader(Ended(), **options)
-    states = []
-    for _ in loader:
-        states.append(loader.state_dict())
-    loader.load_state_dict(states[-1])
-    assert list(loader) == []
+    states = [loader.state_dict() for _ in loader]
+    assert list(given(states[-1], loader)) == []
 
 
 def test_what_fails_while_it_is_fetched_again_has_failed_before() -> None:
@@ -767,9 +735,7 @@ def test_what_fails_while_it_is_fetched_again_has_failed_before() -> None:
     with pytest.raises(ValueError, match="two"):
         next(iterator)
     assert next(iterator) == 3
-    again = minidl.DataLoader(Holey(), collate_fn=_no_two)
-    again.load_state_dict(loader.state_dict())
-    assert list(again) == [4]
+    assert list(given(loader.state_dict(), minidl.DataLoader(Holey(), collate_fn=_no_two))) == [4]
 
 
 def _no_two(samples: list[int]) -> int:
@@ -786,24 +752,11 @@ def test_a_stream_that_has_become_shorter_ends_while_it_is_fetched_again() -> No
         def __iter__(self) -> Iterator[int]:
             return iter(range(self.count))
 
-    loader = minidl.DataLoader(Short(4))
-    iterator = iter(loader)
-    for _ in range(3):
-        next(iterator)
-    again = minidl.DataLoader(Short(1))
-    again.load_state_dict(loader.state_dict())
-    assert list(again) == []
+    _, state, _ = left_after(minidl.DataLoader(Short(4)), 3)
+    assert list(given(state, minidl.DataLoader(Short(1)))) == []
 
 
 # --- What cannot be resumed -------------------------------------------------------------------------------------------
-def in_the_middle(loader: Any) -> dict[str, Any]:
-    iterator = iter(loader)
-    next(iterator)
-    state: dict[str, Any] = loader.state_dict()
-    iterator.close()
-    return state
-
-
 @pytest.mark.live
 def test_a_map_dataset_without_a_state_may_have_another_number_of_workers() -> None:
     torch.manual_seed(3)
@@ -811,8 +764,7 @@ def test_a_map_dataset_without_a_state_may_have_another_number_of_workers() -> N
     iterator = iter(loader)
     got, state = [next(iterator)], loader.state_dict()
     for workers in (2, 1, 0):
-        loader = minidl.DataLoader(range(8), num_workers=workers, shuffle=True, collate_fn=list)
-        loader.load_state_dict(state)
+        loader = given(state, minidl.DataLoader(range(8), num_workers=workers, shuffle=True, collate_fn=list))
         iterator = iter(loader)
         got.append(next(iterator))
         state = loader.state_dict()
@@ -820,25 +772,18 @@ def test_a_map_dataset_without_a_state_may_have_another_number_of_workers() -> N
     assert got + list(iterator) == list(minidl.DataLoader(range(8), shuffle=True, collate_fn=list))
 
 
-@pytest.mark.live
-def test_a_state_of_another_loader_is_an_error_at_iter() -> None:
-    stream = Stream(stateful=True)
-    state = in_the_middle(minidl.DataLoader(stream, num_workers=2))
-    for options, words in (
-        ({"num_workers": 1}, "saved with num_workers 2, and this loader has num_workers 1"),
-        ({"num_workers": 2, "batch_size": 4}, "saved with batch_size 1, and this loader has batch_size 4"),
-    ):
-        loader = minidl.DataLoader(stream, **options)
-        loader.load_state_dict(state)
-        for _ in range(2):
-            with pytest.raises(ValueError, match=words):
-                iter(loader)
-    other = minidl.DataLoader(range(8), num_workers=2)
-    other.load_state_dict(state)
+def test_a_state_of_another_loader_is_an_error_at_each_iter() -> None:
+    """It is torchdata's kind of error, too."""
+    state = in_the_middle(minidl.DataLoader(Stream(stateful=True)))
+    other = given(state, minidl.DataLoader(Stream(stateful=True), 4))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="saved with batch_size 1, and this loader has batch_size 4") as caught:
+            iter(other)
+        assert isinstance(caught.value, AssertionError)
+    other = given(state, minidl.DataLoader(range(8)))
     with pytest.raises(ValueError, match="kind 'iterable', and this loader has kind 'map'"):
         iter(other)
-    other.load_state_dict({})
-    assert len(list(other)) == 8
+    assert len(list(given({}, other))) == 8
 
 
 @pytest.mark.parametrize(
@@ -881,23 +826,17 @@ def test_ranks_are_not_mixed_up() -> None:
         return minidl.DataLoader(data, 2, sampler=minidl.DistributedSampler(data, ranks, rank), collate_fn=list)
 
     state = in_the_middle(loader(0, 2))
-    other = loader(0, 3)
-    other.load_state_dict(state)
     with pytest.raises(ValueError, match="saved with ranks 2, and this loader has ranks 3"):
-        iter(other)
-    other = loader(1, 2)
-    other.load_state_dict(state)
+        iter(given(state, loader(0, 3)))
     random_states = []
-    for one, begins in ((other, 1), (loader(1, 2), 0)):
+    for one, begins in ((given(state, loader(1, 2)), 1), (loader(1, 2), 0)):
         torch.manual_seed(5)
         assert list(one) == list(loader(1, 2))[begins:]
         random_states.append(torch.get_rng_state())
     assert torch.equal(*random_states), "its own base seed is drawn"
-    state = in_the_middle(minidl.DataLoader(Stream(stateful=False))) | {"rank": 1}
     streamed = minidl.DataLoader(Stream(stateful=False))
-    streamed.load_state_dict(state)
     with pytest.raises(ValueError, match="saved with rank 1, and this loader has rank 0"):
-        iter(streamed)
+        iter(given(in_the_middle(streamed) | {"rank": 1}, streamed))
 
 
 def test_a_sampler_with_another_seed_would_lose_samples_and_is_an_error_at_iter() -> None:
@@ -908,12 +847,10 @@ def test_a_sampler_with_another_seed_would_lose_samples_and_is_an_error_at_iter(
         return minidl.DataLoader(range(12), 2, sampler=sampler, collate_fn=list)
 
     first, other = loader(1), loader(5)
-    other.load_state_dict(in_the_middle(first))
     with pytest.raises(ValueError, match="saved with sampler_seed 1, and this loader has sampler_seed 5: use the same"):
-        iter(other)
+        iter(given(in_the_middle(first), other))
     list(first)
-    other.load_state_dict(first.state_dict())
-    assert len(list(other)) == 3
+    assert len(list(given(first.state_dict(), other))) == 3
     assert minidl.DataLoader(range(12), None, sampler=first.sampler).state_dict()["sampler_seed"] == 1
 
 
@@ -927,11 +864,9 @@ def test_the_epoch_that_a_sampler_is_told_after_an_epochs_end_holds() -> None:
     for one in (other, fresh):
         one.sampler.set_epoch(1)
     assert list(other) == list(fresh) != list(loader())
-    iterator = iter(other)
-    got, state = [next(iterator)], other.state_dict()
-    third = loader()
-    third.load_state_dict(state)
-    assert got + list(third) == list(fresh), "in an epoch, the state has its number"
+    got, state, left = left_after(other, 1)
+    assert got + left == list(fresh)
+    assert list(given(state, loader())) == left, "in an epoch, the state has its number"
 
 
 def told(sampler_class: Any, epoch: int) -> Any:
@@ -943,13 +878,9 @@ def told(sampler_class: Any, epoch: int) -> Any:
 @pytest.mark.parametrize("sampler_class", [minidl.DistributedSampler, torch.utils.data.DistributedSampler])
 def test_a_sampler_goes_back_to_the_epoch_of_the_state(sampler_class: Any) -> None:
     """Lightning tells it its epoch after iter(), when the workers have drawn; torch's has no state of its own."""
-    one = told(sampler_class, 1)
-    iterator = iter(one)
-    next(iterator)
-    state, left = one.state_dict(), list(iterator)
+    _, state, left = left_after(told(sampler_class, 1), 1)
     for before_load, after_load in ((0, None), (2, 1), (1, 1)):
-        other = told(sampler_class, before_load)
-        other.load_state_dict(state)
+        other = given(state, told(sampler_class, before_load))
         if after_load is not None:
             other.sampler.set_epoch(after_load)
         assert list(other) == left
@@ -968,8 +899,7 @@ def test_a_state_is_not_taken_for_an_epoch_that_the_sampler_was_told_since(sampl
         iter(other)
     for _ in range(5):
         next(iterator)
-    other = told(sampler_class, 0)
-    other.load_state_dict(one.state_dict())
+    other = given(one.state_dict(), told(sampler_class, 0))
     other.sampler.set_epoch(1)
     assert list(other) == [], "nothing of it is left"
     list(iterator)
@@ -1043,9 +973,7 @@ def test_what_is_no_state_is_refused() -> None:
 
 
 def test_a_sampler_that_has_become_shorter_is_an_error_at_iter() -> None:
-    state = in_the_middle(minidl.DataLoader(range(4)))
-    loader = minidl.DataLoader(range(4)[:0])
-    loader.load_state_dict(state)
+    loader = given(in_the_middle(minidl.DataLoader(range(4))), minidl.DataLoader(range(0)))
     with pytest.raises(ValueError, match="after 1 draws from the sampler, which now gives 0"):
         iter(loader)
 
@@ -1065,8 +993,7 @@ def test_a_state_of_an_object_that_has_none_is_an_error(had: Any, has: Any, what
         list(ended := minidl.DataLoader(had[0]))
         states.append(ended.state_dict())
     for state in states:
-        loader = minidl.DataLoader(has[0], **has[1])
-        loader.load_state_dict(state)
+        loader = given(state, minidl.DataLoader(has[0], **has[1]))
         with pytest.raises(TypeError, match=f"a state of the {what}, and {name} has no .* resume with the {what} that"):
             next(iter(loader))
 
