@@ -440,17 +440,6 @@ def test_what_was_filled_copied_and_shared_is_counted(pair: Pair) -> None:
         pair.states[slab.number] = FREE
 
 
-def test_in_a_thread_that_fills_no_slabs_all_travels_as_without_them() -> None:
-    """And a subclass stays one."""
-    batch, got = [np.arange(3), torch.arange(3), torch.nn.Parameter(torch.ones(3), requires_grad=False)], list[bytes]()
-    thread = threading.Thread(target=lambda: got.append(dumps(batch)[0]))
-    thread.start()
-    thread.join()
-    back = pickle.loads(got[0])
-    assert [(type(one), one.tolist()) for one in back] == [(type(one), one.tolist()) for one in batch]
-    resource_sharer.stop(timeout=10)
-
-
 def no_descriptor(*about: int) -> Slab:
     raise OSError(24, "Too many open files")
 
@@ -660,9 +649,14 @@ def test_a_fork_keeps_what_both_processes_see() -> None:
     batch, unseen = pair.sent(pair.made(BIG, 1)), pair.pickled(pair.made(BIG, 2))
     child = os.fork()
     if child == 0:
-        del batch  # no callback of this process frees the slab
-        os._exit(pair.states[0])
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == TAKEN
+        pair.states[0] = FREE  # as if its number were another slab's by now
+        module._before_fork()
+        module._after_fork_in_parent()
+        untouched = pair.states[0] == FREE
+        pair.states[0] = TAKEN
+        del batch
+        os._exit(not (untouched and pair.states[0] == TAKEN))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "it frees nothing, and keeps nothing when it forks"
     assert list(pair.states[:2]) == [KEPT, TAKEN]
     del batch
     second = pair.rebuilt(unseen)
@@ -700,20 +694,6 @@ def test_two_threads_may_fork_at_once() -> None:
     states = [module.state_of_gone()]
     module._after_fork_in_parent()
     assert [*states, module.state_of_gone()] == [KEPT, FREE]
-
-
-@pytest.mark.live
-def test_a_child_that_forks_sets_no_bytes() -> None:
-    pair = Pair()
-    batch = pair.sent(pair.made(BIG, 1))
-    child = os.fork()
-    if child == 0:
-        pair.states[0] = FREE  # as if its number were another slab's by now
-        module._before_fork()
-        module._after_fork_in_parent()
-        os._exit(pair.states[0])
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == FREE
-    del batch
 
 
 @pytest.mark.live
@@ -764,12 +744,19 @@ def test_a_slab_that_is_filled_while_another_thread_forks_is_not_taken_again(pai
     assert slab.memory[0] == 1
 
 
-def test_only_the_workers_own_thread_fills_slabs(pair: Pair) -> None:
-    made: list[Any] = []
-    thread = threading.Thread(target=lambda: made.append(pair.arena.allocate(BIG)))
-    thread.start()
-    thread.join()
-    assert made == [None]
+def test_only_the_workers_own_thread_fills_slabs_and_only_within_its_block(pair: Pair) -> None:
+    """In another thread all travels as without them, and a subclass stays one."""
+    batch, got = [np.arange(3), torch.arange(3), torch.nn.Parameter(torch.ones(3), requires_grad=False)], list[Any]()
+    thread = threading.Thread(target=lambda: got.extend([pair.arena.allocate(BIG), is_filling(), dumps(batch)[0]]))
+    assert not is_filling()
+    with filling(pair.arena):
+        assert is_filling()
+        thread.start()
+        thread.join()
+    assert not is_filling()
+    assert got[:2] == [None, False]
+    back = pickle.loads(got[2])
+    assert [(type(one), one.tolist()) for one in back] == [(type(one), one.tolist()) for one in batch]
 
 
 def test_an_array_lies_in_a_slab_and_may_be_written(pair: Pair) -> None:
@@ -1023,10 +1010,3 @@ def test_what_is_visible_never_changes(program: list[tuple[str, Any, Any]], slab
         assert all(tensor.eq(byte).all() for tensor, byte in seen)
     for message, _ in unread:
         pair.rebuilt(message)
-
-
-def test_a_thread_fills_slabs_within_its_block_alone() -> None:
-    assert not is_filling()
-    with filling(object()):
-        assert is_filling()
-    assert not is_filling()

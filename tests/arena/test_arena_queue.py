@@ -63,6 +63,11 @@ class Line:
     def get(self) -> Any:
         return self.queue.get(timeout=wl.BOUND)
 
+    def sent(self, idx: int, data: Any) -> Any:
+        """Data as they come out of the queue."""
+        self.put(idx, data)
+        return self.get().data
+
 
 class Refusing:
     """A host that locks nothing."""
@@ -236,8 +241,7 @@ def test_descriptors_are_sent_without_waiting_for_room(line: Line, monkeypatch: 
 
 @pytest.mark.parametrize("large", [[], [torch.ones(BIG)]], ids=["alone", "beside a slab"])
 def test_a_storage_that_is_shorter_than_a_packets_head(line: Line, large: list[torch.Tensor]) -> None:
-    line.put(0, [*large, torch.arange(2)])
-    assert line.get().data[-1].tolist() == [0, 1]
+    assert line.sent(0, [*large, torch.arange(2)])[-1].tolist() == [0, 1]
 
 
 def test_bytes_in_units() -> None:
@@ -293,8 +297,7 @@ def test_a_forked_child_has_no_reading_end(line: Line) -> None:
     if child == 0:
         os._exit(line.queue._receiver.fileno() == -1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
-    line.put(0, 7)
-    assert line.get().data == 7
+    assert line.sent(0, 7) == 7
 
 
 def test_a_queue_that_is_closed_has_no_memory_but_that_of_batches_in_use(line: Line) -> None:
@@ -341,8 +344,7 @@ def test_without_a_descriptor_for_a_slab_the_batch_is_its_tasks_error(line: Line
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert most > 3
-    line.put(1, data)
-    again = line.get().data
+    again = line.sent(1, data)
     assert len(again) == len(data)
 
 
@@ -426,8 +428,7 @@ def test_a_batch_whose_memory_does_not_arrive_is_its_tasks_error_and_the_next_on
 
 def test_more_batches_than_slabs_are_right_and_said_once(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     def kept(idx: int) -> Any:
-        line.put(idx, torch.full((BIG,), idx % 256, dtype=torch.uint8))
-        return line.get().data
+        return line.sent(idx, torch.full((BIG,), idx % 256, dtype=torch.uint8))
 
     batches = [kept(idx) for idx in range(SLABS + 1)]
     words = r"keeps at most 256 slabs .* Let the program hold fewer batches\. \(more: minidl help arena\)$"
@@ -442,8 +443,7 @@ def test_a_batch_beyond_the_budget_is_right_and_the_number_to_set_is_said_once(
 ) -> None:
     monkeypatch.setenv("MINIDL_ARENA_BYTES", "1M")
     line = request.getfixturevalue("line")
-    line.put(0, torch.zeros(1 << 19, dtype=torch.uint8))
-    kept = line.get().data
+    kept = line.sent(0, torch.zeros(1 << 19, dtype=torch.uint8))
     for idx in range(1, 4):
         line.put(idx, torch.full((1 << 20,), idx, dtype=torch.uint8))
         said = contextlib.nullcontext() if idx != 2 else pytest.warns(
@@ -487,8 +487,7 @@ def test_a_slab_costs_the_worker_one_descriptor(line: Line) -> None:
 
     kept, before = [], opened()
     for idx in range(4):
-        line.put(idx, torch.ones(BIG))
-        kept.append(line.get().data)
+        kept.append(line.sent(idx, torch.ones(BIG)))
     assert opened() - before == 4
 
 
@@ -530,8 +529,7 @@ def test_a_large_pickle_that_fits_no_slab_is_its_tasks_error(line: Line, monkeyp
         ):
             with pytest.raises(OSError, match="Too many open files"):
                 line.writer.put(message)
-    line.put(3, words)
-    assert line.get().data == words
+    assert line.sent(3, words) == words
     assert not any(line.states), "nothing refers to the slab any more"
 
 
@@ -566,8 +564,7 @@ def test_a_slab_for_one_batch_is_kept_until_the_loader_has_it(
         line.put(idx, torch.full((1 << 20,), idx, dtype=torch.uint8))
     with pytest.warns(RuntimeWarning, match="A batch needs 1M"):
         assert [int(line.get().data[-1]) for _ in range(3)] == [0, 1, 2]
-    line.put(3, 0)
-    assert line.get().data == 0
+    assert line.sent(3, 0) == 0
     assert line.writer._arena._lent == []
 
 
@@ -584,8 +581,7 @@ def test_a_packet_for_which_the_kernel_has_no_memory_is_sent_later(
 
     monkeypatch.setattr(line.writer, "_send", refusing)
     monkeypatch.setattr(arena_queue, "_STEP", 0.001)
-    line.put(0, torch.ones(BIG))
-    assert line.get().data.eq(1).all()
+    assert line.sent(0, torch.ones(BIG)).eq(1).all()
 
 
 def test_another_error_of_the_socket_ends_the_worker(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -659,18 +655,14 @@ def test_the_loader_lets_go_of_slabs_that_the_worker_has_dropped(line: Line) -> 
     memory = [weakref.ref(each) for each in mappings._memory.values()]
     del others
     mappings.forked()
-    line.put(5, torch.ones(1 << 20))
-    assert line.get().data.eq(1).all()
+    assert line.sent(5, torch.ones(1 << 20)).eq(1).all()
     assert set(mappings._memory) == set(line.writer._arena._slabs) == {0}
     assert [each() is None for each in memory] == [False, True, True, True, True]
     assert kept.eq(0).all()
-    line.put(6, torch.ones(BIG))
-    assert line.get().data.eq(1).all()
+    assert line.sent(6, torch.ones(BIG)).eq(1).all()
 
 
 # --- Loaders ----------------------------------------------------------------------------------------------------------
-
-
 def _described(loader: Any) -> list[Any]:
     return [everything.described(batch) for batch in loader]
 
