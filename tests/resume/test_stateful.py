@@ -307,7 +307,6 @@ def augmented(dataset: Any, stop: int, then: int | None = None, **options: Any) 
     + [
         pytest.param(then, options, marks=pytest.mark.live)
         for then, options in (
-            (2, {"num_workers": 2}),
             (2, {"num_workers": 2, "persistent_workers": True}),
             (0, {"num_workers": 2}),
             (2, {"num_workers": 1}),
@@ -696,29 +695,10 @@ def test_a_state_that_cannot_be_taken_is_the_error_of_its_task() -> None:
             next(iter(loader))
 
 
-class Ended(minidl.IterableDataset[int]):
-    """Ends with a part of a batch, and would begin anew if it were asked again."""
-
-    def __init__(self) -> None:
-        self.at = 0
-
-    def __iter__(self) -> Iterator[int]:
-        while self.at < 5:
-            self.at += 1
-            yield self.at
-        self.at = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
-
-
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.live)])
 def test_a_stream_that_has_ended_is_not_begun_again(workers: int) -> None:
-    options: dict[str, Any] = {"num_workers": workers, "batch_size": 3, "state_every": 1, "collate_fn": list}
-    loader = minidl.DataLoader(Ended(), **options)
+    """With a part of a batch; if it were asked again, it would begin anew."""
+    loader = minidl.DataLoader(Epochs(), 4, num_workers=workers, state_every=1, collate_fn=list)
     states = [loader.state_dict() for _ in loader]
     assert list(given(states[-1], loader)) == []
 
