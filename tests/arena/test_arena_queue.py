@@ -493,9 +493,6 @@ def test_a_slab_costs_the_worker_one_descriptor(line: Line) -> None:
 
 def test_a_batch_that_can_not_be_pickled_is_its_tasks_error_also_for_torchs_loader(line: Line) -> None:
     """Whose results are tuples."""
-    line.put(2, [torch.ones(BIG), lambda: 0])
-    assert isinstance(line.get().data, ExceptionWrapper)
-    assert line.states[0] == FREE
     line.writer.put((3, torch.ones(BIG)))
     idx, data = line.get()
     assert idx == 3
@@ -505,6 +502,9 @@ def test_a_batch_that_can_not_be_pickled_is_its_tasks_error_also_for_torchs_load
     assert idx == 4
     with pytest.raises(Exception, match="while worker 0 pickled a batch"):
         failure.reraise()
+    del data
+    assert isinstance(line.sent(5, [torch.ones(BIG), lambda: 0]), ExceptionWrapper)
+    assert not any(line.states)
 
 
 def test_a_large_pickle_that_fits_no_slab_is_its_tasks_error(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
