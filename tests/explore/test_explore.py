@@ -10,7 +10,7 @@ import random
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from minidl.explore.decisions import FORBIDDEN, Driving
 from minidl.explore.follow import configuration_of, follow
 from minidl.explore.guards import GUARDS, OF_THREADS, OUR_THREADS, OURS, UPSTREAM, Guard, own
 from minidl.explore.model import Model
-from minidl.explore.search import Bad, Run, explore, shortest
+from minidl.explore.search import Run, explore, shortest
 from minidl.explore.threads import model_of
 from minidl.explore.world import CREW, CTRL_C, INDEX, PHASE, World
 from minidl.loader import protocol
@@ -158,6 +158,18 @@ def give(driver: Driver, call: str, argument: Any) -> Any:
     return getattr(driver, call)(*([None] if call == "drawn" else []))
 
 
+def reachable(model: Any) -> Iterator[Any]:
+    """Every state that the model can come to."""
+    todo, seen = [model.initial], {model.initial}
+    while todo:
+        state = todo.pop()
+        yield state
+        for _, after in (*model.steps(state), *model.crashes(state)):
+            if after not in seen:
+                seen.add(after)
+                todo.append(after)
+
+
 def yields_at_once(self: Dispatcher, idx: int, data: Any) -> Any:
     """`receive` of a dispatcher that forgot its reorder buffer."""
     info = self._outstanding(idx)
@@ -166,45 +178,46 @@ def yields_at_once(self: Dispatcher, idx: int, data: Any) -> Any:
     return self._deliver(idx)
 
 
-def test_a_dispatcher_that_decides_otherwise_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Dispatcher, "receive", yields_at_once)
-    run = shortest(Model(Configuration("plain"), OURS))
-    assert run.bad.what == "task 0 is yielded after task 1"
-
-
-def test_a_dispatcher_that_forgets_a_task_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Dispatcher, "next_step", lambda self: Signal.EPOCH_END)
-    found = explore(Model(Configuration("plain"), OURS))
-    assert [bad.what for bad in found.bad] == ["the epoch ends after 0 batches of 4"]
-
-
 def counts_no_stale_result(self: Dispatcher, idx: int) -> Signal:
     """`_unexpected` of a dispatcher that forgets to subtract what was given up."""
     self._given_up.remove(idx)
     return STALE
 
 
-def test_a_dispatcher_that_does_not_subtract_a_stale_result_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The program goes on after a worker's death, and then the pin thread hands out the worker's result."""
-    monkeypatch.setattr(Dispatcher, "_unexpected", counts_no_stale_result)
-    goes_on = Configuration("goes on", goes_on=1, prefetch=1, tasks=2, pin=True, crashes=(Crash.WORKER_KILLED,))
-    run = shortest(Model(goes_on, OURS, reduced=True))
-    assert run.bad == Bad("rule", "tasks_outstanding is not the number of tasks that have no answer")
+def keeps_the_batch(self: Driver) -> Any:
+    """`resume` of a driver that yields a batch of a next() that was interrupted in the next epoch."""
+    kept, effect = self.plan, resume(self)
+    self.plan = (*kept, *self.plan)
+    return effect
 
 
-class KeepsTheBatch(Driver):
-    """Broken: a batch of a next() that was interrupted is still yielded next in the next epoch."""
-
-    def resume(self) -> Any:
-        kept, effect = self.plan, super().resume()
-        self.plan = (*kept, *self.plan)
-        return effect
+resume = Driver.resume
+GOES_ON = Configuration("goes on", goes_on=1, prefetch=1, tasks=2, pin=True, crashes=(Crash.WORKER_KILLED,))
+INTERRUPTED = Configuration("Ctrl-C", ctrl_c=1, goes_on=1, persistent=True, epochs=2, prefetch=1, tasks=2)
 
 
-def test_a_driver_that_keeps_a_batch_over_an_interruption_is_found_out() -> None:
-    c = Configuration("Ctrl-C", ctrl_c=1, goes_on=1, persistent=True, epochs=2, prefetch=1, tasks=2)
-    run = shortest(Model(c, OURS, reduced=True, driving=Driving(c, OURS, driver=KeepsTheBatch)))
+@pytest.mark.parametrize(
+    ("broken", "name", "instead", "configuration", "what"),
+    [
+        (Dispatcher, "receive", yields_at_once, Configuration("plain"), "task 0 is yielded after task 1"),
+        (
+            Dispatcher, "next_step", lambda self: Signal.EPOCH_END, Configuration("plain"),
+            "the epoch ends after 0 batches of 4",
+        ),
+        (
+            Dispatcher, "_unexpected", counts_no_stale_result, GOES_ON,
+            "tasks_outstanding is not the number of tasks that have no answer",
+        ),
+        (Driver, "resume", keeps_the_batch, INTERRUPTED, "event YIELD is impossible in state RESUMING"),
+    ],
+)  # fmt: skip
+def test_what_decides_otherwise_is_found_out(
+    broken: type, name: str, instead: Any, configuration: Configuration, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broken, name, instead)
+    run = shortest(Model(configuration, OURS, reduced=configuration.name != "plain"))
     assert run.bad.kind == "rule"
+    assert what in run.bad.what
 
 
 def test_ctrl_c_comes_at_each_place_of_a_step() -> None:
@@ -219,16 +232,9 @@ def test_ctrl_c_comes_at_each_place_of_a_step() -> None:
 
 def test_two_interruptions_leave_the_rest_of_the_shutdown_to_the_next() -> None:
     c = Configuration("Ctrl-C", workers=1, prefetch=1, tasks=1, ctrl_c=2)
-    model, given_up = Model(c, OURS, reduced=True), 0
-    todo, seen = [model.initial], {model.initial}
-    while todo:
-        state = todo.pop()
-        given_up += state[PHASE] == at.GIVEN_UP and any(worker.place != at.GONE for worker in state[CREW])
-        for _, after in (*model.steps(state), *model.crashes(state)):
-            if after not in seen:
-                seen.add(after)
-                todo.append(after)
-    assert given_up
+    model = Model(c, OURS, reduced=True)
+    given_up = [state[CREW] for state in reachable(model) if state[PHASE] == at.GIVEN_UP]
+    assert any(worker.place != at.GONE for crew in given_up for worker in crew)
     assert explore(model).bad == []
 
 
@@ -359,15 +365,9 @@ def test_a_thread_is_left_in_its_sample_only_with_a_warning() -> None:
     """And it has to leave once its sample is there."""
     (found,) = (bad.what for bad in explore(model_of(SLEEPS, OUR_THREADS.without("killed_at_last"))).bad)
     assert re.fullmatch("the shutdown leaves worker [01] behind without a warning", found)
-    lasting, ends = model_of(SLEEPS, OUR_THREADS), set()
-    todo, seen = [lasting.initial], {lasting.initial}
-    while todo:
-        state = todo.pop()
-        for label, after in (*lasting.steps(state), *lasting.crashes(state)):
-            ends |= {label[1]} if state[PHASE] == at.CLOSED else set()
-            if after not in seen:
-                seen.add(after)
-                todo.append(after)
+    lasting = model_of(SLEEPS, OUR_THREADS)
+    closed = [state for state in reachable(lasting) if state[PHASE] == at.CLOSED]
+    ends = {label[1] for state in closed for label, _ in (*lasting.steps(state), *lasting.crashes(state))}
     assert {"has its sample at last", "stops before its next sample", "has fetched", "takes the sentinel"} < ends
 
 
@@ -409,7 +409,7 @@ def walk(model: Model, chance: random.Random) -> Run:
 
 @pytest.mark.live
 @by_name
-def test_good_runs_obey_the_checker(configuration: Configuration, tmp_path: Path) -> None:
+def test_good_runs_obey_the_checker_and_the_model_follows_them(configuration: Configuration, tmp_path: Path) -> None:
     model, chance = model_of(configuration, own(configuration)), random.Random(1)
     for number in range(12):
         read = read_trace(trace.write(tmp_path / str(number), model, walk(model, chance)))
@@ -419,78 +419,56 @@ def test_good_runs_obey_the_checker(configuration: Configuration, tmp_path: Path
         assert [text for text in report.open if not ("to the pipe" in text or STOPPED in text)] == []
         assert report.loaders == 1
         assert len(read.select("shutdown")) == 2
-
-
-STOPPED = "ended while it was fetching"
-
-
-@pytest.mark.live
-@by_name
-def test_the_model_follows_its_own_runs(configuration: Configuration, tmp_path: Path) -> None:
-    model = model_of(configuration, own(configuration))
-    read = read_trace(trace.write(tmp_path / "run", model, walk(model, random.Random(2))))
     followed = follow(read)
     assert followed, followed.lost
     assert followed.events > 20
 
 
-@pytest.fixture
-def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trace]:
-    """Record a live loader's epochs, the first of them left after `leave` batches."""
-    monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
+STOPPED = "ended while it was fetching"
 
-    def record(dataset: Any, *, epochs: int = 1, leave: int | None = None, **options: Any) -> Trace:
-        loader = minidl.DataLoader(dataset, num_workers=2, **options)
-        with minidl.trace(tmp_path / "live", detail="batch"), loader:
+
+def record(directory: Path, dataset: Any, *, epochs: int = 1, leave: int | None = None, **options: Any) -> Trace:
+    """A live loader's epochs, the first of them left after `leave` batches."""
+    with pytest.MonkeyPatch.context() as patch, minidl.trace(directory, detail="batch"):
+        patch.setenv("MINIDL_SIMULATE_DEVICE", "1")
+        with minidl.DataLoader(dataset, num_workers=2, **options) as loader:
             for epoch in range(epochs):
                 for number, _ in enumerate(loader):
                     if epoch == 0 and number == leave:
                         break
-        return read_trace(tmp_path / "live")
+    return read_trace(directory)
 
-    return record
+
+NUMBERS, STREAM, THREADS = wl.Numbers(6), wl.Stream(5), {"worker_method": "thread"}
+PINNED_AND_LEFT: dict[str, Any] = {"leave": 1, "pin_memory": True}
+PERSISTENT: dict[str, Any] = {"epochs": 2, "persistent_workers": True}
+OUT_OF_ORDER = {"in_order": False}
+TWICE_PINNED = PERSISTENT | {"pin_memory": True}
 
 
 @pytest.mark.live
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("dataset", "options", "words"),
     [
-        ({}, "6 tasks"),
-        ({"leave": 1, "pin_memory": True}, "6 tasks; pin thread; may break"),
-        ({"epochs": 2, "persistent_workers": True, "leave": 2}, "6 tasks; persistent, 2 epochs; may break"),
-        ({"in_order": False}, "6 tasks; out of order"),
-        ({"prefetch_factor": 1}, "prefetch 1, 6 tasks"),
-        *(
-            ({"worker_method": "thread", **options}, words)
-            for options, words in (
-                ({"leave": 1, "pin_memory": True}, "2 worker threads, prefetch 2, 6 tasks; pin thread; may break"),
-                ({"epochs": 2, "persistent_workers": True, "leave": 2}, "persistent, 2 epochs; may break"),
-                ({"in_order": False}, "2 worker threads, prefetch 2, 6 tasks; out of order"),
-            )
-        ),
-    ],
-    ids=[
-        "plain", "pinned and left", "persistent and left", "out of order", "prefetch 1", "threads, pinned and left",
-        "threads, persistent and left", "threads, out of order",
+        (NUMBERS, PINNED_AND_LEFT, "6 tasks; pin thread; may break"),
+        (NUMBERS, PERSISTENT | {"leave": 2}, "6 tasks; persistent, 2 epochs; may break"),
+        (NUMBERS, OUT_OF_ORDER, "6 tasks; out of order"),
+        (NUMBERS, {"prefetch_factor": 1}, "prefetch 1, 6 tasks"),
+        (NUMBERS, THREADS | PINNED_AND_LEFT, "2 worker threads, prefetch 2, 6 tasks; pin thread; may break"),
+        (NUMBERS, THREADS | PERSISTENT | {"leave": 2}, "persistent, 2 epochs; may break"),
+        (NUMBERS, THREADS | OUT_OF_ORDER, "2 worker threads, prefetch 2, 6 tasks; out of order"),
+        (STREAM, {}, "streams of 3, 2"),
+        (STREAM, TWICE_PINNED, "streams of 3, 2"),
+        (STREAM, THREADS, "streams of 3, 2"),
+        (STREAM, THREADS | TWICE_PINNED, "streams of 3, 2"),
     ],
 )
-def test_the_model_follows_a_live_loader(record: Callable[..., Trace], options: dict[str, Any], words: str) -> None:
-    live = record(wl.Numbers(6), **options)
+def test_the_model_follows_a_live_loader(dataset: Any, options: dict[str, Any], words: str, tmp_path: Path) -> None:
+    live = record(tmp_path / "live", dataset, **options)
     assert words in configuration_of(live).describe()
     followed = follow(live)
     assert followed, followed.lost
     assert followed.events > 50
-
-
-@pytest.mark.live
-@pytest.mark.parametrize("method", ["multiprocessing", "thread"])
-@pytest.mark.parametrize("pinned", [False, True])
-def test_the_model_follows_a_live_stream(record: Callable[..., Trace], pinned: bool, method: str) -> None:
-    more = {"epochs": 2, "persistent_workers": True, "pin_memory": True} if pinned else {}
-    live = record(wl.Stream(5), worker_method=method, **more)
-    assert "streams of 3, 2" in configuration_of(live).describe()
-    followed = follow(live)
-    assert followed, followed.lost
 
 
 @pytest.mark.live
@@ -528,12 +506,14 @@ def test_the_model_follows_the_recorded_demo(capsys: Any) -> None:
 DEMO = Path(minidl.__file__).parent.parent / "traces" / "demo-cpu-4-workers.minidl"
 
 
-def changed(live: Trace, code: int, **values: int) -> Trace:
-    """The trace with the first event of a code changed."""
-    row = int((live.events["code"] == code).argmax())
-    for column, value in values.items():
-        live.events[column][row] = value
-    return live
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A live loader's trace, which the model follows."""
+    directory = tmp_path_factory.mktemp("plain") / "live"
+    live = record(directory, wl.Numbers(6))
+    assert "6 tasks" in configuration_of(live).describe()
+    assert follow(live).events > 50
+    return directory
 
 
 @pytest.mark.live
@@ -548,12 +528,13 @@ def changed(live: Trace, code: int, **values: int) -> Trace:
     ],
     ids=["yield", "worker", "fetch", "sentinel", "event"],
 )
-def test_the_model_does_not_follow_what_cannot_be(
-    record: Callable[..., Trace], code: int, values: dict[str, int]
-) -> None:
-    live = record(wl.Numbers(6))
-    assert follow(live)
-    followed = follow(changed(live, code, **values))
+def test_the_model_does_not_follow_what_cannot_be(plain: Path, code: int, values: dict[str, int]) -> None:
+    """The first event of a code is changed."""
+    live = read_trace(plain)
+    row = int((live.events["code"] == code).argmax())
+    for column, value in values.items():
+        live.events[column][row] = value
+    followed = follow(live)
     assert not followed
     assert "task" in followed.lost
 
@@ -628,7 +609,8 @@ def test_the_command_gives_torchs_protocol_each_guard_that_it_lacks(capsys: Any)
 @pytest.mark.live
 def test_the_command_shows_what_a_guard_is_for(capsys: Any, tmp_path: Path) -> None:
     assert cli.main(["explore", "--guard", "watchdog", "--guard", "daemon", "-o", str(tmp_path)]) == 0
-    assert "orphan" in capsys.readouterr().out
+    waits = "worker 0 waits for a task, worker 1 waits for a task"
+    assert f"orphan: the loader's process is gone, and {waits}, forever" in " ".join(capsys.readouterr().out.split())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["daemon", "watchdog"]
 
 
@@ -649,9 +631,3 @@ def test_a_guard_that_is_for_nothing_is_found_out(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(GUARDS, "watchdog", harmless)
     assert cli.main(["explore", "--guard", "watchdog"]) == 1
     assert "nothing, in:" in capsys.readouterr().out
-
-
-def test_what_is_bad_is_told_in_words() -> None:
-    run = shortest(Model(GUARDS["watchdog"].where[0], OURS.without("watchdog")))
-    waits = "worker 0 waits for a task, worker 1 waits for a task"
-    assert run.bad == Bad("orphan", f"the loader's process is gone, and {waits}, forever")
