@@ -444,9 +444,7 @@ def no_descriptor(*about: int) -> Slab:
     raise OSError(24, "Too many open files")
 
 
-def test_without_a_descriptor_for_a_slab_the_storage_goes_the_other_way(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_slab_a_storage_goes_the_other_way(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "Slab", no_descriptor)
     batch = pair.sent(torch.ones(BIG))
     assert batch.eq(1).all()
@@ -455,9 +453,7 @@ def test_without_a_descriptor_for_a_slab_the_storage_goes_the_other_way(
     assert pair.arena.allocate(BIG) is None
 
 
-def test_without_a_slab_a_batch_that_the_worker_has_kept_stays_where_it_is(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_slab_a_kept_batch_stays_where_it_is(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = pair.made(BIG, 1)
     array = kept.numpy()
     assert pair.sent(kept).eq(1).all()
@@ -895,9 +891,7 @@ def _seen(alias: Any) -> Any:
 
 @pytest.mark.parametrize("where", ["slab", *slow("message", "worker")])
 @pytest.mark.parametrize("call", CALLS)
-def test_whatever_moves_or_replaces_a_storage_the_slab_is_kept_for_all_that_refer_to_it(
-    pair: Pair, call: str, where: str
-) -> None:
+def test_whatever_moves_a_storage_its_slab_is_kept_for_all_that_refer_to_it(pair: Pair, call: str, where: str) -> None:
     size = BIG if where != "message" else INLINE
     for name, alias_of in ALIASES.items():
         tensor = pair.made(size, 1)

@@ -106,9 +106,7 @@ class Answers:
         return self.left.pop(0)
 
 
-def test_what_comes_while_the_reader_looks_is_found_without_a_sleep(
-    tasks: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_comes_meanwhile_is_found_without_a_sleep(tasks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     readable = Readable(tasks._receiver)
     monkeypatch.setattr(packets, "_SOON", wl.BOUND)
     readable._poll = Answers([], [], [1])  # type: ignore[assignment]
@@ -297,9 +295,7 @@ def test_a_worker_has_only_the_reading_end(tasks: Any) -> None:
     assert worker.exitcode == 0
 
 
-def test_a_worker_gets_the_reading_end_and_a_forked_child_keeps_no_writing_end(
-    tasks: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_and_a_forked_child_have_no_writing_end(tasks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     other = object.__new__(TaskQueue)
     other.__setstate__(tasks.__getstate__())
     assert not hasattr(other, "_sender")

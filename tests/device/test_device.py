@@ -238,9 +238,7 @@ def test_where_memory_cannot_be_locked_the_copies_block_and_are_right() -> None:
 
 
 @pytest.mark.parametrize(("status", "kernels"), [(0, 0), (1, 1)])
-def test_an_unlock_that_fails_leaves_no_error_for_the_programs_next_kernel(
-    status: int, kernels: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_unlock_leaves_no_error_behind(status: int, kernels: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA keeps the error of a call, and the next kernel raises it: one of the device's own has to."""
     monkeypatch.setattr(sim.cudart, "cudaHostUnregister", staticmethod(lambda address: status))
     device = open_device("sim")
@@ -330,9 +328,7 @@ def test_copies_run_while_the_consumer_computes() -> None:
 
 # --- Errors -----------------------------------------------------------------------------------------------------------
 @pytest.mark.live
-def test_an_interrupt_while_the_device_is_waited_for_leaves_the_batches_in_their_places(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_interrupted_wait_loses_no_batch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     wait, interrupts = AcceleratorMark.wait, [KeyboardInterrupt()]
 
     def interrupted(mark: AcceleratorMark) -> None:
@@ -480,9 +476,7 @@ def of(trace: minidl.Trace, name: str) -> np.ndarray:
 
 @pytest.mark.live
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_batch_is_followed_from_its_worker_to_its_use(
-    tmp_path: Path, simulate: None, of_workers: minidl.Trace, workers: int
-) -> None:
+def test_a_batch_is_followed_from_its_worker_to_its_use(tmp_path: Path, of_workers: minidl.Trace, workers: int) -> None:
     trace = of_workers
     if not workers:
         trace = traced(tmp_path / "t", minidl.DataLoader(Tensors(12), 2), transform=lambda batch: batch * 2)
@@ -1050,9 +1044,7 @@ def test_gpu_breaking_off_with_copies_under_way_is_safe(cuda: torch.device) -> N
 
 
 @pytest.mark.live
-def test_the_parts_of_a_step_are_also_timed_by_the_device(
-    tmp_path: Path, simulate: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_parts_of_a_step_are_also_timed_by_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not those of the first step, whose device is unknown when it begins, nor while a graph is captured, nor those of
     a validation: `eval()` begins one. An evaluation in training mode is none."""
     net, captured = torch.nn.Linear(8, 2).requires_grad_(False).to(SIMULATED), 4

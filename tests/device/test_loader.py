@@ -678,9 +678,7 @@ def test_a_device_that_hangs_is_an_error_that_names_it_and_nothing_is_lost(what:
     assert [float(value) for value in values] == [1, 2, 3, 4, 5, 6, 7, 8, 9]
 
 
-def test_ctrl_c_while_close_waits_keeps_what_the_device_reads_and_closes_the_loader(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ctrl_c_while_close_waits_keeps_what_the_device_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the batch in the consumer's hands, and of those in flight."""
     source = Closable(3)
     iterator = held_up(DeviceLoader, source, 2)
@@ -709,9 +707,7 @@ def test_a_wait_that_ctrl_c_has_interrupted_is_done_again_and_nothing_is_kept(mo
     assert (len(asked), loader_module._unread) == (2, {})
 
 
-def test_an_iteration_that_ends_while_another_lets_go_keeps_what_the_device_reads(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_end_while_another_lets_go_keeps_what_the_device_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """The garbage collector may end it at any moment, or another thread."""
     monkeypatch.setattr(loader_module, "is_reached", lambda *arguments: False)
     source = Closable(1)

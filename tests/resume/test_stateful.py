@@ -313,9 +313,7 @@ def augmented(dataset: Any, stop: int, then: int | None = None, **options: Any) 
         )
     ],
 )
-def test_augmentations_that_are_seeded_by_epoch_and_index_are_those_of_the_whole_run(
-    then: int, options: dict[str, Any]
-) -> None:
+def test_augmentations_that_are_seeded_are_those_of_the_whole_run(then: int, options: dict[str, Any]) -> None:
     whole_run = augmented(by_the_readme(), 6, **options)
     assert augmented(by_the_readme(), 2, then, **options) == whole_run
     drawn = {number for epoch in whole_run for batch in epoch for sample in batch for number in sample[1:]}
@@ -514,9 +512,7 @@ def test_a_worker_sends_states_after_each_every_th_batch_and_at_the_end(data: An
     assert fetching.after("no fetcher", 0, "here") == ("no fetcher", None)
 
 
-def test_states_are_kept_in_this_process_too_for_what_is_fetched_and_not_handed_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_states_are_kept_in_this_process_for_what_is_not_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """After batches 1, 1 + state_every, ...; also of a resumed epoch."""
 
     class Interrupted(Both):
@@ -556,9 +552,7 @@ def test_an_epoch_that_goes_on_with_more_workers_has_a_place_for_each() -> None:
     assert followed == [record.course]
 
 
-def test_a_state_that_a_worker_sends_is_kept_with_its_task_unless_it_is_of_the_last_epoch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_workers_state_is_kept_unless_it_is_of_the_last_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
     monkeypatch.setattr(Course, "keep", lambda course, task, worker: told.append((task, worker)))
     record = stateful.Record(Course([Position(yielded=4) for _ in range(2)], indexed=False))
@@ -572,9 +566,7 @@ def test_a_state_that_a_worker_sends_is_kept_with_its_task_unless_it_is_of_the_l
 
 @pytest.mark.parametrize("batch_size", [None, 1])
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.live)])
-def test_only_batches_of_a_stream_are_fetched_again_also_if_they_are_single_samples(
-    workers: int, batch_size: int | None
-) -> None:
+def test_only_batches_of_a_stream_are_fetched_again(workers: int, batch_size: int | None) -> None:
     class Asked(list[int]):
         def __getitem__(self, index: Any) -> Any:
             asked.append(index)
@@ -593,9 +585,7 @@ def test_only_batches_of_a_stream_are_fetched_again_also_if_they_are_single_samp
 @pytest.mark.live
 @pytest.mark.parametrize("every", [None, 2])
 @pytest.mark.parametrize("dataset", [Dicey, Epochs])
-def test_the_state_of_a_dataset_in_workers_is_kept_at_the_ends_of_epochs_and_between(
-    dataset: type[Any], every: int | None
-) -> None:
+def test_a_datasets_state_is_kept_at_the_ends_of_epochs_and_between(dataset: type[Any], every: int | None) -> None:
     """Of each worker, with and without state_every. torchdata's does the same: tests/clients/test_state.py."""
 
     def loader() -> Any:
