@@ -401,7 +401,7 @@ def neither_sent_nor_opened(line: Line, patch: pytest.MonkeyPatch) -> None:
         (unmapped, errno.ENOMEM, "the batch's memory can't be mapped: Cannot allocate memory"),
         (never_mapped, errno.EBADF, "memory, slab 0, is not mapped: the packet that brings it is lost"),
         (one_descriptor_lost, errno.EMFILE, "the batch's memory did not arrive: too many open files"),
-        (neither_sent_nor_opened, errno.ENOENT, f"process {os.getpid()}: No such .* Its descriptor could not be .*`ulimit -n`"),
+        (neither_sent_nor_opened, errno.ENOENT, f"process {os.getpid()}: No such .* Its descriptor .*`ulimit -n`"),
     ],
     ids=["unmapped", "never mapped", "a descriptor lost", "neither sent nor opened"],
 )
