@@ -21,11 +21,14 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data
+from made_trace import Process
+from made_trace import write as write_trace
 from recorded import EVERY_STEP
 from sizes import slow
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import minidl
+from minidl.check import check
 from minidl.device import loader as device_module
 from minidl.device import sim
 from minidl.device.augment import Augment
@@ -35,8 +38,14 @@ from minidl.device.streams import AcceleratorDevice, AcceleratorMark
 from minidl.record import step_parts
 from minidl.record.device_clock import DeviceClock
 from minidl.record.recorder import active
+from minidl.speed.device_use import device_use
+from minidl.speed.ledger import Copy, Why, ledger
+from minidl.speed.summary import summary
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Phase
+from minidl.views.chrome import to_chrome
+from minidl.views.layout import LaneKind
+from minidl.views.scene import scene_of
 
 SIMULATED = "sim"
 FOREVER = 3600 * 10**9
@@ -253,10 +262,8 @@ def test_a_failed_unlock_leaves_no_error_behind(status: int, kernels: int, monke
 
 @pytest.mark.live
 def test_a_locked_slab_is_in_the_trace_and_called_simulated(tmp_path: Path) -> None:
-    from minidl.speed.ledger import Copy, ledger
-
     trace = traced(tmp_path / "t", in_slabs(12))
-    assert minidl_check(trace) == []
+    assert check(trace) == []
     locked = trace.select("slab_lock")
     new = trace.select("slab_map")
     assert locked["x"].tolist() == new["y"][new["z"] == 1].tolist() == [Blocks.SLAB] * len(locked)
@@ -345,7 +352,7 @@ def test_an_interrupted_wait_loses_no_batch(monkeypatch: pytest.MonkeyPatch, tmp
             next(iterator)
         sim.wake()
         assert numbers([*batches, *iterator]) == [0, 1, 2, 3]
-    assert minidl_check(minidl.read_trace(tmp_path / "t")) == []
+    assert check(minidl.read_trace(tmp_path / "t")) == []
 
 
 @pytest.mark.parametrize(
@@ -480,7 +487,7 @@ def test_a_batch_is_followed_from_its_worker_to_its_use(tmp_path: Path, of_worke
     trace = of_workers
     if not workers:
         trace = traced(tmp_path / "t", minidl.DataLoader(Tensors(12), 2), transform=lambda batch: batch * 2)
-    assert minidl_check(trace) == []
+    assert check(trace) == []
     assert of(trace, "h2d")["by"].tolist() == [0 if workers else 64] * 6, "bytes from pageable memory"
     steps = {name: of(trace, name) for name in ("h2d", "copy", "transform", "device_wait", "device_compute", "compute")}
     loader = set(trace.select("yield")["loader"].tolist())
@@ -498,20 +505,11 @@ def test_a_batch_is_followed_from_its_worker_to_its_use(tmp_path: Path, of_worke
         assert (later - earlier >= -2 * error).all()
 
 
-def minidl_check(trace: minidl.Trace) -> list[Any]:
-    from minidl.check import check
-
-    return check(trace)
-
-
 @pytest.mark.live
 def test_a_foreign_loaders_bytes_are_told_and_all_of_it_is_called_simulated(of_a_list: Path) -> None:
     """It has a number of its own, and running tasks."""
-    from minidl.speed.ledger import ledger
-    from minidl.speed.summary import summary
-
     trace = minidl.read_trace(of_a_list)
-    begins, ends = (trace.select("h2d", phase) for phase in (ev.Phase.BEGIN, ev.Phase.END))
+    begins, ends = (trace.select("h2d", phase) for phase in (Phase.BEGIN, Phase.END))
     assert begins[["task", "x", "y", "z"]].tolist() == [(task, 0, 1024, 2) for task in range(6)]
     assert of(trace, "copy")["bx"].tolist() == [1024] * 6
     assert ends["z"].tolist() == [1] * 6
@@ -544,7 +542,7 @@ def test_each_enqueued_batch_leaves_or_is_accounted_for(tmp_path: Path) -> None:
     assert (end["x"], end["y"]) == (1, 2)
     assert len(of(trace, "h2d")) == 3
     assert (of(trace, "copy")["end"] > 0).sum() == 3
-    assert trace.select("h2d", ev.Phase.END)["x"].tolist() == [1, 2, 3], "never more than the depth"
+    assert trace.select("h2d", Phase.END)["x"].tolist() == [1, 2, 3], "never more than the depth"
 
 
 @pytest.mark.live
@@ -593,10 +591,10 @@ def test_an_error_leaves_the_stage_when_it_is_raised_there(tmp_path: Path) -> No
             assert source.taken == number
         assert list(iterator) == []
     trace = minidl.read_trace(tmp_path / "t")
-    assert minidl_check(trace) == []
+    assert check(trace) == []
     assert trace.select("hand_over")["x"].tolist() == [ev.Outcome.ERROR] * 3
     assert trace.select("device_end")[["x", "y"]].tolist() == [(3, 0)]
-    assert trace.select("h2d", ev.Phase.BEGIN)["y"].tolist() == [16] * 3
+    assert trace.select("h2d", Phase.BEGIN)["y"].tolist() == [16] * 3
 
 
 @pytest.mark.live
@@ -629,8 +627,8 @@ def test_an_interrupt_loses_no_batch(where: str, tmp_path: Path) -> None:
             next(iterator)
         assert numbers(iterator) == [2, 4, 6, 8]
     trace = minidl.read_trace(tmp_path / "t")
-    assert minidl_check(trace) == []
-    assert trace.select("h2d", ev.Phase.BEGIN)["y"].tolist() == [16] * (5 if where == "transform" else 4)
+    assert check(trace) == []
+    assert trace.select("h2d", Phase.BEGIN)["y"].tolist() == [16] * (5 if where == "transform" else 4)
 
 
 @pytest.mark.live
@@ -649,12 +647,12 @@ def test_spans_of_the_user_nest_and_carry_their_names(tmp_path: Path) -> None:
                 pass
     trace = minidl.read_trace(tmp_path / "t")
     spans = of(trace, "compute")
-    texts = [trace.text(row) for row in trace.select("compute", ev.Phase.BEGIN)]
+    texts = [trace.text(row) for row in trace.select("compute", Phase.BEGIN)]
     assert texts == ["step", "<b>"] * 2
     assert spans["task"].tolist() == [0, 0, 1, 1]
     assert (spans["end"][0::2] >= spans["end"][1::2]).all()
     assert len(of(trace, "device_compute")) == 0, "there is no such device"
-    assert minidl_check(trace) == []
+    assert check(trace) == []
 
 
 def test_a_span_outside_of_traces_does_nothing() -> None:
@@ -665,8 +663,6 @@ def test_a_span_outside_of_traces_does_nothing() -> None:
 
 @pytest.mark.live
 def test_the_export_names_spans_and_leads_a_batch_to_the_device(of_workers: minidl.Trace) -> None:
-    from minidl.views.chrome import to_chrome
-
     document = to_chrome(of_workers)["traceEvents"]
     slices = [event for event in document if event["ph"] == "X"]
     for number in (0, 1):
@@ -684,9 +680,6 @@ def test_the_export_names_spans_and_leads_a_batch_to_the_device(of_workers: mini
 
 @pytest.mark.live
 def test_the_picture_has_a_lane_for_each_stream_below_the_consumer(of_workers: minidl.Trace) -> None:
-    from minidl.views.layout import LaneKind
-    from minidl.views.scene import scene_of
-
     drawn = scene_of(of_workers)
     titles = [lane.title for lane in drawn.lanes]
     at = titles.index("consumer")
@@ -740,14 +733,11 @@ def test_the_rules_on_devices_find_what_breaks_them(
 ) -> None:
     trace = minidl.read_trace(of_a_list)
     trace.events = change(trace.events.copy())
-    assert {violation.rule for violation in minidl_check(trace) if violation.rule.startswith("device-")} == rules
+    assert {violation.rule for violation in check(trace) if violation.rule.startswith("device-")} == rules
 
 
 def imagined(directory: Path, *spans: tuple[tuple[int, int], int, int, tuple[int, ...]]) -> minidl.Trace:
     """A trace of loader 1 with these spans: codes, begin, end, and the begin's fields, which the end has, too."""
-    from made_trace import START, Process
-    from made_trace import write as write_trace
-
     process = Process(1000, "loader", loader=1, threads={1000: "MainThread"})
     for codes, begin, end, fields in spans:
         tid = 1000 if codes[0] in (ev.H2D[0], ev.HOST_WAIT[0]) else ev.DEVICE_TID + (codes[0] in ON_CONSUMERS)
@@ -755,7 +745,6 @@ def imagined(directory: Path, *spans: tuple[tuple[int, int], int, int, tuple[int
         process.emit(end, tid, codes[1], 0, -1, (0,) * 3)
     write_trace(directory)
     process.write(directory)
-    assert START > 0
     return minidl.read_trace(directory)
 
 
@@ -763,8 +752,6 @@ ON_CONSUMERS = (ev.DEVICE_WAIT[0], ev.DEVICE_COMPUTE[0])
 
 
 def test_what_the_stage_came_to_is_told_to_the_nanosecond(tmp_path: Path) -> None:
-    from minidl.speed.device_use import device_use
-
     trace = imagined(
         tmp_path / "t",
         (ev.H2D, 0, 10, (600, 400, 2)),
@@ -790,8 +777,6 @@ def test_what_the_stage_came_to_is_told_to_the_nanosecond(tmp_path: Path) -> Non
 
 
 def test_the_ledger_calls_a_pageable_source_avoidable(tmp_path: Path) -> None:
-    from minidl.speed.ledger import Copy, Why, ledger
-
     trace = imagined(tmp_path / "t", (ev.H2D, 0, 10, (600, 400, 2)), (ev.H2D, 20, 30, (500, 0, 1)))
     found = ledger(trace)
     rows = [(row["bytes"], row["tensors"], Why(row["why"])) for row in found.copies if row["kind"] == Copy.H2D]
@@ -1061,7 +1046,7 @@ def test_the_parts_of_a_step_are_also_timed_by_the_device(tmp_path: Path, monkey
                 net(batch.to(SIMULATED))
                 net.train()
     trace = minidl.read_trace(tmp_path / "t")
-    assert minidl_check(trace) == []
+    assert check(trace) == []
     timed, calls = of(trace, "device_part"), of(trace, "forward")
     texts = [trace.text(row) for row in trace.select("device_part", Phase.BEGIN)]
     assert [texts.count(text) for text in ("forward", "evaluation")] == [4, 1]
@@ -1087,8 +1072,6 @@ def test_gpu_augmentation_is_that_of_the_cpu(cuda: torch.device) -> None:
 
 @gpu
 def test_gpu_the_trace_has_the_copies_on_the_devices_clock(cuda: torch.device, tmp_path: Path) -> None:
-    from minidl.speed.device_use import device_use
-
     busy(cuda)
     with minidl.trace(tmp_path / "t"):
         inner = minidl.DataLoader(Tensors(64), 4, num_workers=2, pin_memory=True)
@@ -1096,7 +1079,7 @@ def test_gpu_the_trace_has_the_copies_on_the_devices_clock(cuda: torch.device, t
             with minidl.span("forward", device="cuda"):
                 busy(cuda, 8)
     trace = minidl.read_trace(tmp_path / "t")
-    assert minidl_check(trace) == []
+    assert check(trace) == []
     steps = {name: of(trace, name) for name in ("h2d", "copy", "transform", "device_wait", "device_compute")}
     assert all(spans["task"].tolist() == list(range(16)) for spans in steps.values())
     assert steps["h2d"]["by"].sum() == 0, "all of it was pinned"
@@ -1113,8 +1096,6 @@ def test_gpu_the_trace_has_the_copies_on_the_devices_clock(cuda: torch.device, t
 
 @gpu
 def test_gpu_copies_are_hidden_behind_compute_that_is_long_enough(cuda: torch.device, tmp_path: Path) -> None:
-    from minidl.speed.device_use import device_use
-
     source = filled(4, 4 << 20) * 10
     list(DeviceLoader(source, "cuda"))
     busy(cuda)
