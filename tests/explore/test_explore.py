@@ -196,26 +196,28 @@ GOES_ON = Configuration("goes on", goes_on=1, prefetch=1, tasks=2, pin=True, cra
 INTERRUPTED = Configuration("Ctrl-C", ctrl_c=1, goes_on=1, persistent=True, epochs=2, prefetch=1, tasks=2)
 
 
-@pytest.mark.parametrize(
-    ("broken", "name", "instead", "configuration", "what"),
-    [
-        (Dispatcher, "receive", yields_at_once, Configuration("plain"), "task 0 is yielded after task 1"),
-        (
-            Dispatcher, "next_step", lambda self: Signal.EPOCH_END, Configuration("plain"),
-            "the epoch ends after 0 batches of 4",
-        ),
-        (
-            Dispatcher, "_unexpected", counts_no_stale_result, GOES_ON,
-            "tasks_outstanding is not the number of tasks that have no answer",
-        ),
-        (Driver, "resume", keeps_the_batch, INTERRUPTED, "event YIELD is impossible in state RESUMING"),
-    ],
-)  # fmt: skip
+PLAIN = Configuration("plain")
+BROKEN = {
+    "a batch before its turn": (Dispatcher, "receive", yields_at_once, PLAIN, "task 0 is yielded after task 1"),
+    "a task forgotten": (
+        Dispatcher, "next_step", lambda self: Signal.EPOCH_END, PLAIN, "the epoch ends after 0 batches of 4",
+    ),
+    "a stale result not subtracted": (
+        Dispatcher, "_unexpected", counts_no_stale_result, GOES_ON,
+        "tasks_outstanding is not the number of tasks that have no answer",
+    ),
+    "a batch kept over an interruption": (
+        Driver, "resume", keeps_the_batch, INTERRUPTED, "event YIELD is impossible in state RESUMING",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("broken", "name", "instead", "configuration", "what"), BROKEN.values(), ids=BROKEN)
 def test_what_decides_otherwise_is_found_out(
     broken: type, name: str, instead: Any, configuration: Configuration, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(broken, name, instead)
-    run = shortest(Model(configuration, OURS, reduced=configuration.name != "plain"))
+    run = shortest(Model(configuration, OURS, reduced=configuration is not PLAIN))
     assert run.bad.kind == "rule"
     assert what in run.bad.what
 
@@ -425,24 +427,24 @@ OUT_OF_ORDER = {"in_order": False}
 TWICE_PINNED = PERSISTENT | {"pin_memory": True}
 
 
+LIVE = {
+    "plain": (NUMBERS, {}, "6 tasks"),
+    "pinned and left": (NUMBERS, PINNED_AND_LEFT, "6 tasks; pin thread; may break"),
+    "persistent and left": (NUMBERS, PERSISTENT | {"leave": 2}, "6 tasks; persistent, 2 epochs; may break"),
+    "out of order": (NUMBERS, OUT_OF_ORDER, "6 tasks; out of order"),
+    "prefetch 1": (NUMBERS, {"prefetch_factor": 1}, "prefetch 1, 6 tasks"),
+    "threads, pinned and left": (NUMBERS, THREADS | PINNED_AND_LEFT, "6 tasks; pin thread; may break"),
+    "threads, persistent and left": (NUMBERS, THREADS | PERSISTENT | {"leave": 2}, "persistent, 2 epochs; may break"),
+    "threads, out of order": (NUMBERS, THREADS | OUT_OF_ORDER, "2 worker threads, prefetch 2, 6 tasks; out of order"),
+    "stream": (STREAM, {}, "streams of 3, 2"),
+    "stream, pinned, twice": (STREAM, TWICE_PINNED, "streams of 3, 2"),
+    "threads, stream": (STREAM, THREADS, "streams of 3, 2"),
+    "threads, stream, pinned, twice": (STREAM, THREADS | TWICE_PINNED, "streams of 3, 2"),
+}
+
+
 @pytest.mark.live
-@pytest.mark.parametrize(
-    ("dataset", "options", "words"),
-    [
-        (NUMBERS, {}, "6 tasks"),
-        (NUMBERS, PINNED_AND_LEFT, "6 tasks; pin thread; may break"),
-        (NUMBERS, PERSISTENT | {"leave": 2}, "6 tasks; persistent, 2 epochs; may break"),
-        (NUMBERS, OUT_OF_ORDER, "6 tasks; out of order"),
-        (NUMBERS, {"prefetch_factor": 1}, "prefetch 1, 6 tasks"),
-        (NUMBERS, THREADS | PINNED_AND_LEFT, "2 worker threads, prefetch 2, 6 tasks; pin thread; may break"),
-        (NUMBERS, THREADS | PERSISTENT | {"leave": 2}, "persistent, 2 epochs; may break"),
-        (NUMBERS, THREADS | OUT_OF_ORDER, "2 worker threads, prefetch 2, 6 tasks; out of order"),
-        (STREAM, {}, "streams of 3, 2"),
-        (STREAM, TWICE_PINNED, "streams of 3, 2"),
-        (STREAM, THREADS, "streams of 3, 2"),
-        (STREAM, THREADS | TWICE_PINNED, "streams of 3, 2"),
-    ],
-)
+@pytest.mark.parametrize(("dataset", "options", "words"), LIVE.values(), ids=LIVE)
 def test_the_model_follows_a_live_loader(dataset: Any, options: dict[str, Any], words: str, tmp_path: Path) -> None:
     live = record(tmp_path / "live", dataset, **options)
     assert words in configuration_of(live).describe()
