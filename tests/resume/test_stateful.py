@@ -750,6 +750,8 @@ def test_a_state_of_another_loader_is_an_error_at_each_iter() -> None:
         with pytest.raises(ValueError, match="saved with batch_size 1, and this loader has batch_size 4") as caught:
             iter(other)
         assert isinstance(caught.value, AssertionError)
+    with pytest.raises(ValueError, match="saved with num_workers 0, and this loader has num_workers 1"):
+        iter(given(state, minidl.DataLoader(Stream(stateful=True), num_workers=1)))
     other = given(state, minidl.DataLoader(range(8)))
     with pytest.raises(ValueError, match="kind 'iterable', and this loader has kind 'map'"):
         iter(other)
