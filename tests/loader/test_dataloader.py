@@ -6,6 +6,7 @@ import _thread
 import contextlib
 import copy
 import inspect
+import itertools
 import linecache
 import multiprocessing
 import os
@@ -26,7 +27,7 @@ from torch.utils.data import datapipes
 
 import minidl
 from minidl.dataloader import LoaderWithoutState
-from minidl.loader.iterators import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
+from minidl.loader.iterators import _MultiProcessingDataLoaderIter
 from minidl.loader.ports import EpochRecord
 
 TORCH: Any = torch.utils.data
@@ -146,10 +147,6 @@ def test_the_signature_is_torchs() -> None:
     ]
 
 
-def test_generic_as_in_torch() -> None:
-    assert minidl.DataLoader[int].__origin__ is minidl.DataLoader
-
-
 def test_datapipes_are_refused_by_name() -> None:
     pipe = datapipes.iter.IterableWrapper([1, 2])
     with pytest.raises(NotImplementedError, match=r"IterableWrapperIterDataPipe.*use torch\.utils\.data\.DataLoader"):
@@ -164,10 +161,7 @@ def test_datapipes_are_refused_by_name() -> None:
 )
 def test_what_is_fixed_after_init(name: str) -> None:
     def change(lib: Any) -> None:
-        class MyLoader(lib.DataLoader):  # type: ignore[misc]
-            pass
-
-        setattr(MyLoader(MAP), name, None)
+        setattr(type("MyLoader", (lib.DataLoader,), {})(MAP), name, None)
 
     ours, theirs = (outcome(lambda lib=lib: change(lib)) for lib in (minidl, TORCH))
     assert ours == theirs
@@ -210,23 +204,17 @@ def test_a_persistent_iterator_is_kept_until_it_is_closed_or_there_are_no_worker
 
 @pytest.mark.live
 def test_too_many_workers_warn_when_made_and_when_iterated() -> None:
+    """A user who filters nothing reads it once."""
     cpus = len(os.sched_getaffinity(0))
     text = f"This DataLoader will create {cpus + 1} worker processes in total. Our suggested max number of worker"
-    with pytest.warns(UserWarning, match=text):
-        loader = minidl.DataLoader(MAP, num_workers=cpus + 1)
-    with pytest.warns(UserWarning, match=text):
-        loader._get_iterator().close()
+    for action, times in (("always", 2), ("default", 1)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter(action)
+            minidl.DataLoader(MAP, num_workers=cpus + 1)._get_iterator().close()
+        assert [str(one.message).startswith(text) for one in caught] == [True] * times
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         minidl.DataLoader(MAP, num_workers=cpus)
-
-
-@pytest.mark.live
-def test_too_many_workers_are_said_once_to_a_user_who_filters_nothing() -> None:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("default")  # once for each place
-        minidl.DataLoader(MAP, num_workers=len(os.sched_getaffinity(0)) + 1)._get_iterator().close()
-    assert len([one for one in caught if "worker processes in total" in str(one.message)]) == 1
 
 
 def test_the_number_of_cpus_is_what_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,44 +267,40 @@ def test_private_names_of_a_running_iterator() -> None:
         for _ in range(8):
             # Whether a batch lies in the reorder buffer already is a matter of time; whose task it is is not.
             tasks = {idx: info[0] for idx, info in iterator._task_info.items()}
-            seen.append((iterator._send_idx, iterator._rcvd_idx, tasks, iterator._num_yielded))
+            turns = list(itertools.islice(copy.copy(iterator._worker_queue_idx_cycle), 4))
+            seen.append((iterator._send_idx, iterator._rcvd_idx, tasks, iterator._num_yielded, turns))
             seen.append((iterator._workers_num_tasks, iterator._workers_status, iterator._shutdown))
             next(iterator, None)
+        seen.append((iterator._tasks_outstanding, [worker.exitcode for worker in iterator._workers]))
         return seen
 
     assert walk(minidl) == walk(TORCH)
 
 
 @pytest.mark.live
-def test_private_objects_of_a_running_iterator() -> None:
-    with minidl.DataLoader(MAP, num_workers=2, persistent_workers=True) as loader:
+@pytest.mark.parametrize("pinned", [False, True])
+def test_private_objects_of_a_running_iterator(pinned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
+    with minidl.DataLoader(MAP, num_workers=2, persistent_workers=True, pin_memory=pinned) as loader:
         iterator: Any = iter(loader)
         assert loader._iterator is iterator
         assert isinstance(iterator, _MultiProcessingDataLoaderIter)
         assert [worker.daemon and worker.is_alive() for worker in iterator._workers] == [True, True]
         assert len(iterator._index_queues) == 2
-        assert iterator._data_queue is iterator._worker_result_queue
-        assert not hasattr(iterator, "_pin_memory_thread")
+        assert (iterator._data_queue is iterator._worker_result_queue) is not pinned
         assert not iterator._workers_done_event.is_set()
         assert iterator._tasks_outstanding == 4
         assert iterator._base_seed is not None
         assert len(iterator) == 7
+        assert hasattr(iterator, "_pin_memory_thread") is pinned
+        if pinned:
+            assert iterator._pin_memory_thread.is_alive()
+            assert not iterator._pin_memory_thread_done_event.is_set()
         iterator._shutdown_workers()
         assert iterator._workers_done_event.is_set()
         assert iterator._shutdown
         iterator._shutdown_workers()  # twice does nothing
-
-
-@pytest.mark.live
-def test_the_pin_thread_is_an_attribute(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
-    with minidl.DataLoader(MAP, num_workers=1, pin_memory=True) as loader:
-        iterator: Any = iter(loader)
-        assert iterator._pin_memory_thread.is_alive()
-        assert not iterator._pin_memory_thread_done_event.is_set()
-        assert iterator._data_queue is not iterator._worker_result_queue
-        list(iterator)
-        assert not iterator._pin_memory_thread.is_alive()
+        assert not pinned or not iterator._pin_memory_thread.is_alive()
 
 
 class CountingHost:
@@ -354,52 +338,19 @@ def test_slabs_are_locked_only_for_who_copies_from_them(monkeypatch: pytest.Monk
     assert host.locked == set()
 
 
-@pytest.mark.live
-def test_workers_are_readable_after_exhaustion() -> None:
-    iterator: Any = iter(minidl.DataLoader(MAP, num_workers=2))
-    assert len(list(iterator)) == 7
-    assert [worker.exitcode for worker in iterator._workers] == [0, 0]
-    assert list(iterator) == []
-    assert (iterator._tasks_outstanding, iterator._task_info, iterator._rcvd_idx) == (0, {}, 7)
-
-
-@pytest.mark.live
-def test_iterators_are_not_pickled_and_raise_as_torchs_do() -> None:
-    for workers in (0, 1):
-        ours, theirs = (
-            outcome(lambda lib=lib, w=workers: pickle.dumps(iter(lib.DataLoader(MAP, num_workers=w))))
-            for lib in (minidl, TORCH)
-        )
-        assert ours[0][0] is theirs[0][0] is NotImplementedError
-        assert "Iter cannot be pickled" in ours[0][1]  # torch leaves its message unformatted
-
-
-@pytest.mark.live
-def test_loaders_are_pickled_and_copied() -> None:
-    loader: Any = minidl.DataLoader(MAP, batch_size=2, num_workers=1, shuffle=True, multiprocessing_context=None)
-    list(loader)
-    for twin in (pickle.loads(pickle.dumps(loader)), copy.copy(loader), copy.deepcopy(loader)):
-        assert {name: getattr(twin, name) for name in NAMES if name != "dataset"} == {
-            name: getattr(loader, name) for name in NAMES if name != "dataset"
-        }
-        torch.manual_seed(0)
-        expected = list(loader)
-        torch.manual_seed(0)
-        assert all(torch.equal(a, b) for a, b in zip(twin, expected, strict=True))
-        with pytest.raises(ValueError, match="batch_size attribute should not be set"):
-            twin.batch_size = 3
-
-
 # --- close and with ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.live)])
 def test_close_ends_what_is_under_way(num_workers: int) -> None:
     loader = minidl.DataLoader(MAP, num_workers=num_workers)
     first, second = iter(loader), iter(loader)
     next(first)
+    with iter(loader) as third:
+        next(third)
+    assert next(third, "ended") == "ended"
     loader.close()
-    for iterator in (first, second):
-        assert next(iterator, "ended") == "ended"
-        assert next(iterator, "ended") == "ended"
+    for iterator in (first, second, third):
+        iterator.close()  # once more does nothing
+        assert [next(iterator, "ended") for _ in range(2)] == ["ended"] * 2
         assert all(not worker.is_alive() for worker in getattr(iterator, "_workers", []))
     assert [int(batch) for batch in loader] == list(range(7))  # the loader itself may be used again
 
@@ -415,56 +366,6 @@ def test_leaving_the_with_block_closes_also_by_an_error() -> None:
         assert kept._iterator is None
         assert len(list(kept)) == 7
         kept.close()
-
-
-@pytest.mark.live
-def test_an_iterator_closes_by_itself_too() -> None:
-    loader = minidl.DataLoader(MAP, num_workers=1)
-    with iter(loader) as iterator:
-        next(iterator)
-    assert isinstance(iterator, _MultiProcessingDataLoaderIter)
-    assert not iterator._workers[0].is_alive()
-    other = iter(minidl.DataLoader(MAP))
-    assert isinstance(other, _SingleProcessDataLoaderIter)
-    next(other)
-    other.close()
-    assert next(other, "ended") == "ended"
-
-
-@pytest.mark.live
-def test_a_persistent_loader_that_was_closed_starts_new_workers() -> None:
-    with minidl.DataLoader(MAP, num_workers=1, persistent_workers=True) as loader:
-        first: Any = iter(loader)
-        list(first)
-        again: Any = iter(loader)
-        assert again is first
-        loader.close()
-        third: Any = iter(loader)
-        assert third is not first
-        assert third._workers[0].pid != first._workers[0].pid
-        assert len(list(third)) == 7
-
-
-# --- Worker information -----------------------------------------------------------------------------------------------
-def information(worker_id: int) -> None:
-    """A worker_init_fn: both libraries tell a worker the same."""
-    ours, theirs = minidl.get_worker_info(), torch.utils.data.get_worker_info()
-    assert ours is not None
-    assert theirs is not None
-    for name in ("id", "num_workers", "seed", "dataset", "rng", "worker_method"):
-        if name in ("rng", "worker_method") and not hasattr(torch.utils.data._utils.worker.WorkerInfo, "rng"):
-            continue  # torch 2.11
-        assert getattr(ours, name) is getattr(theirs, name) or getattr(ours, name) == getattr(theirs, name), name
-    assert (ours.id, ours.num_workers) == (worker_id, 2)
-    assert isinstance(ours.dataset, wl.Numbers)
-
-
-@pytest.mark.live
-@pytest.mark.parametrize("lib", [minidl, TORCH], ids=["minidl", "torch"])
-def test_worker_information_is_one_for_both_libraries(lib: Any) -> None:
-    assert minidl.get_worker_info() is None
-    assert len(list(lib.DataLoader(MAP, num_workers=2, worker_init_fn=information))) == 7
-    assert minidl.get_worker_info() is None
 
 
 @pytest.mark.live
@@ -485,11 +386,26 @@ def by_pickle(loader: Loader) -> Loader:
     return answer
 
 
+@pytest.fixture(params=[by_pickle, copy.deepcopy, copy.copy])
+def duplicate(request: pytest.FixtureRequest) -> Callable[[Loader], Loader]:
+    """A way to copy a loader."""
+    way: Callable[[Loader], Loader] = request.param
+    return way
+
+
+def test_a_duplicate_has_the_same_options(duplicate: Callable[[Loader], Loader]) -> None:
+    loader: Loader = minidl.DataLoader(MAP, batch_size=2, num_workers=1, shuffle=True, multiprocessing_context=None)
+    twin = duplicate(loader)
+    names = set(NAMES) - {"dataset"}
+    assert {name: getattr(twin, name) for name in names} == {name: getattr(loader, name) for name in names}
+    with pytest.raises(ValueError, match="batch_size attribute should not be set"):
+        twin.batch_size = 3
+
+
 def batches(loader: Loader) -> list[list[int]]:
     return [list(batch) for batch in loader]
 
 
-@pytest.mark.parametrize("duplicate", [by_pickle, copy.deepcopy, copy.copy])
 @pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.live)])
 def test_a_duplicate_loads_the_same_while_the_original_is_going(
     duplicate: Callable[[Loader], Loader], num_workers: int
@@ -497,28 +413,25 @@ def test_a_duplicate_loads_the_same_while_the_original_is_going(
     loader: Loader = minidl.DataLoader(wl.Numbers(5), batch_size=2, collate_fn=list, num_workers=num_workers)
     with iter(loader) as going:
         assert next(going) == [0, 1]
-        assert batches(duplicate(loader)) == [[0, 1], [2, 3], [4]]
+        twin = duplicate(loader)
+        assert batches(twin) == [[0, 1], [2, 3], [4]]
+        if duplicate is not copy.copy:  # which shares what is to be closed
+            twin.close()
         assert next(going) == [2, 3]
 
 
-@pytest.mark.live
-@pytest.mark.parametrize("duplicate", [by_pickle, copy.deepcopy])
-def test_closing_a_duplicate_leaves_the_original_going(duplicate: Callable[[Loader], Loader]) -> None:
-    loader: Loader = minidl.DataLoader(wl.Numbers(5), batch_size=2, collate_fn=list, num_workers=1)
-    with loader:
-        going = iter(loader)
-        duplicate(loader).close()
-        assert list(going) == [[0, 1], [2, 3], [4]]
-
-
-@pytest.mark.live
-def test_persistent_workers_do_not_travel() -> None:
-    persistent: Loader = minidl.DataLoader(wl.Numbers(2), collate_fn=list, num_workers=1, persistent_workers=True)
-    with persistent as loader:
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.live)])
+def test_iterators_are_not_pickled_as_in_torch(num_workers: int) -> None:
+    """Also where a persistent loader keeps it; before, it travels without."""
+    for lib in (minidl, TORCH):
+        loader = lib.DataLoader(MAP, num_workers=num_workers, persistent_workers=num_workers > 0)
         assert by_pickle(loader)._iterator is None
-        assert batches(loader) == [[0], [1]]
-        with pytest.raises(NotImplementedError, match="cannot be pickled"):
-            pickle.dumps(loader)
+        iterator = iter(loader)
+        for thing in [iterator, loader][: 1 + num_workers]:
+            with pytest.raises(NotImplementedError, match="cannot be pickled"):
+                pickle.dumps(thing)
+        if num_workers:
+            iterator._shutdown_workers()
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.live)])
@@ -583,11 +496,6 @@ def test_a_loader_in_torchs_place_has_no_state_however_it_is_asked() -> None:
         assert not isinstance(loader, HasState)
         assert isinstance(streaming(base)(range(2)), HasState)
     assert isinstance(minidl.DataLoader(range(2)), HasState)
-
-
-def test_a_loader_in_torchs_place_has_its_defaults() -> None:
-    ours, theirs = ([getattr(base(MAP), name) for name in NAMES] for base in (LoaderWithoutState, TORCH.DataLoader))
-    assert ours == theirs
 
 
 @pytest.mark.live

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import errno
 import itertools
 import os
 import queue
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from multiprocessing.connection import Connection
@@ -41,7 +39,7 @@ from sizes import slow
 from typing_extensions import Self
 
 import minidl
-from minidl.loader import iterators
+from minidl.loader import iterators, liveness
 from minidl.loader.driver import MP_STATUS_CHECK_INTERVAL, Get
 from minidl.loader.ports import FoundAlive, FoundDead, Note, Opened, Ports, TimedOut, Transport
 from minidl.loader.protocol import ProtocolError
@@ -74,6 +72,7 @@ def seeded() -> torch.Generator:
     return torch.Generator().manual_seed(42)
 
 
+KEYED = {"cat": 1, "dog": 2, "emu": 3}
 SAMPLING: dict[str, Callable[[Any], dict[str, Any]]] = {
     "sequential": lambda lib: {"batch_size": 3},
     "shuffle": lambda lib: {"shuffle": True},
@@ -89,6 +88,7 @@ SAMPLING: dict[str, Callable[[Any], dict[str, Any]]] = {
     "used up after one epoch": lambda lib: {"sampler": iter([4, 5, 6])},
     "two replicas": lambda lib: {"sampler": distributed(lib)(wl.Numbers(7), num_replicas=2, rank=1, seed=5)},
     "empty": lambda lib: {"sampler": []},
+    "keys that are no integers": lambda lib: {"dataset": KEYED, "sampler": list(KEYED), "batch_size": 2},
     "permuted by iter()": lambda lib: {"sampler": Permuted(), "batch_size": None},
 }
 
@@ -108,7 +108,8 @@ def distributed(lib: Any) -> Any:
 @pytest.mark.parametrize("name", SAMPLING)
 def test_samplers(name: str, num_workers: int) -> None:
     def program(lib: Any, samplers: Any = None) -> Any:
-        loader = lib.DataLoader(wl.Probe(7), num_workers=num_workers, **SAMPLING[name](samplers or lib))
+        options = {"dataset": wl.Probe(7), "num_workers": num_workers} | SAMPLING[name](samplers or lib)
+        loader = lib.DataLoader(**options)
         return [steps(loader), steps(loader), length(loader)]
 
     agree(program, threads=num_workers > 0)
@@ -124,41 +125,7 @@ def length(loader: Any) -> Any:
         return str(error)
 
 
-@pytest.mark.live
-def test_the_workers_turns_are_found_under_torchs_name() -> None:
-    def program(lib: Any) -> Any:
-        iterator = iter(lib.DataLoader(wl.Numbers(9), num_workers=2, prefetch_factor=1))
-        seen = []
-        for _ in range(3):
-            next(iterator)
-            turns = iterator._worker_queue_idx_cycle
-            seen.append(list(itertools.islice(copy.copy(turns), 4)))
-        iterator._shutdown_workers()
-        return seen
-
-    agree(program)
-
-
-@pytest.mark.live
-def test_keys_that_are_no_integers() -> None:
-    data = {"cat": 1, "dog": 2, "emu": 3}
-    for workers in (0, 2):
-        agree(lambda lib, w=workers: steps(lib.DataLoader(data, sampler=list(data), num_workers=w, batch_size=2)))
-
-
 # --- Batches of every kind --------------------------------------------------------------------------------------------
-@pytest.mark.live
-@pytest.mark.parametrize("strategy", ["file_descriptor", "file_system"])
-def test_batches_of_everything(strategy: str) -> None:
-    before = torch.multiprocessing.get_sharing_strategy()
-    torch.multiprocessing.set_sharing_strategy(strategy)
-    try:
-        for batch_size in (None, 2):
-            agree(lambda lib, b=batch_size: steps(lib.DataLoader(wl.Mixed(5), batch_size=b, num_workers=2)))
-    finally:
-        torch.multiprocessing.set_sharing_strategy(before)
-
-
 @pytest.mark.live
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_start_methods(method: str) -> None:
@@ -236,33 +203,19 @@ def test_streams_longer_than_they_say(num_workers: int, persistent: bool) -> Non
         assert not observe(lambda lib, b=batch_size: program(lib, False, b), minidl)["warnings"]
 
 
-def test_the_warning_of_a_longer_stream_names_workers_and_the_programs_line() -> None:
-    def program(lib: Any) -> Any:
-        loader = lib.DataLoader(wl.SizedStream(2, 1), batch_size=None)
-        length, iterator = len(loader), iter(loader)
-        iterator._num_workers = length
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            list(iterator)
-        return [(str(warning.message), warning.filename, warning.lineno) for warning in caught]
-
-    ((message, filename, _),) = agree(program)
-    assert "IterableDataset replica at each worker" in message
-    assert filename == __file__
+def test_the_warning_of_a_longer_stream_names_the_programs_line() -> None:
+    loader = minidl.DataLoader(wl.SizedStream(2, 1), batch_size=None)
+    assert len(loader) == 1
+    with pytest.warns(UserWarning, match="samples have been fetched") as caught:
+        list(loader)
+    assert caught[0].filename == __file__
 
 
 def test_lengths() -> None:
     def program(lib: Any) -> Any:
-        map_style = [
-            len(lib.DataLoader(wl.Numbers(7), batch_size=b, drop_last=d))
-            for b, d in [(None, False), (1, False), (3, False), (3, True), (7, True), (8, True), (8, False)]
-        ]
-        streams = [
-            len(lib.DataLoader(wl.SizedStream(7, 7), batch_size=b, drop_last=d))
-            for b, d in [(None, False), (1, False), (3, False), (3, True), (8, True), (8, False)]
-        ]
-        unknown = [length(lib.DataLoader(wl.Stream(7))), length(lib.DataLoader({1: 2}, sampler=iter([1])))]
-        return map_style, streams, unknown
+        cases = itertools.product([wl.Numbers(7), wl.SizedStream(7, 7)], [None, 1, 3, 7, 8], [False, True])
+        sized = [len(lib.DataLoader(*case[:2], drop_last=case[2])) for case in cases if case[1:] != (None, True)]
+        return sized, length(lib.DataLoader(wl.Stream(7))), length(lib.DataLoader({1: 2}, sampler=iter([1])))
 
     agree(program)
 
@@ -388,34 +341,6 @@ def test_the_comparison_can_fail() -> None:
         agree(shuffled)
 
 
-# --- An epoch that fails to begin -------------------------------------------------------------------------------------
-class FailsInItsSecondEpoch(minidl.IterableDataset[int]):
-    """Sample k of epoch e is 10 * e + k; the second call of __iter__ raises."""
-
-    epoch = -1
-
-    def __iter__(self) -> Iterator[int]:
-        self.epoch += 1
-        if self.epoch == 1:
-            raise ValueError("no second epoch")
-        return iter(range(10 * self.epoch, 10 * self.epoch + 10))
-
-
-@pytest.mark.live
-def test_an_epoch_that_fails_to_begin_does_not_go_on_with_the_samples_of_the_last() -> None:
-    loader: minidl.DataLoader[int] = minidl.DataLoader(
-        FailsInItsSecondEpoch(), batch_size=None, num_workers=1, prefetch_factor=1, persistent_workers=True
-    )
-    with loader:
-        assert next(iter(loader)) == 0
-        second = iter(loader)
-        with pytest.raises(ValueError, match="no second epoch"):
-            next(second)
-        with pytest.raises(RuntimeError, match="no fetcher"):
-            next(second)
-        assert list(loader) == list(range(20, 30))
-
-
 # --- Iterators that refuse --------------------------------------------------------------------------------------------
 def test_each_iterator_checks_its_own_options() -> None:
     loader = minidl.DataLoader(wl.Numbers(3), num_workers=1)
@@ -512,33 +437,32 @@ def test_what_workers_are_started_with(options: dict[str, Any], method: str, mon
     loader: Any = minidl.DataLoader(num_workers=2, multiprocessing_context=Forked(method), **users, **options)
     loader._new_transport = lambda: transport
     with iter(loader) as iterator:
-        events = [iterator._workers_done_event]
+        done = iterator._workers_done_event
         pinned = ["pin thread", ("ready", -1)] if loader.pin_memory else []
         assert seen.asked == ["workers", ("result", -1), ("index", 0), 0, ("index", 1), 1, *pinned]
-        assert transport.given == (2, *events, seen)
+        assert transport.given == (2, done, seen)
         assert (iterator._crew.named, len(trackers)) == (method != "fork", method != "fork")
         assert (iterator._dispatcher.in_order, iterator._crew.closes_at_exit) == (loader.in_order, loader.pin_memory)
         assert seen.notes == [Opened(iterator, loader)]
-        assert (iterator._driver.persistent, iterator._driver.get) == (
-            loader.persistent_workers,
-            Get(loader.timeout or MP_STATUS_CHECK_INTERVAL),
-        )
+        assert iterator._driver.persistent == loader.persistent_workers
+        assert iterator._driver.get == Get(loader.timeout or MP_STATUS_CHECK_INTERVAL)
         assert iterator._record.base_seed == iterator._base_seed
         for number, spec in enumerate(seen.specs):
-            assert (spec.worker_id, spec.num_workers, spec.manager_pid) == (
-                number,
-                2,
-                None if method == "forkserver" else os.getpid(),
-            )
-            assert (spec.dataset_kind, spec.auto_collation, spec.drop_last, spec.base_seed) == (
-                loader._dataset_kind,
-                loader._auto_collation,
-                loader.drop_last,
-                iterator._base_seed,
-            )
+            expected = {
+                "worker_id": number,
+                "num_workers": 2,
+                "manager_pid": None if method == "forkserver" else os.getpid(),
+                "dataset_kind": loader._dataset_kind,
+                "auto_collation": loader._auto_collation,
+                "drop_last": loader.drop_last,
+                "base_seed": iterator._base_seed,
+                "index_queue": iterator._index_queues[number],
+                "done_event": done,
+                "board": iterator._board,
+                "ports": seen,
+            }
+            assert {name: getattr(spec, name) for name in expected} == expected
             assert spec.users.unpack() == (loader.dataset, list, print)
-            assert spec.index_queue is iterator._index_queues[number]
-            assert [spec.done_event, spec.board, spec.ports] == [*events, iterator._board, seen]
 
 
 def test_arguments_that_can_not_be_pickled_warn_where_torch_warns() -> None:
@@ -560,13 +484,6 @@ def test_arguments_that_can_not_be_pickled_warn_where_torch_warns() -> None:
     with pytest.raises(AttributeError, match="a lambda"), pytest.warns(UserWarning, match=words) as caught:
         in_make_iterator()
     assert caught[0].lineno == in_make_iterator.__code__.co_firstlineno + 1
-
-
-def test_a_closed_iterator_may_be_closed_again() -> None:
-    iterator: Any = iter(minidl.DataLoader(wl.Numbers(3)))
-    iterator.close()
-    iterator.close()
-    assert list(iterator) == []
 
 
 def test_without_workers_batches_are_pinned_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -610,14 +527,6 @@ def swept(scene: str, loader: str, stride: int, first: int = 1) -> set[str]:
     assert not wrong
     assert runs
     return {what for what, _ in runs}
-
-
-@pytest.mark.live
-@pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("first", [1, 4])
-@pytest.mark.parametrize("loader", ["arena", "upstream, pinned"])
-def test_an_interrupted_next_gives_its_batch_the_next_time_or_an_error(loader: str, first: int) -> None:
-    assert {"again", "error"} <= swept("next", loader, 8, first)
 
 
 def test_an_interrupted_fetch_is_made_again() -> None:
@@ -821,15 +730,11 @@ def test_the_end_of_an_epoch_is_in_the_state_and_stays_the_end(answered: Answere
 # --- No batch comes ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("timeout", [0, 0.5])
 def test_a_read_takes_the_users_timeout_at_most(answered: Answered, timeout: float) -> None:
+    """Without one it reads until a message comes."""
     _, iterator, answers = answered(timeout=timeout)
+    answers.instead += [queue.Empty(), queue.Empty()] * (timeout == 0)
     assert list(iterator) == list(range(6))
-    assert answers.reads == [(timeout or MP_STATUS_CHECK_INTERVAL, timeout or None)] * 6
-
-
-def test_without_a_timeout_it_reads_until_a_message_comes(answered: Answered) -> None:
-    _, iterator, answers = answered()
-    answers.instead += [queue.Empty(), queue.Empty()]
-    assert (next(iterator), len(answers.reads)) == (0, 3)
+    assert answers.reads == [(timeout or MP_STATUS_CHECK_INTERVAL, timeout or None)] * (6 if timeout else 8)
 
 
 FAILURES: dict[str, tuple[Any, Any, str, list[Any]]] = {
@@ -873,6 +778,41 @@ def test_a_read_that_brings_no_batch(answered: Answered, case: str) -> None:
     assert worker.joined == ([1.0 if code is None else 5.0] if is_result and isinstance(cause, OSError) else [])
 
 
+def test_a_read_that_fails_for_want_of_descriptors_names_the_remedies(
+    answered: Answered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, iterator, answers = answered()
+    monkeypatch.setattr(iterators, "with_remedy", lambda error: RuntimeError(f"ulimit -n: {error}"))
+    answers.instead.append(OSError("the queue's own error"))
+    with pytest.raises(RuntimeError, match="ulimit -n: the queue's own error"):
+        next(iterator)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(None, "waited 0.2 s for 2 of 2 workers to begin epoch 1"), (-9, "exited unexpectedly .worker 0: exit code -9")],
+)
+def test_a_new_epoch_that_no_worker_begins(answered: Answered, code: int | None, words: str) -> None:
+    loader, iterator, answers = answered(timeout=0.5)
+    iterator._workers[0].exitcode = code
+    answers.instead.append(queue.Empty())
+    with pytest.raises(RuntimeError, match=words):
+        iter(loader)
+
+
+def test_an_error_that_is_interrupted_comes_at_the_next_next(
+    answered: Answered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, iterator, answers = answered(timeout=0.5)
+    monkeypatch.setattr(liveness, "error_of", interrupting(liveness.error_of))
+    answers.instead.append(queue.Empty())
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    with pytest.raises(RuntimeError, match="timed out after"):
+        next(iterator)
+    assert list(iterator) == list(range(6))
+
+
 @pytest.mark.parametrize("alive", [True, False])
 def test_the_pin_thread_is_looked_at_before_each_read(answered: Answered, alive: bool) -> None:
     _, iterator, answers = answered()
@@ -911,17 +851,23 @@ def test_workers_that_are_not_persistent_are_told_to_leave_at_the_end(answered: 
 
 @pytest.mark.live
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize(("scene", "loader", "stride"), [
-    ("next, state_dict", "arena", 8),
-    ("iter, persistent", "arena", 40),
-    ("device next", "arena", 8),
-    ("close", "arena", 60),
-    ("next", "threads, pinned", 8),
-    ("iter", "threads", 40),
-    ("close", "threads, pinned", 30),
+@pytest.mark.parametrize(("scene", "loader", "stride", "first", "kinds"), [
+    ("next", "arena", 8, 1, {"again", "error"}),
+    ("next", "arena", 8, 4, {"again", "error"}),
+    ("next", "upstream, pinned", 8, 1, {"again", "error"}),
+    ("next", "upstream, pinned", 8, 4, {"again", "error"}),
+    ("next", "threads, pinned", 8, 1, {"again"}),
+    ("next, state_dict", "arena", 8, 1, {"again"}),
+    ("device next", "arena", 8, 1, {"again"}),
+    ("iter, persistent", "arena", 40, 1, {"again"}),
+    ("iter", "threads", 40, 1, {"again"}),
+    ("close", "arena", 60, 1, {"again"}),
+    ("close", "threads, pinned", 30, 1, {"again"}),
 ])  # fmt: skip
-def test_after_an_exception_at_some_lines_nothing_is_lost(scene: str, loader: str, stride: int) -> None:
-    assert "again" in swept(scene, loader, stride)
+def test_after_an_exception_at_some_lines_nothing_is_lost(
+    scene: str, loader: str, stride: int, first: int, kinds: set[str]
+) -> None:
+    assert kinds <= swept(scene, loader, stride, first)
 
 
 def test_the_state_that_an_interrupted_iter_was_to_go_on_from_is_that_of_the_next() -> None:

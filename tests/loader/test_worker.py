@@ -66,13 +66,18 @@ class Results(list[Any]):
 
 
 class Told(WorkerProgress):
-    """Keeps each task's outcome."""
+    """Keeps each task's outcome, and counts the waits."""
 
     outcomes: list[int]
+    waits = 0
 
     def end(self, outcome: int) -> None:
         super().end(outcome)
         self.outcomes.append(outcome)
+
+    def waiting(self) -> None:
+        super().waiting()
+        self.waits += 1
 
 
 class Noting(Ports):
@@ -186,6 +191,7 @@ def test_each_task_is_answered_once_and_in_order() -> None:
     assert results == [Result(0, 1, ["c", "a"]), Result(2, 1, ["b"])]
     assert made.lifecycle.state is WorkerState.ENDED
     assert made.progress.outcomes == [0, 0]
+    assert made.progress.waits == 3, "a poll that brings nothing begins no new wait"
     assert made.spec.board.read(1).stage is Stage.WAITING
     assert results.called == []
 
@@ -226,10 +232,21 @@ def test_a_segment_that_could_not_be_sized_is_removed(monkeypatch: pytest.Monkey
 
 
 # --- Beginnings -------------------------------------------------------------------------------------------------------
-def test_worker_init_fn_gets_the_workers_number() -> None:
-    numbers: list[Any] = []
-    _, results = ran(Task(0, 1, [0]), dataset="abc", init=numbers.append)
-    assert (numbers, results) == ([1], [Result(0, 1, ["a"])])
+def test_worker_init_fn_gets_the_workers_number_before_the_dataset_is_opened() -> None:
+    seen: list[Any] = []
+
+    class Opened:
+        def __iter__(self) -> Iterator[str]:
+            seen.append(made.spec.board.read(1).stage)
+            return iter("abc")
+
+    def init(worker_id: int) -> None:
+        seen.extend([worker_id, made.spec.board.read(1).stage])
+
+    made = worker_of(dataset=Opened(), init=init, kind=_DatasetKind.Iterable)
+    made.unpack()
+    made.initialise()
+    assert seen == [1, Stage.INITIALISING, Stage.OPENING]
 
 
 @pytest.mark.parametrize("how", ["worker_init_fn", "__iter__"])
@@ -300,6 +317,24 @@ def test_a_resumption_that_comes_twice_is_answered_once_and_tasks_count_anew() -
     messages = Task(5, 1, [0]), ResumeIteration(1), ResumeIteration(1), Task(0, 1, [1]), ResumeIteration(2)
     _, results = ran(*messages, dataset="abc")
     assert results == [Result(5, 1, ["a"]), ResumeIteration(1, 1), Result(0, 1, ["b"]), ResumeIteration(2, 1)]
+
+
+def test_an_epoch_that_fails_to_begin_does_not_go_on_with_the_samples_of_the_last() -> None:
+    class FailsInItsSecondEpoch:
+        epoch = -1
+
+        def __iter__(self) -> Iterator[int]:
+            self.epoch += 1
+            if self.epoch == 1:
+                raise ValueError("no second epoch")
+            return iter(range(10 * self.epoch, 10 * self.epoch + 10))
+
+    first, second = Task(0, 1, [None]), Task(1, 1, [None])
+    messages = first, ResumeIteration(1), first, second, ResumeIteration(2), first
+    _, results = ran(*messages, dataset=FailsInItsSecondEpoch(), kind=_DatasetKind.Iterable)
+    assert (results[0], results[-1]) == (Result(0, 1, [0]), Result(0, 1, [20]))
+    assert error_in(results[2].data)[0] == "ValueError: no second epoch"
+    assert error_in(results[3].data)[0].startswith("RuntimeError: the worker has no fetcher")
 
 
 # --- States -----------------------------------------------------------------------------------------------------------
