@@ -201,12 +201,6 @@ def test_the_lock_of_the_result_queue_is_looked_at_only_if_a_worker_was_killed_o
     crew.shut_down()
 
 
-def test_without_a_pin_thread_the_result_queue_is_left_to_its_owner() -> None:
-    crew: Any = made(pin=False)
-    crew.shut_down()
-    assert crew.log == [*TELL, *JOIN, *FORGET]
-
-
 @pytest.mark.parametrize(("ends_by", "ends"), [
     ("terminate", ["terminate 0", "terminate 1", "join 0", "join 1"]),
     ("kill", ["terminate 0", "terminate 1", "join 0", "join 1", "kill 0", "kill 1", "join 0", "join 1"]),

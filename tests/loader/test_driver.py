@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections import deque
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from exceptions_everywhere import Interrupting, Interruption
-from hypothesis import event, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minidl.explore.configurations import Configuration, Crash
+from minidl.explore.guards import OURS
+from minidl.explore.model import Model
+from minidl.explore.search import judge
 from minidl.loader.dispatcher import Assignment, Deliver, Dispatcher, DispatchError
 from minidl.loader.driver import (
     DRAW,
@@ -115,24 +117,18 @@ def test_a_batch_is_yielded_after_its_successor_is_sent() -> None:
     assert driver.lifecycle.state is LoaderState.IDLE
 
 
-def test_an_epoch_ends_when_the_last_task_is_yielded() -> None:
+@pytest.mark.parametrize("shut_down", [True, False], ids=["shut down", "in a forked child, whose workers they are not"])
+def test_an_epoch_ends_when_the_last_task_is_yielded(shut_down: bool) -> None:
     driver = made(workers=1)
     assert driver.begin() is DRAW
     assert driver.sampler_ended() is READY
     assert driver.next() is SHUT_DOWN
-    assert steps_of(driver, driver.close())[-1] is END
+    if shut_down:
+        assert steps_of(driver, driver.close())[-1] is END
     assert driver.done() is END
-    assert driver.lifecycle.state is LoaderState.CLOSED
-    assert driver.next() is END
-
-
-def test_an_epoch_ends_also_where_no_shutdown_is_run() -> None:
-    """In a forked child, whose workers they are not."""
-    driver = made(workers=1)
-    assert driver.begin() is DRAW
-    assert driver.sampler_ended() is READY
-    assert driver.next() is SHUT_DOWN
-    assert driver.done() is END
+    if shut_down:
+        assert driver.lifecycle.state is LoaderState.CLOSED
+        assert driver.next() is END
 
 
 def test_persistent_workers_stay_at_the_end_of_an_epoch() -> None:
@@ -145,20 +141,19 @@ def test_persistent_workers_stay_at_the_end_of_an_epoch() -> None:
     assert driver.lifecycle.state is LoaderState.EXHAUSTED
 
 
-def test_an_exhausted_worker_gets_its_sentinel_and_another_worker_one_more_task() -> None:
-    driver = begun()
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_exhausted_worker_gets_its_sentinel_and_another_worker_one_more_task(persistent: bool) -> None:
+    """A persistent one gets no sentinel."""
+    driver = begun(persistent=persistent)
     driver.next()
-    assert driver.received(Result(0, 0, WorkerExhausted(0))) == PutSentinel(0)
+    effect = driver.received(Result(0, 0, WorkerExhausted(0)))
+    if not persistent:
+        assert effect == PutSentinel(0)
+        effect = driver.done()
+    assert effect is DRAW
     assert driver.dispatcher.workers_status == [False, True]
-    assert driver.done() is DRAW
     assert driver.drawn(102) == Assignment(2, 1)
     assert driver.done() == GET
-
-
-def test_a_persistent_worker_that_is_exhausted_gets_no_sentinel() -> None:
-    driver = begun(persistent=True)
-    driver.next()
-    assert driver.received(Result(0, 0, WorkerExhausted(0))) is DRAW
 
 
 def test_an_index_that_no_worker_may_take_is_dropped() -> None:
@@ -222,14 +217,9 @@ def test_a_batch_whose_next_was_interrupted_is_not_of_the_next_epoch() -> None:
     assert driver.next() == GET
 
 
-def test_resuming_goes_on_where_nothing_was_said_of_an_interrupted_next() -> None:
-    driver = begun(persistent=True)
-    driver.next()
-    assert steps_of(driver, driver.resume()) == [PutResume(0, 1), PutResume(1, 1), GET]
-
-
 def test_resuming_may_be_tried_again() -> None:
     driver = begun(persistent=True)
+    driver.next()  # it was interrupted, and nobody has said so
     assert driver.resume() == PutResume(0, 1)
     driver.failed()
     assert steps_of(driver, driver.resume()) == [PutResume(0, 2), PutResume(1, 2), GET]
@@ -247,82 +237,67 @@ def test_next_in_an_epoch_that_never_began_says_what_to_do(state: LoaderState) -
         driver.next()
 
 
-def test_a_task_that_could_not_be_sent_is_an_error_though_everybody_lives() -> None:
-    driver = begun()
-    driver.next()
-    assert driver.nothing_came(Evidence({}, timed_out=True, unsent=(1,))) == Raise(Failure.TASK_LOST, (1,))
+NOTHING_CAME: dict[str, tuple[dict[str, Any], Evidence, list[Effect]]] = {
+    "all live": ({"pin": True}, Evidence({}), [GET]),
+    "a task could not be sent": ({}, Evidence({}, timed_out=True, unsent=(1,)), [Raise(Failure.TASK_LOST, (1,))]),
+    "a worker died": ({}, Evidence({1: -9}), [NoteDeath(1), PutSentinel(1), Raise(Failure.WORKER_DIED, (1,))]),
+    "the pin thread died": (
+        {"pin": True}, Evidence({}, pin_alive=False), [NoteDeath(PIN), Raise(Failure.PIN_THREAD_DIED)],
+    ),
+    "the time is over": ({"timeout": 0.5}, Evidence({}, timed_out=True), [Raise(Failure.TIMED_OUT, (0,))]),
+    "a worker died, and the time is over": (
+        {"timeout": 0.5}, Evidence({0: 1}, timed_out=True),
+        [NoteDeath(0), PutSentinel(0), Raise(Failure.WORKER_DIED, (0,))],
+    ),
+}  # fmt: skip
 
 
-def test_a_message_to_a_worker_that_has_left_may_be_lost() -> None:
-    driver = begun()
-    driver.next()
-    driver.dispatcher.worker_unavailable(1)
-    assert driver.nothing_came(Evidence({}, unsent=(1,))) == GET
+@pytest.mark.parametrize("case", NOTHING_CAME)
+def test_what_follows_when_nothing_came(case: str) -> None:
+    options, evidence, effects = NOTHING_CAME[case]
+    driver = begun(**options)
+    assert driver.next() == Get(options.get("timeout", MP_STATUS_CHECK_INTERVAL))
+    assert steps_of(driver, driver.nothing_came(evidence)) == effects
 
 
-def test_nothing_came_and_everybody_lives() -> None:
-    driver = begun(pin=True)
-    driver.next()
-    assert driver.nothing_came(Evidence({})) == GET
-
-
-def test_a_worker_that_died_with_work_to_do_is_named() -> None:
-    driver = begun()
-    driver.next()
-    effects = steps_of(driver, driver.nothing_came(Evidence({1: -9})))
-    assert effects == [NoteDeath(1), PutSentinel(1), Raise(Failure.WORKER_DIED, (1,))]
-    driver.failed()
-    assert driver.dispatcher.workers_status == [True, False]
-    assert PutSentinel(1) not in steps_of(driver, driver.close())
-
-
-def test_a_persistent_worker_that_died_gets_another_one_in_the_shutdown_as_upstream() -> None:
-    driver = begun(persistent=True)
+@pytest.mark.parametrize("persistent", [False, True])
+def test_only_a_persistent_worker_that_died_gets_another_sentinel_in_the_shutdown(persistent: bool) -> None:
+    """As upstream."""
+    driver = begun(persistent=persistent)
     driver.next()
     assert steps_of(driver, driver.nothing_came(Evidence({1: -9}))).count(PutSentinel(1)) == 1
     driver.failed()
-    assert PutSentinel(1) in steps_of(driver, driver.close())
+    assert driver.dispatcher.workers_status == [True, False]
+    assert (PutSentinel(1) in steps_of(driver, driver.close())) is persistent
 
 
-def test_a_worker_that_left_is_suspected_only_if_the_lock_of_the_result_queue_is_jammed() -> None:
+def left_by_worker_0() -> Driver:
+    """A driver whose worker 0 has no more samples, and was told to leave."""
     driver = begun()
     driver.next()
     assert driver.received(Result(0, 0, WorkerExhausted(0))) == PutSentinel(0)
     assert driver.done() is DRAW
     assert driver.sampler_ended() == GET
+    return driver
+
+
+def test_a_worker_that_left_is_suspected_only_if_the_lock_of_the_result_queue_is_jammed() -> None:
+    driver = left_by_worker_0()
     assert driver.leavers({0: 0}) == []
     assert driver.nothing_came(Evidence({0: 0}, jammed=True)) == GET
     assert driver.leavers({0: -9}) == [0]
-    assert driver.nothing_came(Evidence({0: -9})) == GET
+    assert driver.nothing_came(Evidence({0: -9}, unsent=(0,))) == GET, "a message to it may be lost, too"
     effects = steps_of(driver, driver.nothing_came(Evidence({0: -9}, jammed=True)))
     assert effects == [NoteDeath(0), Raise(Failure.WORKER_DIED, (0,))]
 
 
 def test_the_lock_of_the_result_queue_does_not_count_if_a_worker_died_at_work_or_after_close() -> None:
-    driver = begun()
-    driver.next()
-    assert driver.received(Result(0, 0, WorkerExhausted(0))) == PutSentinel(0)
-    driver.done()
-    driver.sampler_ended()
+    driver = left_by_worker_0()
     assert driver.leavers({0: -9, 1: -9}) == []
-    assert steps_of(driver, driver.nothing_came(Evidence({0: -9, 1: 0}, jammed=True)))[-1] == Raise(
-        Failure.WORKER_DIED, (1,)
-    )
+    effects = steps_of(driver, driver.nothing_came(Evidence({0: -9, 1: 0}, jammed=True)))
+    assert effects[-1] == Raise(Failure.WORKER_DIED, (1,))
     steps_of(driver, driver.close())
     assert driver.leavers({0: -15, 1: -15}) == []
-
-
-def test_a_dead_pin_thread_raises() -> None:
-    driver = begun(pin=True)
-    driver.next()
-    effects = steps_of(driver, driver.nothing_came(Evidence({}, pin_alive=False)))
-    assert effects == [NoteDeath(PIN), Raise(Failure.PIN_THREAD_DIED)]
-
-
-def test_a_timeout_names_the_worker_that_is_waited_for() -> None:
-    driver = begun(timeout=0.5)
-    assert driver.next() == Get(0.5)
-    assert driver.nothing_came(Evidence({}, timed_out=True)) == Raise(Failure.TIMED_OUT, (0,))
 
 
 def test_a_timeout_while_an_epoch_begins_names_no_worker() -> None:
@@ -331,44 +306,29 @@ def test_a_timeout_while_an_epoch_begins_names_no_worker() -> None:
     assert driver.nothing_came(Evidence({}, timed_out=True)) == Raise(Failure.TIMED_OUT)
 
 
-def test_a_death_comes_before_a_timeout() -> None:
-    driver = begun(timeout=0.5)
-    driver.next()
-    assert driver.nothing_came(Evidence({0: 1}, timed_out=True)) == NoteDeath(0)
-
-
 # --- The shutdown -----------------------------------------------------------------------------------------------------
 def test_the_pin_thread_is_stopped_before_the_workers() -> None:
+    """And the lifecycle moves when a stage is done."""
     driver = begun(pin=True)
-    tell = [Simple.SET_WORKERS_DONE, PutSentinel(0), PutSentinel(1)]
-    assert steps_of(driver, driver.close()) == [*STOP_PIN, *tell, *JOIN, *LEFTOVERS]
-    assert driver.lifecycle.state is LoaderState.CLOSED
-
-
-def test_the_lifecycle_moves_when_a_stage_is_done() -> None:
-    driver = begun(pin=True)
-    effect, states = driver.close(), []
+    effect, steps, states = driver.close(), [], []
     while effect is not END:
+        steps.append(effect)
         states.append(driver.lifecycle.state)
         effect = driver.done()
-    assert list(dict.fromkeys(states)) == [
+    tell = [Simple.SET_WORKERS_DONE, PutSentinel(0), PutSentinel(1)]
+    assert [*steps, END] == [*STOP_PIN, *tell, *JOIN, *LEFTOVERS]
+    assert list(dict.fromkeys([*states, driver.lifecycle.state])) == [
         LoaderState.STOPPING_PIN, LoaderState.STOPPING_WORKERS, LoaderState.JOINING, LoaderState.TERMINATING,
+        LoaderState.CLOSED,
     ]  # fmt: skip
 
 
-def test_only_workers_that_were_started_are_told_to_leave() -> None:
+@pytest.mark.parametrize(("started", "tell"), [(0, []), (1, [Simple.SET_WORKERS_DONE, PutSentinel(0)])])
+def test_only_workers_that_were_started_are_told_to_leave(started: int, tell: list[Effect]) -> None:
     driver = Driver(Dispatcher(2, 1), LoaderLifecycle())
-    assert steps_of(driver, driver.close()) == [*JOIN, *LEFTOVERS]
-    driver = Driver(Dispatcher(2, 1), LoaderLifecycle())
-    driver.worker_started()
-    assert steps_of(driver, driver.close()) == [Simple.SET_WORKERS_DONE, PutSentinel(0), *JOIN, *LEFTOVERS]
-
-
-def test_a_persistent_worker_that_is_exhausted_is_told_at_the_end() -> None:
-    driver = begun(persistent=True)
-    driver.next()
-    driver.received(Result(0, 0, WorkerExhausted(0)))
-    assert {PutSentinel(0), PutSentinel(1)} <= set(steps_of(driver, driver.close())[:3])
+    for _ in range(started):
+        driver.worker_started()
+    assert steps_of(driver, driver.close()) == [*tell, *JOIN, *LEFTOVERS]
 
 
 def test_a_second_close_does_nothing() -> None:
@@ -380,21 +340,15 @@ def test_a_second_close_does_nothing() -> None:
     assert driver.close() is END
 
 
-@pytest.mark.parametrize("input_", ["next", "drawn", "done", "received", "nothing_came"])
+@pytest.mark.parametrize("input_", ["next", "drawn", "done", "received", "nothing_came", "deaths"])
 def test_after_close_nothing_is_asked_for(input_: str) -> None:
     driver = begun()
     driver.next()
     assert driver.received(Result(0, 0, "a")) is DRAW
     steps_of(driver, driver.close())
-    arguments = {"drawn": [1], "received": [Result(1, 1, "b")], "nothing_came": [Evidence({0: 0, 1: 0})]}
+    died = [Evidence({0: 0, 1: -9})]
+    arguments = {"drawn": [1], "received": [Result(1, 1, "b")], "nothing_came": died, "deaths": died}
     assert getattr(driver, input_)(*arguments.get(input_, [])) is END
-
-
-def test_close_in_the_middle_of_priming() -> None:
-    driver = made()
-    assert driver.begin() is DRAW
-    assert steps_of(driver, driver.close())[-1] is END
-    assert driver.drawn(100) is END
 
 
 @pytest.mark.parametrize("performed", [0, 1, 3, 5, 7])
@@ -408,13 +362,7 @@ def test_an_interrupted_shutdown_goes_on_with_its_leftovers(performed: int) -> N
     assert steps_of(driver, driver.close()) == [*tell_pin, *LEFTOVERS]
     assert driver.lifecycle.state is LoaderState.CLOSED
     assert effect is not END
-    assert driver.close() is END
-
-
-def test_an_interruption_after_the_end_of_the_shutdown_leaves_nothing_to_do() -> None:
-    driver = begun()
-    assert steps_of(driver, driver.close())[-1] is END
-    driver.interrupted()
+    driver.interrupted()  # after its end
     assert driver.close() is END
 
 
@@ -455,22 +403,6 @@ def test_a_loader_that_closes_waits_for_nothing_else(begin: str) -> None:
     assert not any(word in phrase for phrase in made()._phrases() for word in WAITS)
 
 
-def test_leftovers_that_are_interrupted_can_be_tried_again() -> None:
-    driver = begun()
-    driver.close()
-    driver.interrupted()
-    assert driver.close() is Simple.FORGET_WORKERS
-    driver.interrupted()
-    assert steps_of(driver, driver.close()) == LEFTOVERS
-
-
-def test_after_close_no_death_is_looked_for() -> None:
-    driver = begun()
-    driver.next()
-    steps_of(driver, driver.close())
-    assert driver.deaths(Evidence(dead={0: -9})) is END
-
-
 # --- What the explorer needs ------------------------------------------------------------------------------------------
 def test_a_frozen_state_is_hashable_and_complete() -> None:
     driver, other = begun(pin=True), made(pin=True)
@@ -490,224 +422,42 @@ def test_a_frozen_state_is_hashable_and_complete() -> None:
 
 
 # --- Every interleaving -----------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Plan:
-    """A loader and its surroundings. choices: numbers that decide what happens next, until they are used up.
-
-    lengths: batches that each worker's stream has, or None for a map-style dataset with `tasks` batches an epoch.
-    """
-
-    workers: int
-    prefetch: int
-    in_order: bool
-    persistent: bool
-    pin: bool
-    timeout: float
-    tasks: int
-    lengths: tuple[int, ...] | None
-    choices: tuple[int, ...]
-
-
 @st.composite
-def plans(draw: Any) -> Plan:
-    workers = draw(st.integers(1, 3))
-    streams = st.tuples(*[st.integers(0, 3)] * workers)
-    return Plan(
+def configurations(draw: Any) -> Configuration:
+    """A loader and its surroundings, larger than those of `tests/explore`, which goes through all runs."""
+    workers, persistent = draw(st.integers(1, 3)), draw(st.booleans())
+    crashes = [(), (Crash.WORKER_KILLED,), (Crash.LOADER_KILLED,)]
+    return Configuration(
+        "by chance",
         workers=workers,
         prefetch=draw(st.integers(1, 3)),
-        in_order=draw(st.booleans()),
-        persistent=draw(st.booleans()),
-        pin=draw(st.booleans()),
-        timeout=draw(st.sampled_from([0, 0.5])),
         tasks=draw(st.integers(0, 8)),
-        lengths=draw(st.one_of(st.none(), streams)),
-        choices=tuple(draw(st.lists(st.integers(0, 99), max_size=60))),
+        streams=draw(st.none() | st.tuples(*[st.integers(0, 3)] * workers)),
+        persistent=persistent,
+        epochs=1 + persistent,
+        pin=draw(st.booleans()),
+        in_order=draw(st.booleans()),
+        may_break=draw(st.booleans()),
+        timeout=draw(st.booleans()),
+        ctrl_c=draw(st.integers(0, 2)),
+        goes_on=draw(st.integers(0, 2)),
+        crashes=draw(st.sampled_from(crashes)),
     )
 
 
-class World:
-    """An actor, the workers and a user, all moved by chance. Checks each effect when it is performed."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.choices = deque(plan.choices)
-        options = {"persistent": plan.persistent, "timeout": plan.timeout}
-        self.driver = made(
-            pin=plan.pin, workers=plan.workers, prefetch=plan.prefetch, in_order=plan.in_order, **options
-        )
-        self.queues: list[deque[Any]] = [deque() for _ in range(plan.workers)]
-        self.results: deque[Any] = deque()
-        self.shares = list(plan.lengths or [99] * plan.workers)
-        self.left = list(self.shares)
-        self.exhausted: set[int] = set()
-        self.dead: dict[int, int] = {}
-        self.sentinels: list[int] = []
-        self.yielded: list[int] = []
-        self.drawn = 0
-        self.outstanding = 0
-        self.interruptions = 0
-        self.steps: list[Effect] = []
-
-    def chance(self, one_in: int) -> bool:
-        return bool(self.choices) and self.choices.popleft() % one_in == 1
-
-    # The user
-    def run(self) -> None:
-        for epoch in range(2 if self.plan.persistent else 1):
-            if self.begin(epoch) is not READY:
-                break  # iter() raised, or the iterator is closed
-            while not self.driver.closed and self.one_batch():
-                if self.chance(9):
-                    break  # the user leaves the epoch
-            if self.driver.closed:
-                break
-        self.close()
-        assert self.driver.lifecycle.state is LoaderState.CLOSED
-        assert self.driver.next() is END
-        assert self.driver.close() is END
-
-    def begin(self, epoch: int) -> Effect:
-        self.yielded, self.drawn, self.outstanding = [], 0, 0
-        return self.perform(self.driver.resume() if epoch else self.driver.begin())
-
-    def one_batch(self) -> bool:
-        step = self.perform(self.driver.next())
-        if type(step) is not Deliver:
-            return False
-        assert step.idx not in self.yielded
-        assert not self.plan.in_order or not self.yielded or step.idx > self.yielded[-1]
-        self.yielded.append(step.idx)
-        if self.chance(8):
-            self.driver.failed()  # the batch was the error of its task
-        else:
-            self.driver.yielded()
-        return True
-
-    def close(self) -> None:
-        """A shutdown, with interruptions; a signal handler may close once more in the middle of it."""
-        effect = self.driver.close()
-        while effect is not END:
-            assert type(effect) not in (Get, Deliver, Assignment, Raise, PutResume)
-            assert effect not in (DRAW, READY, SHUT_DOWN)
-            if self.interruptions < 3 and self.chance(7):
-                self.interruptions += 1
-                event("interrupted shutdown")
-                self.driver.interrupted()
-                effect = self.driver.close()
-                continue
-            if self.chance(9):
-                assert self.driver.close() is END
-            self.step(effect)
-            effect = self.driver.done()
-        assert set(self.sentinels) == set(range(self.plan.workers)) or self.interruptions
-
-    def step(self, effect: Effect) -> None:
-        self.steps.append(effect)
-        assert len(self.steps) < 200
-        if isinstance(effect, PutSentinel):
-            assert effect.worker_id not in self.sentinels or effect.worker_id in self.dead
-            self.sentinels.append(effect.worker_id)
-
-    # The actor
-    def perform(self, effect: Effect) -> Effect:
-        while True:
-            if self.driver.closed:
-                assert effect is END
-            elif self.chance(23):
-                event("closed between an effect and its answer")
-                self.close()
-                if effect is not DRAW and type(effect) is not Get:  # a put into a closed queue raises
-                    self.driver.failed()
-                    return END
-            if type(effect) is Deliver or effect in (END, READY):
-                return effect
-            if type(effect) is Raise:
-                self.driver.failed()
-                return effect
-            if self.chance(29):
-                event("an effect raised")
-                self.driver.failed()
-                return Raise(Failure.TIMED_OUT)
-            effect = self.answer(effect)
-
-    def answer(self, effect: Effect) -> Effect:
-        if effect is DRAW:
-            return self.draw()
-        if type(effect) is Assignment:
-            self.outstanding += 1
-            assert self.outstanding <= self.plan.workers * self.plan.prefetch
-            assert effect.worker_id not in self.sentinels
-            self.queues[effect.worker_id].append(effect)
-            return self.driver.done()
-        if type(effect) is Get:
-            return self.get()
-        if type(effect) is PutResume:
-            self.queues[effect.worker_id].append(effect)
-            return self.driver.done()
-        if effect is SHUT_DOWN:
-            self.close()
-            return self.driver.done()
-        assert isinstance(effect, (PutSentinel, NoteDeath))
-        self.step(effect)
-        return self.driver.done()
-
-    def draw(self) -> Effect:
-        if self.plan.lengths is None and self.drawn >= self.plan.tasks:
-            return self.driver.sampler_ended()
-        self.drawn += 1
-        return self.driver.drawn(self.drawn)
-
-    def get(self) -> Effect:
-        """A message, if a worker has one to give; else evidence of what is wrong with the others."""
-        if self.chance(40) and len(self.dead) < self.plan.workers:
-            event("a worker died")
-            self.dead[min(set(range(self.plan.workers)) - set(self.dead))] = -9
-        for worker in self.exhausted:  # skips what it gets, up to the message of a new epoch
-            while self.queues[worker] and type(self.queues[worker][0]) is Assignment:
-                self.queues[worker].popleft()
-        ready = [w for w in range(self.plan.workers) if self.queues[w] and w not in self.dead]
-        if not ready or self.chance(11):
-            late = not ready or bool(self.plan.timeout)
-            return self.driver.nothing_came(
-                Evidence(
-                    dict(self.dead),
-                    pin_alive=bool(ready),
-                    timed_out=bool(self.plan.timeout) and late,
-                    jammed=True,
-                )
-            )
-        pick = ready[self.choices.popleft() % len(ready)] if self.choices else ready[0]
-        return self.driver.received(self.work(pick))
-
-    def work(self, worker: int) -> Any:
-        task = self.queues[worker].popleft()
-        if type(task) is PutResume:
-            self.left[worker] = self.shares[worker]
-            self.exhausted.discard(worker)
-            return ResumeIteration(task.epoch, worker)
-        self.outstanding -= 1
-        if not self.left[worker]:
-            self.exhausted.add(worker)
-            return Result(task.idx, worker, WorkerExhausted(worker))
-        self.left[worker] -= 1
-        return Result(task.idx, worker, f"batch {task.idx}")
-
-
-@given(plans())
-@settings(max_examples=400)
-def test_whatever_happens_the_rules_hold(plan: Plan) -> None:
-    """No batch twice, in order if asked for, bounded tasks, one sentinel a worker, and every shutdown ends."""
-    World(plan).run()
-
-
-@given(plans())
+@given(configurations(), st.lists(st.integers(0, 99), max_size=150))
 @settings(max_examples=200)
-def test_without_faults_every_batch_is_yielded(plan: Plan) -> None:
-    world = World(Plan(**{**vars(plan), "choices": (), "timeout": 0}))
-    for epoch in range(2 if plan.persistent else 1):
-        world.begin(epoch)
-        while world.one_batch():
-            pass
-        assert len(world.yielded) == (plan.tasks if plan.lengths is None else sum(plan.lengths))
-    world.close()
-    assert sorted(world.sentinels) == list(range(plan.workers))
+def test_whatever_happens_the_rules_hold(configuration: Configuration, choices: list[int]) -> None:
+    """The driver decides in the explorer's model, and chance chooses among the steps of all actors.
+
+    No batch comes twice, all of them come, in order if that is asked for; tasks are bounded, and every shutdown ends.
+    """
+    model, chance = Model(configuration, OURS, reduced=True), iter(choices)
+    state, steps = model.initial, model.steps(model.initial)
+    while steps:
+        choice = next(chance, None)
+        possible = steps if choice is None else [*steps, *model.crashes(state)]
+        _, state = possible[(choice or 0) % len(possible)]
+        steps = model.steps(state)
+        assert judge(model, state, steps) is None
+    assert model.over(state)
