@@ -171,11 +171,6 @@ def test_loader_interrupted_shutdown_ends_all_the_same() -> None:
         tell(loader, "TERMINATED -> CLOSED")
 
 
-def test_loader_says_what_is_impossible() -> None:
-    with pytest.raises(ProtocolError, match="loader: event YIELD is impossible in state NEW; possible there: START"):
-        LoaderLifecycle().handle(LoaderEvent.YIELD)
-
-
 # --- A worker ---------------------------------------------------------------------------------------------------------
 def do(worker: WorkerLifecycle, script: str) -> None:
     """Play "EVENT -> ACTION, STATE" lines."""
@@ -231,13 +226,6 @@ def test_persistent_worker_is_resumed_from_its_end() -> None:
     )
 
 
-def test_worker_that_has_work_takes_no_sentinel() -> None:
-    worker = WorkerLifecycle(5)
-    do(worker, "READY -> WAIT, WAITING")
-    with pytest.raises(ProtocolError, match="worker 5: event SENTINEL is impossible in state WAITING"):
-        worker.decide(WorkerEvent.SENTINEL)
-
-
 @pytest.mark.parametrize("event", [WorkerEvent.PARENT_DIED, WorkerEvent.INTERRUPTED])
 def test_worker_without_a_parent_leaves_in_any_state(event: WorkerEvent) -> None:
     for state in set(WorkerState) - {WorkerState.ENDED}:
@@ -277,7 +265,3 @@ def test_pin_thread_may_die_or_see_the_end_at_any_step() -> None:
         assert PIN_TABLE[state][PinEvent.DIED] is PinState.ENDED
     for state in (PinState.WAITING, PinState.PINNING, PinState.PUTTING):
         assert PIN_TABLE[state][PinEvent.DONE] is PinState.ENDED
-
-
-def test_a_workers_lifecycle_knows_its_number() -> None:
-    assert WorkerLifecycle(3).worker_id == 3

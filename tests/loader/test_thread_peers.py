@@ -130,19 +130,6 @@ def timeouts(make: Any) -> Any:
     return seen, late[0], late[-1], list(iterator)
 
 
-def no_timeouts(make: Any) -> Any:
-    return list(make(Waits(6), timeout=60))
-
-
-def early_exits(make: Any) -> Any:
-    """After close(), and after an exception in the loop: nothing more comes, however often it is asked for."""
-    iterator = iter(make(wl.Numbers(20)))
-    seen = [next(iterator)]
-    iterator.close()
-    iterator.close()
-    return seen, list(iterator), said(lambda: next(iterator))
-
-
 def persistence(make: Any) -> Any:
     """The same workers serve every epoch, also after one that was broken off; close() ends them, and new ones serve."""
     with make(Knows(6), persistent_workers=True) as loader:
@@ -154,12 +141,6 @@ def persistence(make: Any) -> Any:
     again = [row[:2] for row in loader]
     loader.close()
     return whole, same, [worker.is_alive() for worker in workers], again
-
-
-def worker_information(make: Any) -> Any:
-    """Identities and seeds: the same base seed, each worker's its own."""
-    torch.manual_seed(7)
-    return list(make(Knows(6)))
 
 
 def worker_information_of_epochs(make: Any) -> Any:
@@ -200,8 +181,7 @@ def closed_by_its_own_sampler(make: Any) -> Any:
 
 PROGRAMS = [
     errors, errors_out_of_order, errors_again, initialisation, deaths, deaths_of_persistent_workers, timeouts,
-    no_timeouts, early_exits, persistence, worker_information, worker_information_of_epochs, from_another_thread,
-    closed_by_its_own_sampler,
+    persistence, worker_information_of_epochs, from_another_thread, closed_by_its_own_sampler,
 ]  # fmt: skip
 
 

@@ -177,20 +177,15 @@ def no_new_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_new_thread")
-def test_where_no_thread_can_be_started_a_short_message_is_written_at_once(pipe: Any) -> None:
-    pipe.put("first")
-    pipe.put("second")
-    assert [pipe.get(timeout=0), pipe.get(timeout=0)] == ["first", "second"]
-    assert pipe.qsize() == 0
-
-
-@pytest.mark.usefixtures("no_new_thread")
-def test_the_longest_message_that_is_written_at_once_fills_what_a_pipe_takes_whole(pipe: Any) -> None:
+def test_where_no_thread_can_be_started_a_message_is_written_at_once(pipe: Any) -> None:
+    """The longest one fills what a pipe takes whole."""
     most = select.PIPE_BUF - 4 - (len(pickle.dumps(bytes(1000))) - 1000)  # 4: its length goes first
+    pipe.put("first")
     pipe.put(bytes(most))
     with pytest.raises(NoThreadError):
         pipe.put(bytes(most + 1))
-    assert pipe.get(block=False) == bytes(most)
+    assert [pipe.get(timeout=0), pipe.get(block=False)] == ["first", bytes(most)]
+    assert pipe.qsize() == 0
 
 
 @pytest.mark.usefixtures("no_new_thread")
@@ -260,6 +255,8 @@ def test_the_feeder_thread_ends_though_a_signals_handler_raises_while_it_is_told
 
 
 def test_a_closed_queue_is_not_read(pipe: Any) -> None:
+    assert pipe._wlock._semlock.name is None, "the semaphores of forked workers have no names"
+    pipe.forget_names()
     pipe.close()
     with pytest.raises(ValueError, match="is closed"):
         pipe.get()
@@ -284,18 +281,17 @@ def answer(incoming: Any, outgoing: Any, flag: Any) -> None:
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_queues_and_flags_between_processes(method: str) -> None:
-    context: Any = torch.multiprocessing.get_context(method)
+def test_queues_and_flags_between_processes() -> None:
+    context: Any = torch.multiprocessing.get_context("fork")
     there, back, flag = BoundedQueue(context), BoundedQueue(context), SharedFlag()
-    assert not flag.is_set()
+    other = copy.copy(flag)
     process = context.Process(target=answer, args=(there, back, flag))
     process.start()
     there.put(["hello"] * 100_000)
     assert back.get(timeout=wl.BOUND) == (["hello"] * 100_000, False)
     process.join(wl.BOUND)
     assert process.exitcode == 0
-    assert flag.is_set()
+    assert (flag.is_set(), other.is_set()) == (True, True)
     for each in (there, back):
         each.close()
         each.join_thread()
@@ -393,14 +389,6 @@ def test_the_ready_queue_wakes_a_reader_that_waits() -> None:
     assert got == list(range(2000))
 
 
-def test_a_flag_is_one_byte_for_all_that_have_it() -> None:
-    flag = SharedFlag()
-    other = copy.copy(flag)
-    assert not other.is_set()
-    flag.set()
-    assert other.is_set()
-
-
 # --- Names of semaphores ----------------------------------------------------------------------------------------------
 @pytest.mark.live
 def test_names_are_removed_once_and_the_queue_goes_on(capfd: pytest.CaptureFixture[str]) -> None:
@@ -417,11 +405,6 @@ def test_names_are_removed_once_and_the_queue_goes_on(capfd: pytest.CaptureFixtu
     del made
     gc.collect()
     assert capfd.readouterr().err == ""
-
-
-def test_the_semaphores_of_forked_workers_have_no_names(pipe: Any) -> None:
-    assert pipe._wlock._semlock.name is None
-    pipe.forget_names()
 
 
 class Finalizer:

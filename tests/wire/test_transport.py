@@ -6,7 +6,6 @@ import os
 import pickle
 import socket
 import struct
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing import reduction, resource_sharer
@@ -248,55 +247,30 @@ def test_private_memory_is_copied_by_the_feeder_thread_and_shared_memory_is_not(
     assert [tensor.tolist() for tensor in again.data] == [list(range(1000)), list(range(500))]
 
 
-def test_nothing_happens_to_a_batch_before_the_feeder_thread_runs() -> None:
-    """Upstream's put pickles late in the same way; a batch that is changed after it is sent may change on the way."""
-    tensor = torch.arange(3)
-    Envelope(Result(0, 0, tensor))
-    assert not tensor.is_shared()
-
-
-def test_the_pickler_counts_tensors_and_bytes_of_whole_storages() -> None:
-    private, shared = torch.arange(1000), torch.arange(500).share_memory_()
-    _, counted = dumps({"a": [private[2:4], private[0]], "b": shared, "c": torch.empty(0)})
-    assert (counted.tensors, counted.shared_bytes, counted.copied_bytes) == (4, 12000, 8000)
-
-
-class Marked(torch.Tensor):
-    """A subclass."""
-
-
 @pytest.mark.parametrize(
-    ("data", "tensors", "size"),
+    ("data", "tensors", "shared", "copied"),
     [
-        (lambda: torch.nn.Parameter(torch.zeros(3)), 1, 12),
-        (lambda: torch.zeros(3, requires_grad=True), 1, 12),
-        (lambda: torch.zeros(3).as_subclass(Marked), 1, 12),
-        (lambda: torch.eye(3).to_sparse(), 1, 60),
-        (lambda: torch.nn.Linear(2, 2), 2, 24),
-        (lambda: torch.zeros(3, device="meta"), 0, 0),
+        (lambda: [torch.arange(1000)[2:4], torch.empty(0)], 2, 8000, 8000),
+        (lambda: torch.arange(500).share_memory_(), 1, 4000, 0),
+        (lambda: torch.nn.Parameter(torch.zeros(3)), 1, 12, 12),
+        (lambda: torch.zeros(3, requires_grad=True), 1, 12, 12),
+        (lambda: torch.zeros(3).as_subclass(Labelled), 1, 12, 12),
+        (lambda: torch.eye(3).to_sparse(), 1, 60, 60),
+        (lambda: torch.nn.Linear(2, 2), 2, 24, 24),
+        (lambda: torch.zeros(3, device="meta"), 0, 0, 0),
     ],
-    ids=["parameter", "leaf", "subclass", "sparse", "module", "meta"],
+    ids=["private", "shared", "parameter", "leaf", "subclass", "sparse", "module", "meta"],
 )
-def test_tensors_of_other_kinds_are_counted_too(data: Callable[[], Any], tensors: int, size: int) -> None:
+def test_the_pickler_counts_tensors_and_bytes_of_whole_storages(
+    data: Callable[[], Any], tensors: int, shared: int, copied: int
+) -> None:
     _, counted = dumps([data()])
-    assert (counted.tensors, counted.shared_bytes) == (tensors, size)
-
-
-def test_a_task_travels_in_its_envelope_too() -> None:
-    assert through_a_queue(Task(3, 1, [5, "key", None])) == Task(3, 1, [5, "key", None])
+    assert (counted.tensors, counted.shared_bytes, counted.copied_bytes) == (tensors, shared, copied)
 
 
 @pytest.mark.parametrize("index", [5, None, (1, 2), [1, 2], [1, "a"], []], ids=repr)
 def test_a_task_is_packed_with_whatever_index(index: Any) -> None:
     assert unpacked(memoryview(packed(Envelope(Task(4, 1, index))))) == Task(4, 1, index)
-
-
-@pytest.mark.parametrize("index", [[wl.Unpicklable()], wl.Unpicklable()], ids=["in a list", "alone"])
-def test_an_index_that_does_not_pickle_is_its_tasks_error(index: Any) -> None:
-    task = unpacked(memoryview(packed(Envelope(Task(4, 1, index)))))
-    assert (task.idx, task.worker_id, type(task.index)) == (4, 1, ExceptionWrapper)
-    assert task.index.where == "in the loader while it pickled a task's indices"
-    assert task.index.place == "Task 4: its batch can't be sent between processes."
 
 
 @pytest.mark.parametrize("state", [None, (2, b"state")])
@@ -336,74 +310,60 @@ def test_a_segment_that_could_not_be_sized_is_removed_by_who_has_made_it(ours: b
         segment.unlink(missing_ok=True)
 
 
+def raising(error: BaseException) -> Any:
+    """A thing that raises the error when it is pickled."""
+
+    class Raises:
+        def __reduce__(self) -> Any:
+            raise error
+
+    return Raises()
+
+
 class MuteError(RuntimeError):
     """Has no text."""
 
     def __str__(self) -> str:
         raise ValueError("no words")
 
-    def __reduce__(self) -> Any:
-        raise self
+
+class LocalError(Exception):
+    """Can't be found by its name."""
+
+    __qualname__ = "nowhere.LocalError"
 
 
-def test_an_error_without_a_text_is_its_tasks_too() -> None:
-    """Else the feeder thread would end the worker."""
-    got = pickle.loads(pickle.dumps(Envelope(Result(4, 1, MuteError()))))
-    assert "Caught MuteError in DataLoader worker process 1 while it pickled a batch" in got.data.text
+UNSENT: dict[str, tuple[Any, type[Exception], str]] = {
+    "beside a tensor": ([torch.arange(3), wl.Unpicklable()], TypeError, "this object does not travel"),
+    "an error": (ExceptionWrapper(LocalError("of a sample"), "in a test"), RuntimeError, "LocalError: of a sample"),
+    "its error does not travel": (raising(LocalError("no way")), RuntimeError, "its batch can't be sent between"),
+    "its error has no text": (raising(MuteError()), MuteError, "Caught MuteError in DataLoader worker process 1 while"),
+    "an exit": (
+        raising(SystemExit(3)),
+        RuntimeError,
+        "Caught SystemExit in DataLoader worker process 1 while",
+    ),
+}
+"""What can't be pickled, the error that arrives in its place, and its words."""
 
 
-def test_what_fails_to_be_pickled_becomes_the_error_of_its_task() -> None:
-    got = through_a_queue(Result(4, 1, [torch.arange(3), wl.Unpicklable()]))
-    assert isinstance(got.data, ExceptionWrapper)
-    assert (got.idx, got.worker_id, got.data.exc_type) == (4, 1, TypeError)
-    got = through_a_queue(Result(5, 1, ExceptionWrapper(local_error(), "in a test")))
-    assert (got.idx, got.data.exc_type) == (5, RuntimeError)
-    assert "HiddenError: never to be found" in got.data.text
+@pytest.mark.parametrize("case", UNSENT)
+def test_what_fails_to_be_pickled_becomes_the_error_of_its_task(case: str) -> None:
+    """It ends neither the feeder thread nor the reader."""
+    data, kind, words = UNSENT[case]
+    got = pickle.loads(pickle.dumps(Envelope(Result(4, 1, data))))
+    assert (got.idx, got.worker_id, type(got.data), got.data.exc_type) == (4, 1, ExceptionWrapper, kind)
+    assert words in got.data.text
+    with pytest.raises(kind):
+        got.data.reraise()
 
 
-def local_error() -> Exception:
-    class HiddenError(Exception):
-        pass
-
-    return HiddenError("never to be found")
-
-
-class Leaving:
-    """Ends the thread that pickles it."""
-
-    def __reduce__(self) -> Any:
-        sys.exit(3)
-
-
-def test_an_exit_while_a_batch_is_pickled_is_its_tasks_error_and_ends_no_reader() -> None:
-    """Else the feeder thread would end, with what it has not sent."""
-    result = pickle.loads(pickle.dumps(Envelope(Result(4, 1, Leaving()))))
-    assert (result.idx, result.worker_id) == (4, 1)
-    with pytest.raises(RuntimeError, match=r"Caught SystemExit in DataLoader worker process 1 while it pickled"):
-        result.data.reraise()
-
-
-class Stopping:
-    """Ends the feeder thread that pickles it."""
-
-    def __reduce__(self) -> Any:
-        raise KeyboardInterrupt
-
-
-@pytest.mark.live
-def test_a_worker_whose_feeder_thread_ends_by_an_error_ends(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Else the loader would wait for the batch for ever."""
-    monkeypatch.setattr(threading, "excepthook", threading.__excepthook__)
-    loader = minidl.DataLoader(wl.Numbers(1), num_workers=1, transport="upstream", collate_fn=_stopping, timeout=30)
-    with pytest.raises(RuntimeError, match=r"exited unexpectedly"):
-        next(iter(loader))
-    assert "KeyboardInterrupt" in capfd.readouterr().err
-
-
-def _stopping(samples: Any) -> Stopping:
-    return Stopping()
+@pytest.mark.parametrize("index", [[wl.Unpicklable()], wl.Unpicklable()], ids=["in a list", "alone"])
+def test_an_index_that_does_not_pickle_is_its_tasks_error(index: Any) -> None:
+    task = unpacked(memoryview(packed(Envelope(Task(4, 1, index)))))
+    assert (task.idx, task.worker_id, type(task.index)) == (4, 1, ExceptionWrapper)
+    assert task.index.where == "in the loader while it pickled a task's indices"
+    assert task.index.place == "Task 4: its batch can't be sent between processes."
 
 
 def test_what_fails_to_be_rebuilt_says_so_in_its_place() -> None:
@@ -411,7 +371,6 @@ def test_what_fails_to_be_rebuilt_says_so_in_its_place() -> None:
     assert isinstance(got.data, RebuildFailure)
     assert str(got.data.error) == "this object does not arrive"
     assert isinstance(rebuild(b"no pickle"), RebuildFailure)
-    assert rebuild(dumps([1, 2])[0]) == [1, 2]
 
 
 def test_reducers_that_users_register_later_are_used() -> None:
@@ -425,23 +384,6 @@ def test_reducers_that_users_register_later_are_used() -> None:
         del reduction.ForkingPickler._extra_reducers[Foreign]  # type: ignore[attr-defined]
 
 
-class FailsUnpicklably:
-    """Can't be pickled, and neither can the type of the error that says so."""
-
-    def __reduce__(self) -> Any:
-        class LocalError(Exception): ...
-
-        raise LocalError("no way")
-
-
-def test_an_error_that_cannot_travel_itself_goes_as_its_text() -> None:
-    message = Envelope(Result(3, 1, FailsUnpicklably()))
-    wrapper = rebuild(message.payload()[0])
-    assert isinstance(wrapper, ExceptionWrapper)
-    with pytest.raises(RuntimeError, match="its batch can't be sent between processes"):
-        wrapper.reraise()
-
-
 # --- What is left -----------------------------------------------------------------------------------------------------
 def segments_of(pid: int) -> list[str]:
     return [name for name in os.listdir(SHM) if name.startswith(f"torch_{pid}_")]
@@ -449,23 +391,17 @@ def segments_of(pid: int) -> list[str]:
 
 @pytest.mark.live
 def test_segments_have_names_only_by_file_system_and_only_while_they_are_held(strategy: str) -> None:
+    """A batch outlives its worker and its loader."""
     iterator: Any = iter(minidl.DataLoader(wl.Tensors(4), batch_size=2, num_workers=1))
     pid = iterator._workers[0].pid
     batches = list(iterator)
+    del iterator
     assert all(batch.is_shared() for batch in batches)
     assert len(segments_of(pid)) == (2 if strategy == "file_system" else 0)
-    batches.clear()
-    del iterator
-    assert segments_of(pid) == []
-
-
-@pytest.mark.live
-def test_a_batch_outlives_its_worker_and_its_loader(strategy: str) -> None:
-    loader = minidl.DataLoader(wl.Tensors(4), batch_size=2, num_workers=2)
-    batches = list(loader)
-    del loader
     assert [batch[:, 0].tolist() for batch in batches] == [[0, 1], [2, 3]]
     batches[0][0, 0] = 9
+    batches.clear()
+    assert segments_of(pid) == []
 
 
 @pytest.mark.live
