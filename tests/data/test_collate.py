@@ -97,11 +97,8 @@ SAMPLES: dict[str, Any] = {
     "str": ["a", "bc"],
     "bytes": [b"a", b"bc"],
     "tensor": [torch.arange(6).view(2, 3), torch.ones(2, 3, dtype=torch.int64)],
-    "scalar tensor": [torch.tensor(1.0, dtype=torch.bfloat16)] * 3,
     "empty tensor": [torch.empty(0, 4)] * 2,
-    "complex": [torch.ones(2, dtype=torch.complex64)] * 2,
     "strided view": [torch.arange(10)[::2], torch.arange(5)],
-    "expanded view": [torch.ones(1, 3).expand(2, 3)] * 2,
     "channels last": [torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last)] * 2,
     "requires grad": [torch.ones(2, requires_grad=True)] * 2,
     "tensor subclass": [torch.ones(2).as_subclass(Annotated)] * 2,
@@ -112,28 +109,20 @@ SAMPLES: dict[str, Any] = {
     "sparse": [torch.eye(2).to_sparse()] * 2,
     "sparse csr": [sparse_csr()] * 2,
     "array": [np.arange(3), np.arange(3)],
-    "array of float16": [np.zeros(2, np.float16)] * 2,
-    "array of bool": [np.array([True, False])] * 2,
     "array of str": [np.array(["a", "b"])] * 2,
     "one array of str": [np.array(["a", "b"])],
-    "array of bytes": [np.array([b"a"])] * 2,
     "array of objects": [np.array([None, {}], dtype=object)] * 2,
     "array of records": [np.zeros(2, dtype=[("a", "i4")])] * 2,
     "array of dates": [np.zeros(2, dtype="M8[s]")] * 2,
-    "array of uint16": [np.zeros(2, np.uint16)] * 2,
     "0-d array": [np.array(1.5)] * 2,
     "reversed array": [np.arange(3)[::-1]] * 2,
     "numpy float": [np.float32(1.5), np.float32(2)],
-    "numpy double": [np.float64(1.5), np.float64(2)],
-    "numpy int": [np.int16(1), np.int16(2)],
     "numpy bool": [np.bool_(True), np.bool_(False)],
     "numpy str": [np.str_("a"), np.str_("b")],
-    "numpy bytes": [np.bytes_(b"a"), np.bytes_(b"b")],
     "numpy date": [np.datetime64("2020-01-01")] * 2,
     "dict": [{"a": 1, "b": [2, "x"]}, {"b": [3, "y"], "a": 4}],
     "dict, a key missing": [{"a": 1, "b": 2}, {"a": 1}],
     "dict, a key too many": [{"a": 1}, {"a": 1, "b": 2}],
-    "empty dict": [{}, {}],
     "dict of what nothing fits": [{"a": None}, {"a": None}],
     "ordered dict": [collections.OrderedDict(a=1), collections.OrderedDict(a=2)],
     "default dict": [collections.defaultdict(list, a=1), collections.defaultdict(list, a=2)],
@@ -145,7 +134,6 @@ SAMPLES: dict[str, Any] = {
     "named tuple": [Point(1, "a"), Point(2, "b")],
     "named tuple and a longer tuple": [Point(1, 2), (3, 4, 5)],
     "tuple": [(1, "a"), (2, "b")],
-    "empty tuple": [(), ()],
     "list": [[1, [2.0]], [3, [4.0]]],
     "lists of two lengths": [[1, 2], [3]],
     "list and int": [[1], 2],
@@ -188,11 +176,6 @@ class TestAgainstTorch:
         array = np.memmap(tmp_path / "array", np.int32, "w+", shape=(3,))
         agree(lambda lib: lib.default_collate([array, array]))
         agree(lambda lib: lib.default_convert(array))
-
-    def test_named_tuples_of_another_module(self) -> None:
-        pair = collections.namedtuple("pair", "a b")
-        agree(lambda lib: lib.default_collate([pair(1, np.ones(2)), pair(2, np.ones(2))]))
-        agree(lambda lib: lib.default_convert(pair(1, np.ones(2))))
 
     @given(
         st.recursive(
@@ -268,9 +251,6 @@ class TestSharedMemory:
         monkeypatch.setattr(torch.UntypedStorage, "_new_shared", new_shared)
         assert collate.new_shared(torch.empty(5, device="meta"), (2, 3)).is_meta
         assert asked == [(24, torch.device("meta"))]
-
-    def test_the_main_process_does_not(self) -> None:
-        assert not collate.default_collate([torch.ones(3)]).is_shared()
 
     @pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
     @pytest.mark.parametrize("dtype", [torch.bool, torch.float64, torch.bfloat16])

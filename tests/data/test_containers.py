@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pytest
-from torch.utils.data import default_collate, default_convert
 from torch.utils.data._utils.pin_memory import pin_memory as torch_pin_memory
 
-import minidl
 from minidl.data.collate import mapping_like, sequence_like
 from minidl.device.nest import map_nested
 from minidl.loader.pin_memory import pin_memory
@@ -98,12 +96,6 @@ def shape(data: Any) -> Any:
 @pytest.mark.parametrize("make", NESTS.values(), ids=NESTS)
 def test_pinning_rebuilds_as_torch_does(make: Any) -> None:
     assert shape(pin_memory(make(LEAF))) == shape(torch_pin_memory(make(LEAF)))
-
-
-@pytest.mark.parametrize("make", NESTS.values(), ids=NESTS)
-def test_collating_rebuilds_as_torch_does(make: Any) -> None:
-    assert shape(minidl.default_collate([make(1.0), make(2.0)])) == shape(default_collate([make(1.0), make(2.0)]))
-    assert shape(minidl.default_convert(make(1.0))) == shape(default_convert(make(1.0)))
 
 
 @pytest.mark.parametrize("make", NESTS.values(), ids=NESTS)

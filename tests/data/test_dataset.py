@@ -270,26 +270,18 @@ class TestInterchange:
         loader = torch.utils.data.DataLoader(Shard(6), batch_size=None, num_workers=2, multiprocessing_context="fork")
         assert sorted(loader) == [0, 1, 2, 3, 4, 5]
 
-    def test_ours_take_torchs(self) -> None:
-        torchs_map = torch.utils.data.TensorDataset(torch.arange(3))
-        torchs_stream = stream_of(TORCH, "ab")
-        assert list(ConcatDataset([torchs_map, TensorDataset(torch.arange(2))])) == [(0,), (1,), (2,), (0,), (1,)]
-        assert list(ChainDataset([torchs_stream, stream_of(MINIDL, "c")])) == ["a", "b", "c"]
+    def test_each_takes_the_others(self) -> None:
+        torchs, ours = torch.utils.data.TensorDataset(torch.arange(3)), TensorDataset(torch.arange(2))
+        torchs_stream, our_stream = stream_of(TORCH, "ab"), stream_of(MINIDL, "c")
+        both = [ConcatDataset([torchs, ours]), torch.utils.data.ConcatDataset([torchs, ours]), torchs + ours]
+        assert list(map(list, both)) == [[(0,), (1,), (2,), (0,), (1,)]] * 3
+        assert list(pickle.loads(pickle.dumps(both[0]))) == list(both[0])
+        for chain in (ChainDataset, torch.utils.data.ChainDataset):
+            assert list(chain([torchs_stream, our_stream])) == ["a", "b", "c"]
         assert len(ChainDataset([torchs_stream])) == 2
-        with pytest.raises(AssertionError, match="ConcatDataset does not support IterableDataset"):
-            ConcatDataset([torchs_map, torchs_stream])
-        assert list(torchs_map + TensorDataset(torch.arange(1))) == [(0,), (1,), (2,), (0,)]
-
-    def test_torchs_take_ours(self) -> None:
-        ours = TensorDataset(torch.arange(2))
-        assert list(torch.utils.data.ConcatDataset([ours, ours])) == [(0,), (1,), (0,), (1,)]
-        assert list(torch.utils.data.ChainDataset([stream_of(MINIDL, "ab")])) == ["a", "b"]
-        with pytest.raises(AssertionError, match="ConcatDataset does not support IterableDataset"):
-            torch.utils.data.ConcatDataset([stream_of(MINIDL, "ab")])
-
-    def test_combined_datasets_travel_to_workers(self) -> None:
-        combined = ConcatDataset([Subset(TensorDataset(torch.arange(5)), [3, 1]), StackDataset(range(2))])
-        assert list(pickle.loads(pickle.dumps(combined))) == list(combined) == [(3,), (1,), (0,), (1,)]
+        for concat, stream in ((ConcatDataset, torchs_stream), (torch.utils.data.ConcatDataset, our_stream)):
+            with pytest.raises(AssertionError, match="ConcatDataset does not support IterableDataset"):
+                concat([torchs, stream])
 
 
 class TestWorkerInfo:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections import OrderedDict
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -174,31 +173,6 @@ def test_what_holds_no_tensor_stays_as_it_is() -> None:
 class Pinnable:
     def pin_memory(self) -> str:
         return "pinned"
-
-
-class Row(list[Any]):
-    """A sequence of the user's."""
-
-
-class Pairs(NamedTuple):
-    x: Any
-    y: Any
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        lambda one, two: {"a": one, "b": two},
-        Pairs,
-        lambda *both: Row(both),
-        lambda *both: OrderedDict(enumerate(both)),
-        lambda *both: both,
-        lambda *both: [*both],
-    ],
-)
-def test_structures_keep_their_types(kind: Any) -> None:
-    pinned, expected = pin_memory(kind(Pinnable(), ["text", b"bytes"])), kind("pinned", ["text", b"bytes"])
-    assert (pinned, type(pinned)) == (expected, type(expected))
 
 
 @pytest.mark.parametrize("data", [Pinnable(), Refuses()])
