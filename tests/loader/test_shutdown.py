@@ -433,7 +433,7 @@ class Calls(wl.Numbers):
 
 @pytest.mark.parametrize("pin_memory", [False, True])
 def test_a_signal_handler_may_close_the_iterator_that_is_waited_for(
-    pin_memory: bool, monkeypatch: pytest.MonkeyPatch
+    pin_memory: bool, monkeypatch: pytest.MonkeyPatch, install_handler: Any
 ) -> None:
     monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
     wl.impatient(monkeypatch)
@@ -446,11 +446,8 @@ def test_a_signal_handler_may_close_the_iterator_that_is_waited_for(
         let_go.set()
         loader.close()
 
-    before = signal.signal(signal.SIGUSR1, close)
-    try:
-        assert list(loader) == []
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+    install_handler(signal.SIGUSR1, close)
+    assert list(loader) == []
 
 
 def test_a_signal_handler_may_close_the_iterator_while_a_batch_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -476,7 +473,7 @@ ON_THE_WAY: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("what", ON_THE_WAY)
 def test_a_signal_handler_may_close_the_iterator_before_a_message_is_put(
-    what: str, monkeypatch: pytest.MonkeyPatch
+    what: str, monkeypatch: pytest.MonkeyPatch, install_handler: Any
 ) -> None:
     module, name = ON_THE_WAY[what]
     make, closed = getattr(module, name), []
@@ -498,18 +495,17 @@ def test_a_signal_handler_may_close_the_iterator_before_a_message_is_put(
         assert len(list(iterator)) == 3
     elif what == "a task":
         next(iterator)
-    before = signal.signal(signal.SIGUSR1, close)
+    install_handler(signal.SIGUSR1, close)
     monkeypatch.setattr(module, name, make_and_close)
-    try:
-        again = iter(loader) if persistent else iterator
-        assert list(again) == []
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+    again = iter(loader) if persistent else iterator
+    assert list(again) == []
     assert closed == [signal.SIGUSR1]
     assert_ended(iterator)
 
 
-def test_a_signal_handler_may_close_the_iterator_in_the_middle_of_a_put(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_handler_may_close_the_iterator_in_the_middle_of_a_put(
+    monkeypatch: pytest.MonkeyPatch, install_handler: Any
+) -> None:
     """The put holds the lock of the queue's buffer, and the shutdown puts a sentinel into the same queue."""
     wl.impatient(monkeypatch)
     iterator: Any = iter(minidl.DataLoader(wl.Numbers(9), num_workers=1))
@@ -523,12 +519,9 @@ def test_a_signal_handler_may_close_the_iterator_in_the_middle_of_a_put(monkeypa
             signal.raise_signal(signal.SIGUSR1)
         notify()
 
-    before = signal.signal(signal.SIGUSR1, lambda number, frame: iterator.close())
+    install_handler(signal.SIGUSR1, lambda number, frame: iterator.close())
     monkeypatch.setattr(ready, "notify", notify_and_close)
-    try:
-        assert list(iterator) == []
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+    assert list(iterator) == []
     assert held == [True]
     assert_ended(iterator, (0,))  # of SIGTERM: the worker's sentinel could not be written meanwhile
 

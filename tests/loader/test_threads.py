@@ -351,30 +351,24 @@ def test_the_collector_may_end_an_iterator_in_one_of_its_workers() -> None:
     """A worker does not wait for its own end, and nothing is said about it."""
     ended = threading.Event()
 
-    def collect() -> int:
-        gc.collect()
-        ended.set()
-        return 0
-
-    dataset = Held(4, at=1)
-    dataset.collect = collect  # type: ignore[attr-defined]
-    go, there = dataset.go, dataset.there
-
     class Collects(Held):
         def __getitem__(self, index: int) -> int:
             super().__getitem__(index)
-            return collect() if index == self.at else index
+            if index == self.at:
+                gc.collect()
+                ended.set()
+            return index
 
-    dataset.__class__ = Collects
+    dataset = Collects(4, at=1)
     iterator = iter(in_threads(dataset, num_workers=1))
-    assert there.wait(wl.BOUND)
+    assert dataset.there.wait(wl.BOUND)
     worker, iterator.itself = iterator._workers[0], iterator
     gc.disable()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             del iterator
-            go.set()
+            dataset.go.set()
             assert ended.wait(wl.BOUND)
     finally:
         gc.enable()
@@ -456,13 +450,6 @@ def test_threads_are_joined_with_one_deadline(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(threads, "time", SimpleNamespace(monotonic=lambda: now[0]))
     threads._join([SimpleNamespace(join=join)] * 3, 3.0)  # type: ignore[list-item]
     assert waited == [3.0, 1.0, 0.0]
-
-
-def test_a_flag_is_set_once() -> None:
-    flag = Flag()
-    assert not flag.is_set()
-    flag.set()
-    assert flag.is_set()
 
 
 def test_a_board_of_threads_is_in_no_shared_memory() -> None:

@@ -113,42 +113,40 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def worker_of(
-    *messages: Any,
-    dataset: Any = (),
-    users: Any = None,
-    collate: Any = list,
-    init: Any = None,
-    kind: int = _DatasetKind.Map,
-    drop_last: bool = False,
-    fetching: Fetching | None = None,
+    *messages: Any, dataset: Any = (), users: Any = None, collate: Any = list, init: Any = None, **options: Any
 ) -> Any:
     """Worker 1 of 2; the messages lie in its index queue."""
     done = SharedFlag()
-    spec = WorkerSpec(
-        worker_id=1,
-        num_workers=2,
-        dataset_kind=kind,
-        users=users or WorkerPayload(Users(dataset, collate, init)),
-        auto_collation=True,
-        drop_last=drop_last,
-        base_seed=40,
-        index_queue=Tasks(done, messages),
-        result_queue=Results(),
-        done_event=done,
-        board=ProgressBoard(2),
-        ports=Noting(),
-        manager_pid=os.getppid(),
-        fetching=fetching or Fetching(),
-    )
-    return _Worker(spec)
+    usual: dict[str, Any] = {
+        "worker_id": 1,
+        "num_workers": 2,
+        "dataset_kind": _DatasetKind.Map,
+        "users": users or WorkerPayload(Users(dataset, collate, init)),
+        "auto_collation": True,
+        "drop_last": False,
+        "base_seed": 40,
+        "index_queue": Tasks(done, messages),
+        "result_queue": Results(),
+        "done_event": done,
+        "board": ProgressBoard(2),
+        "ports": Noting(),
+        "manager_pid": os.getppid(),
+        "fetching": Fetching(),
+    }
+    return _Worker(WorkerSpec(**usual | options))
+
+
+def serve(worker: Any) -> None:
+    """As `_worker_loop` does, in this process."""
+    worker.unpack()
+    worker.initialise()
+    worker.run()
 
 
 def ran(*messages: Any, **options: Any) -> tuple[Any, Results]:
     """A worker that has served all messages, and what it has sent."""
     made = worker_of(*messages, **options)
-    made.unpack()
-    made.initialise()
-    made.run()
+    serve(made)
     assert made.spec.index_queue.messages == []
     return made, made.spec.result_queue
 
@@ -199,9 +197,7 @@ def test_each_task_is_answered_once_and_in_order() -> None:
 def test_tasks_that_come_with_the_done_event_are_not_fetched() -> None:
     made = worker_of(Task(0, 1, [0]), dataset="abc")
     made.spec.done_event.set()
-    made.unpack()
-    made.initialise()
-    made.run()
+    serve(made)
     assert made.spec.result_queue == []
     assert made.lifecycle.state is WorkerState.ENDED
 
@@ -243,7 +239,7 @@ def test_worker_init_fn_gets_the_workers_number_before_the_dataset_is_opened() -
     def init(worker_id: int) -> None:
         seen.extend([worker_id, made.spec.board.read(1).stage])
 
-    made = worker_of(dataset=Opened(), init=init, kind=_DatasetKind.Iterable)
+    made = worker_of(dataset=Opened(), init=init, dataset_kind=_DatasetKind.Iterable)
     made.unpack()
     made.initialise()
     assert seen == [1, Stage.INITIALISING, Stage.OPENING]
@@ -258,7 +254,9 @@ def test_a_failed_beginning_is_the_first_tasks_error_and_a_lack_for_the_rest(how
         def __iter__(self) -> Iterator[Any]:
             raise ValueError("no beginning")
 
-    options = {"dataset": "abc", "init": init} if how == "worker_init_fn" else {"dataset": NoIterator(), "kind": 1}
+    options = (
+        {"dataset": "abc", "init": init} if how == "worker_init_fn" else {"dataset": NoIterator(), "dataset_kind": 1}
+    )
     _, results = ran(Task(0, 1, [0]), Task(2, 1, [1]), **options)
     assert error_in(results[0].data) == ("ValueError: no beginning", WHERE, "")
     lacks = "RuntimeError: the worker has no fetcher, because its initialisation failed: ValueError: no beginning"
@@ -294,7 +292,7 @@ def test_a_stream_ends_once_in_an_epoch(drop_last: bool) -> None:
         ResumeIteration(1),
         Task(0, 1, places),
         dataset="abc",
-        kind=_DatasetKind.Iterable,
+        dataset_kind=_DatasetKind.Iterable,
         drop_last=drop_last,
     )
     first = [Result(0, 1, ["a", "b"]), Result(1, 1, WorkerExhausted(1) if drop_last else ["c"])]
@@ -331,7 +329,7 @@ def test_an_epoch_that_fails_to_begin_does_not_go_on_with_the_samples_of_the_las
 
     first, second = Task(0, 1, [None]), Task(1, 1, [None])
     messages = first, ResumeIteration(1), first, second, ResumeIteration(2), first
-    _, results = ran(*messages, dataset=FailsInItsSecondEpoch(), kind=_DatasetKind.Iterable)
+    _, results = ran(*messages, dataset=FailsInItsSecondEpoch(), dataset_kind=_DatasetKind.Iterable)
     assert (results[0], results[-1]) == (Result(0, 1, [0]), Result(0, 1, [20]))
     assert error_in(results[2].data)[0] == "ValueError: no second epoch"
     assert error_in(results[3].data)[0].startswith("RuntimeError: the worker has no fetcher")
@@ -388,9 +386,7 @@ def test_a_state_that_was_asked_for_at_the_end_of_an_epoch_is_an_error_of_the_ne
 def test_an_orphan_reads_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     made = worker_of(Task(0, 1, [0]), dataset="abc")
     monkeypatch.setattr(made.watchdog, "is_alive", lambda: False)
-    made.unpack()
-    made.initialise()
-    made.run()
+    serve(made)
     assert made.spec.ports.notes == [FoundDead("loader", 1, os.getppid(), None)]
     assert made.lifecycle.state is WorkerState.ENDED
     assert (made.spec.result_queue, made.spec.result_queue.called) == ([], ["cancel_join_thread"])
@@ -522,13 +518,10 @@ def test_a_worker_knows_its_loader_and_what_a_sentinel_means() -> None:
     assert made.event_of(Sentinel()) is WorkerEvent.SENTINEL_WHEN_DONE
 
 
-def test_what_a_worker_does_at_its_end_is_not_interrupted() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        worker._hear_no_interrupt()
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)
+def test_what_a_worker_does_at_its_end_is_not_interrupted(install_handler: Any) -> None:
+    install_handler(signal.SIGINT, signal.default_int_handler)
+    worker._hear_no_interrupt()
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 @pytest.mark.live

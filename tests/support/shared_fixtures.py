@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import made_trace
 import pytest
@@ -46,6 +49,17 @@ def simulate(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sim.load()
     yield
     sim.repair()
+
+
+@pytest.fixture
+def install_handler() -> Iterator[Callable[[int, Any], None]]:
+    """A function that installs a signal's handler until the test has ended."""
+    with contextlib.ExitStack() as afterwards:
+
+        def install(number: int, handler: Any) -> None:
+            afterwards.callback(signal.signal, number, signal.signal(number, handler))
+
+        yield install
 
 
 @pytest.fixture(scope="session")

@@ -31,6 +31,7 @@ def pipe() -> Iterator[BoundedQueue]:
     made = BoundedQueue(torch.multiprocessing)
     yield made
     made.close()
+    made.join_thread()
     made._reader.close()
     made._writer.close()
 
@@ -145,8 +146,6 @@ def test_a_put_may_interrupt_a_put_and_only_the_first_one_puts_signals_off(
     assert began == [None]
     box: list[Any] = []
     assert [pipe.get(timeout=wl.BOUND), pipe.get(timeout=wl.BOUND, inbox=box)] == ["first", *box] == ["first", "second"]
-    pipe.close()
-    pipe.join_thread()
 
 
 def test_a_message_longer_than_the_pipe(pipe: Any) -> None:
@@ -155,8 +154,6 @@ def test_a_message_longer_than_the_pipe(pipe: Any) -> None:
     pipe.put("behind it")
     assert pipe.get(timeout=wl.BOUND) == long
     assert pipe.get(timeout=wl.BOUND) == "behind it"
-    pipe.close()
-    pipe.join_thread()
 
 
 def test_a_queue_without_writers_says_so(pipe: Any) -> None:
@@ -233,8 +230,6 @@ def test_an_error_that_a_signals_handler_raises_in_a_put_is_passed_on(pipe: Any)
     pipe.put("third")
     assert [pipe.get(timeout=wl.BOUND) for _ in range(3)] == ["first", "second", "third"]
     assert pipe._thread is feeder
-    pipe.close()
-    pipe.join_thread()
 
 
 def test_the_feeder_thread_ends_though_a_signals_handler_raises_while_it_is_told_to(pipe: Any) -> None:
@@ -451,14 +446,11 @@ def test_a_tracker_alone_is_started_in_a_session_of_its_own(fails: bool, monkeyp
     assert queues.util.spawnv_passfds is spawnv_passfds  # type: ignore[attr-defined]
 
 
-def test_a_signal_handler_may_take_longer_than_the_timeout_of_the_ready_queue() -> None:
+def test_a_signal_handler_may_take_longer_than_the_timeout_of_the_ready_queue(install_handler: Any) -> None:
     """CPython's SimpleQueue then waits without a bound."""
-    before = signal.signal(signal.SIGUSR1, lambda *_: time.sleep(0.4))
+    install_handler(signal.SIGUSR1, lambda *_: time.sleep(0.4))
     signals = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1))
     signals.start()
-    try:
-        with pytest.raises(queue.Empty):
-            ReadyQueue().get(timeout=0.3)
-    finally:
-        signals.join()
-        signal.signal(signal.SIGUSR1, before)
+    with pytest.raises(queue.Empty):
+        ReadyQueue().get(timeout=0.3)
+    signals.join()

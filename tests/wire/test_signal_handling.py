@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,17 +27,15 @@ pytestmark = pytest.mark.live
 
 
 @pytest.fixture(params=["alone", "above torch's", "below torch's"])
-def handler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def handler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, install_handler: Any) -> None:
     """Our handler is installed by the next iterator; torch's, if there is one, before it or between two of ours."""
-    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    install_handler(signal.SIGCHLD, signal.SIG_DFL)
     monkeypatch.setattr(signal_handling, "_SIGCHLD_handler_set", False)
     monkeypatch.setattr(torchs, "_SIGCHLD_handler_set", False)
     if request.param == "below torch's":
         signal_handling._set_SIGCHLD_handler()
     if request.param != "alone":
         torchs._set_SIGCHLD_handler()
-    yield
-    signal.signal(signal.SIGCHLD, before)
 
 
 class Loaded:
@@ -188,33 +186,27 @@ def test_an_error_that_was_put_off_is_raised_once_and_in_the_main_thread() -> No
 
 
 @pytest.mark.parametrize("made", [ReadyQueue, lambda: BoundedQueue(multiprocessing.get_context("fork"))])
-def test_a_handler_that_comes_while_a_queue_waits_may_raise_at_once(made: Any) -> None:
+def test_a_handler_that_comes_while_a_queue_waits_may_raise_at_once(made: Any, install_handler: Any) -> None:
     waiting: Any = made()
-    before = signal.signal(
-        signal.SIGALRM, lambda signum, frame: fail() if frame.f_code in signal_handling._waits else None
-    )
+    install_handler(signal.SIGALRM, lambda signum, frame: fail() if frame.f_code in signal_handling._waits else None)
     signal.setitimer(signal.ITIMER_REAL, 0.05)
-    try:
-        with pytest.raises(RuntimeError, match="worker is killed"):
-            waiting.get(timeout=wl.BOUND)
-    finally:
-        signal.signal(signal.SIGALRM, before)
+    with pytest.raises(RuntimeError, match="worker is killed"):
+        waiting.get(timeout=wl.BOUND)
 
 
-def test_the_programs_own_handler_is_called_too_and_ours_is_installed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_programs_own_handler_is_called_too_and_ours_is_installed_once(
+    monkeypatch: pytest.MonkeyPatch, install_handler: Any
+) -> None:
     heard: list[Any] = []
-    before = signal.signal(signal.SIGCHLD, lambda *args: heard.append(args))
+    install_handler(signal.SIGCHLD, lambda *args: heard.append(args))
     monkeypatch.setattr(signal_handling, "_SIGCHLD_handler_set", False)
-    try:
-        signal_handling._set_SIGCHLD_handler()
-        ours = signal.getsignal(signal.SIGCHLD)
-        signal_handling._set_SIGCHLD_handler()
-        assert signal.getsignal(signal.SIGCHLD) is ours
-        signal.raise_signal(signal.SIGCHLD)
-        ((signum, frame),) = heard
-        assert (signum, frame.f_code.co_name) == (signal.SIGCHLD, sys._getframe().f_code.co_name)
-    finally:
-        signal.signal(signal.SIGCHLD, before)
+    signal_handling._set_SIGCHLD_handler()
+    ours = signal.getsignal(signal.SIGCHLD)
+    signal_handling._set_SIGCHLD_handler()
+    assert signal.getsignal(signal.SIGCHLD) is ours
+    signal.raise_signal(signal.SIGCHLD)
+    ((signum, frame),) = heard
+    assert (signum, frame.f_code.co_name) == (signal.SIGCHLD, sys._getframe().f_code.co_name)
     assert not signal_handling._is_torchs(None), "a handler that is not Python's"
 
 
@@ -253,7 +245,7 @@ in_the_next_fork: list[Callable[[], None]] = []
 os.register_at_fork(before=lambda: in_the_next_fork.pop()() if in_the_next_fork else None)
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_an_interrupt_while_a_worker_is_started_comes_once_it_is_listed(
     context: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,35 +276,29 @@ def test_an_interrupt_in_the_middle_of_a_fork_is_not_lost() -> None:
 
 
 @pytest.mark.parametrize(("context", "transport"), [("fork", "upstream"), ("fork", "arena"), ("spawn", "arena")])
-def test_a_worker_hears_all_signals_as_the_program_does(context: str, transport: Any) -> None:
-    before = signal.signal(signal.SIGALRM, print)
-    try:
-        loader = minidl.DataLoader(Signals(), None, num_workers=1, multiprocessing_context=context, transport=transport)
-        assert list(loader) == [[]] * 4
-        assert signal.getsignal(signal.SIGALRM) is print
-    finally:
-        signal.signal(signal.SIGALRM, before)
+def test_a_worker_hears_all_signals_as_the_program_does(context: str, transport: Any, install_handler: Any) -> None:
+    install_handler(signal.SIGALRM, print)
+    loader = minidl.DataLoader(Signals(), None, num_workers=1, multiprocessing_context=context, transport=transport)
+    assert list(loader) == [[]] * 4
+    assert signal.getsignal(signal.SIGALRM) is print
 
 
-def test_all_signals_that_came_are_heard_though_a_handler_raises() -> None:
+def test_all_signals_that_came_are_heard_though_a_handler_raises(install_handler: Any) -> None:
     heard: list[int] = []
 
     def alarm(signum: int, frame: Any) -> None:
         heard.append(signum)
         raise TimeoutError
 
-    before = signal.signal(signal.SIGALRM, alarm)
-    try:
-        with pytest.raises(BaseException) as raised, signal_handling.put_off_all():  # noqa: PT012
-            with signal_handling.put_off_all():  # nothing ends here
-                for number in (signal.SIGALRM, signal.SIGINT, signal.SIGALRM):
-                    signal.raise_signal(number)
-            assert heard == []
-        assert heard == [signal.SIGALRM]
-        assert {type(raised.value), type(raised.value.__context__)} == {KeyboardInterrupt, TimeoutError}
-        assert signal.getsignal(signal.SIGALRM) is alarm
-    finally:
-        signal.signal(signal.SIGALRM, before)
+    install_handler(signal.SIGALRM, alarm)
+    with pytest.raises(BaseException) as raised, signal_handling.put_off_all():  # noqa: PT012
+        with signal_handling.put_off_all():  # nothing ends here
+            for number in (signal.SIGALRM, signal.SIGINT, signal.SIGALRM):
+                signal.raise_signal(number)
+        assert heard == []
+    assert heard == [signal.SIGALRM]
+    assert {type(raised.value), type(raised.value.__context__)} == {KeyboardInterrupt, TimeoutError}
+    assert signal.getsignal(signal.SIGALRM) is alarm
 
 
 def test_a_handler_that_raises_while_they_are_installed_again_keeps_no_other_from_it(
