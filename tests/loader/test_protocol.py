@@ -226,6 +226,13 @@ def test_persistent_worker_is_resumed_from_its_end() -> None:
     )
 
 
+def test_worker_that_has_work_takes_no_sentinel() -> None:
+    worker = WorkerLifecycle(5)
+    do(worker, "READY -> WAIT, WAITING")
+    with pytest.raises(ProtocolError, match="worker 5: event SENTINEL is impossible in state WAITING"):
+        worker.decide(WorkerEvent.SENTINEL)
+
+
 @pytest.mark.parametrize("event", [WorkerEvent.PARENT_DIED, WorkerEvent.INTERRUPTED])
 def test_worker_without_a_parent_leaves_in_any_state(event: WorkerEvent) -> None:
     for state in set(WorkerState) - {WorkerState.ENDED}:
