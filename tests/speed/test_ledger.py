@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import workloads as wl
 from oracle_trace import write_process
 
 import minidl
@@ -21,16 +22,6 @@ from minidl.wire.message import dumps
 MESSAGE = (Copy.PICKLE, Copy.WRITE, Copy.READ, Copy.REBUILD)
 WIDTH = 250
 ROW_BYTES = 4 * WIDTH
-
-
-class Vectors(minidl.Dataset[torch.Tensor]):
-    """float32 vectors of WIDTH."""
-
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.full((WIDTH,), float(index))
 
 
 class Stream(minidl.IterableDataset[torch.Tensor]):
@@ -47,7 +38,7 @@ def many(samples: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def few(samples: list[torch.Tensor]) -> list[torch.Tensor]:
-    return [torch.zeros(3) for _ in range(MANY_TENSORS)]
+    return many(samples)[1:]
 
 
 def text(samples: list[torch.Tensor]) -> dict[str, Any]:
@@ -64,17 +55,10 @@ def failing(samples: list[torch.Tensor]) -> Any:
     return torch.stack(samples)
 
 
-def recorded(path: Path, dataset: Any = None, *, epochs: int = 1, take: int = 99, **options: Any) -> Trace:
-    """A loader's run, recorded; `take` batches of each epoch are consumed."""
+def loader(dataset: Any = None, **options: Any) -> minidl.DataLoader[Any]:
+    """Of three batches of four float32 vectors of WIDTH, if no other dataset is given."""
     options = {"batch_size": 4, "num_workers": 1} | options
-    with minidl.trace(path):
-        loader = minidl.DataLoader(Vectors() if dataset is None else dataset, **options)
-        for _ in range(epochs):
-            for count, _batch in enumerate(loader, 1):
-                if count == take:
-                    break
-        del loader
-    return read_trace(path)
+    return minidl.DataLoader(wl.Tensors(12, WIDTH) if dataset is None else dataset, **options)
 
 
 def bytes_of(found: Ledger, kind: Copy) -> list[int]:
@@ -82,12 +66,36 @@ def bytes_of(found: Ledger, kind: Copy) -> list[int]:
 
 
 # --- The live loader --------------------------------------------------------------------------------------------------
+LIVE: dict[str, dict[str, Any]] = {
+    "default": {"num_workers": 2},
+    "own stack": {"collate_fn": stacked},
+    "many": {"collate_fn": many},
+    "few": {"collate_fn": few},
+    "text": {"collate_fn": text},
+    "shared": {"collate_fn": shared},
+    "stream": {"dataset": Stream()},
+}
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ledger]:
+    """The part of each loader in the ledger of one recording."""
+    place = tmp_path_factory.mktemp("live") / "trace"
+    with minidl.trace(place):
+        for options in LIVE.values():
+            list(loader(**options))
+    trace = read_trace(place)
+    whole = ledger(trace)
+    parts = {name: part(trace, whole, [number]) for name, number in zip(LIVE, sorted(trace.loaders), strict=True)}
+    assert len(whole.copies) == sum(len(found.copies) for found in parts.values())
+    return parts
+
+
 @pytest.mark.live
-def test_default_collate_stacks_into_shared_memory_and_nothing_is_copied_again(tmp_path: Path) -> None:
-    found = ledger(recorded(tmp_path / "t", num_workers=2))
-    assert bytes_of(found, Copy.COLLATE) == [4 * ROW_BYTES] * 3
+def test_default_collate_stacks_into_shared_memory_and_nothing_is_copied_again(live: dict[str, Ledger]) -> None:
+    found = live["default"]
+    assert bytes_of(found, Copy.COLLATE) == found.batches["by_handle"].tolist() == [4 * ROW_BYTES] * 3
     assert bytes_of(found, Copy.FEEDER) == [0] * 3
-    assert found.batches["by_handle"].tolist() == [4 * ROW_BYTES] * 3
     assert found.batches["tensors"].tolist() == [1] * 3
     assert found.batches["worker"].tolist() == [0, 1, 0]
     assert found.batches["yielded"].all()
@@ -98,63 +106,85 @@ def test_default_collate_stacks_into_shared_memory_and_nothing_is_copied_again(t
 
 
 @pytest.mark.live
-def test_a_stack_of_ones_own_costs_one_more_copy_of_exactly_the_batch(tmp_path: Path) -> None:
-    found = ledger(recorded(tmp_path / "t", collate_fn=stacked))
+def test_a_stack_of_ones_own_costs_one_more_copy_of_exactly_the_batch(live: dict[str, Ledger]) -> None:
+    found = live["own stack"]
     assert bytes_of(found, Copy.COLLATE) == [0] * 3
     assert bytes_of(found, Copy.FEEDER) == found.batches["by_handle"].tolist() == [4 * ROW_BYTES] * 3
     assert found.batches["avoidable"].tolist() == [4 * ROW_BYTES] * 3
-    copies = found.copies[found.copies["kind"] == Copy.FEEDER]
-    assert (copies["why"] == Why.NOT_SHARED_YET).all()
+    assert set(found.copies["why"][found.copies["kind"] == Copy.FEEDER]) == {Why.NOT_SHARED_YET}
     assert "default_collate stacks tensors" in found.text()
 
 
 @pytest.mark.live
-def test_many_tensors_are_many_segments_and_their_message_is_all_handles(tmp_path: Path) -> None:
-    found = ledger(recorded(tmp_path / "t", collate_fn=many))
-    count = MANY_TENSORS + 1
+def test_many_tensors_are_many_segments_and_their_message_is_all_handles(live: dict[str, Ledger]) -> None:
+    found, count = live["many"], MANY_TENSORS + 1
     assert found.batches["tensors"].tolist() == [count] * 3
-    copies = found.copies[found.copies["kind"] == Copy.FEEDER]
-    assert copies["bytes"].tolist() == [12] * 3 * count
+    assert found.copies["bytes"][found.copies["kind"] == Copy.FEEDER].tolist() == [12] * 3 * count
     assert 0 < found.batches["payload"].max() <= HANDLE_BYTES * (count + 1)
-    for kind in MESSAGE:
-        assert (found.copies["why"][found.copies["kind"] == kind] == Why.MANY_TENSORS).all()
+    assert set(found.copies["why"][np.isin(found.copies["kind"], MESSAGE)]) == {Why.MANY_TENSORS}
     assert "many tensors: join the tensors" in found.text()
+    remarkable = live["few"]
+    assert remarkable.batches["tensors"].tolist() == [MANY_TENSORS] * 3
+    assert bytes_of(remarkable, Copy.FEEDER) == remarkable.batches["avoidable"].tolist()
 
 
 @pytest.mark.live
-def test_a_few_tensors_are_no_remark(tmp_path: Path) -> None:
-    found = ledger(recorded(tmp_path / "t", collate_fn=few))
-    assert found.batches["tensors"].tolist() == [MANY_TENSORS] * 3
-    assert (found.batches["avoidable"] == found.batches["feeder"]).all()
-
-
-@pytest.mark.live
-def test_what_is_no_tensor_goes_through_the_pipe_and_is_copied_each_time(tmp_path: Path) -> None:
-    found = ledger(recorded(tmp_path / "t", collate_fn=text))
-    payload = len(pickle.dumps(text([]), pickle.HIGHEST_PROTOCOL))
+def test_what_is_no_tensor_goes_through_the_pipe_and_is_copied_each_time(live: dict[str, Ledger]) -> None:
+    found, payload = live["text"], len(pickle.dumps(text([]), pickle.HIGHEST_PROTOCOL))
     assert payload == len(dumps(text([]))[0]) > LARGE_PAYLOAD
     assert bytes_of(found, Copy.PICKLE) == bytes_of(found, Copy.REBUILD) == [payload] * 3
     assert bytes_of(found, Copy.WRITE) == bytes_of(found, Copy.READ)
     assert found.batches["write"].min() > payload
-    assert (found.batches["by_handle"] == 0).all()
-    assert (found.batches["avoidable"] == sum(found.batches[kind.name.lower()] for kind in MESSAGE)).all()
+    assert not found.batches["by_handle"].any()
+    assert (
+        bytes_of(found, Copy.PICKLE)
+        != found.batches["avoidable"].tolist()
+        == [sum(each) for each in zip(*(bytes_of(found, kind) for kind in MESSAGE), strict=True)]
+    )
     assert "pickled data: send the data as a tensor" in found.text()
 
 
 @pytest.mark.live
-def test_what_is_shared_already_crosses_without_a_copy(tmp_path: Path) -> None:
-    found = ledger(recorded(tmp_path / "t", collate_fn=shared))
+def test_what_is_shared_already_crosses_without_a_copy(live: dict[str, Ledger]) -> None:
+    found = live["shared"]
     assert found.batches["by_handle"].tolist() == [4 * ROW_BYTES] * 3
     assert bytes_of(found, Copy.COLLATE) == bytes_of(found, Copy.FEEDER) == [0] * 3
     assert not found.batches["avoidable"].any()
     assert found.copies_per_byte < 1
 
 
+def test_without_workers_nothing_crosses(tmp_path: Path) -> None:
+    with minidl.trace(tmp_path):
+        list(loader(num_workers=0))
+    trace = read_trace(tmp_path)
+    (number,) = trace.loaders
+    found = ledger(trace)
+    assert len(found.copies) == 0
+    assert found.text() == (
+        "no worker sent a batch to the loader\n"
+        f"  iterator {number} has no workers: it sends no batches, and the trace does not have its bytes"
+    )
+
+
+@pytest.mark.live
+def test_tasks_that_are_no_batches_are_not_counted_as_such(tmp_path: Path, live: dict[str, Ledger]) -> None:
+    exhausted = live["stream"]
+    assert len(exhausted.sent) == 1
+    assert ev.Outcome.EXHAUSTED in exhausted.batches["outcome"]
+    with minidl.trace(tmp_path), pytest.raises(ValueError, match="no"):
+        list(loader(collate_fn=failing))
+    failed = ledger(read_trace(tmp_path))
+    assert failed.batches["outcome"].tolist()[:2] == [ev.Outcome.DATA, ev.Outcome.ERROR]
+    assert 1 not in failed.sent["task"]
+
+
 @pytest.mark.live
 def test_epochs_of_persistent_workers_are_told_apart(tmp_path: Path) -> None:
     """Also where an epoch is left in the middle: what was prefetched for it is its own, and never yielded."""
-    options = {"persistent_workers": True, "num_workers": 2, "prefetch_factor": 1}
-    found = ledger(recorded(tmp_path / "t", epochs=3, take=1, **options))
+    with minidl.trace(tmp_path), loader(persistent_workers=True, num_workers=2, prefetch_factor=1) as three:
+        for _ in range(3):
+            next(iter(three))
+    found = ledger(read_trace(tmp_path))
     assert set(found.batches["epoch"].tolist()) == {0, 1, 2}
     for number in (0, 1):  # the last epoch's tasks may be cut short by the shutdown
         batches = found.batches[found.batches["epoch"] == number]
@@ -175,65 +205,22 @@ class Pinner:
 
 
 @pytest.mark.live
-def test_what_an_object_pins_itself_is_said_to_be_unseen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("collate_fn", "pinned", "notes"),
+    [(None, 4 * ROW_BYTES, []), (Pinner, 0, ["batches whose pinning shows no bytes: 3;"])],
+    ids=["tensors", "objects that pin themselves"],
+)
+def test_pinning_is_a_copy_and_a_simulated_one_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, collate_fn: Any, pinned: int, notes: list[str]
+) -> None:
     monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
-    found = {}
-    for name, collate_fn in (("own", Pinner), ("plain", stacked)):
-        with minidl.trace(tmp_path / name):
-            list(minidl.DataLoader(Vectors(), 4, num_workers=1, pin_memory=True, collate_fn=collate_fn))
-        found[name] = ledger(read_trace(tmp_path / name))
-    assert found["own"].batches["pin"].tolist() == [0, 0, 0]
-    assert any(note.startswith("batches whose pinning shows no bytes: 3;") for note in found["own"].notes)
-    assert found["plain"].batches["pin"].tolist() == [4 * ROW_BYTES] * 3
-    assert not any("pinning shows no bytes" in note for note in found["plain"].notes)
-
-
-@pytest.mark.live
-def test_pinning_is_a_copy_and_a_simulated_one_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
-    found = ledger(recorded(tmp_path / "t", pin_memory=True))
-    assert bytes_of(found, Copy.PIN) == [4 * ROW_BYTES] * 3
+    with minidl.trace(tmp_path):
+        list(loader(pin_memory=True, collate_fn=collate_fn))
+    found = ledger(read_trace(tmp_path))
+    assert bytes_of(found, Copy.PIN) == [pinned] * 3
     assert bytes_of(found, Copy.READ) == bytes_of(found, Copy.WRITE)
-    assert found.notes == ["the pinning is simulated"]
-
-
-@pytest.mark.live
-def test_tasks_that_are_no_batches_are_not_counted_as_such(tmp_path: Path) -> None:
-    exhausted = ledger(recorded(tmp_path / "a", Stream()))
-    assert len(exhausted.sent) == 1
-    assert ev.Outcome.EXHAUSTED in exhausted.batches["outcome"]
-    with pytest.raises(ValueError, match="no"):
-        recorded(tmp_path / "b", collate_fn=failing)
-    failed = ledger(read_trace(tmp_path / "b"))
-    assert failed.batches["outcome"].tolist()[:2] == [ev.Outcome.DATA, ev.Outcome.ERROR]
-    assert 1 not in failed.sent["task"]
-
-
-@pytest.mark.live
-def test_without_workers_nothing_crosses(tmp_path: Path) -> None:
-    trace = recorded(tmp_path / "t", num_workers=0)
-    (number,) = trace.loaders
-    found = ledger(trace)
-    assert len(found.copies) == 0
-    assert found.text() == (
-        "no worker sent a batch to the loader\n"
-        f"  iterator {number} has no workers: it sends no batches, and the trace does not have its bytes"
-    )
-
-
-@pytest.mark.live
-def test_one_loader_of_two(tmp_path: Path) -> None:
-    with minidl.trace(tmp_path / "t"):
-        for collate_fn in (None, stacked):
-            list(minidl.DataLoader(Vectors(), batch_size=6, num_workers=1, collate_fn=collate_fn))
-    trace = read_trace(tmp_path / "t")
-    first, second = sorted(trace.loaders)
-    both = ledger(trace)
-    of_first, of_second = (part(trace, both, [number]) for number in (first, second))
-    assert bytes_of(of_first, Copy.FEEDER) == [0, 0]
-    assert bytes_of(of_second, Copy.FEEDER) == [6 * ROW_BYTES] * 2
-    assert len(both.copies) == len(of_first.copies) + len(of_second.copies)
-    assert bytes_of(both, Copy.FEEDER) == [0, 0, 6 * ROW_BYTES, 6 * ROW_BYTES]
+    assert [note.partition(" 3;")[0] + " 3;" for note in found.notes if note != "the pinning is simulated"] == notes
+    assert "the pinning is simulated" in found.notes
 
 
 # --- Traces made by hand ----------------------------------------------------------------------------------------------
@@ -244,8 +231,8 @@ def event(code: int, task: int, time: int, x: int = 0, y: int = 0, z: int = 0, *
     return {"code": code, "task": task, "worker": 0, "time": time, "x": x, "y": y, "z": z, **more}
 
 
-def loader_line(number: int, **params: object) -> dict[str, object]:
-    return {"kind": "loader", "loader": number, **params}
+def params(number: int, **given: object) -> dict[str, object]:
+    return {"kind": "loader", "loader": number, **given}
 
 
 def made(path: Path, loader: list[dict[str, int]], worker: list[dict[str, int]], *lines: dict[str, object]) -> Trace:
@@ -358,8 +345,8 @@ def test_an_epoch_whose_begin_is_lost_is_said(tmp_path: Path) -> None:
 def test_pageable_is_said_where_another_loader_proves_an_accelerator(
     tmp_path: Path, other: dict[str, object], proven: bool
 ) -> None:
-    plain = loader_line(1, pin_memory=False, pin_memory_device=None)
-    trace = made(tmp_path / "t", [epoch(0, 1), *arrival(0, 20, 300, 400, 2, 5000)], [], plain, loader_line(2, **other))
+    plain = params(1, pin_memory=False, pin_memory_device=None)
+    trace = made(tmp_path / "t", [epoch(0, 1), *arrival(0, 20, 300, 400, 2, 5000)], [], plain, params(2, **other))
     notes = ledger(trace).notes
     assert bool(notes) == proven
     if proven:
@@ -404,9 +391,7 @@ def test_what_goes_in_slabs(tmp_path: Path) -> None:
         event(ev.SLAB_TAKE, 1, 12, 256, 1 << 16, ev.SlabSource.ALONE),
     ]  # fmt: skip
     loader = [epoch(0, 1), *arrival(0, 20, 300, 400, 40, 58_064), event(ev.SLAB_RELEASE, 0, 30, 0, 1 << 16)]
-    found = ledger(
-        made(tmp_path, loader, worker, loader_line(1, num_workers=1, transport="arena", arena_bytes=1 << 20))
-    )
+    found = ledger(made(tmp_path, loader, worker, params(1, num_workers=1, transport="arena", arena_bytes=1 << 20)))
     assert [bytes_of(found, kind) for kind in (Copy.COLLATE, Copy.SLAB, Copy.FEEDER)] == [[30_000], [20_000], [0]]
     assert found.batches["by_handle"].tolist() == [58_000]
     assert found.batches["avoidable"].tolist() == [20_000], "that of many tensors each has its handle costs no segment"

@@ -12,15 +12,16 @@ import made_trace
 import numpy as np
 import pytest
 import torch
+import workloads as wl
 from oracle_trace import stop_recording, write_process
 
 import minidl
 from minidl.speed.ledger import Copy
 from minidl.speed.summary import Summary, summary
-from minidl.speed.wall_clock import Bound, waiting
+from minidl.speed.wall_clock import waiting
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Phase
-from minidl.tracefile.reader import Trace, read_trace
+from minidl.tracefile.reader import read_trace
 from minidl.tracefile.words import duration
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -43,58 +44,52 @@ class Rows(minidl.Dataset[torch.Tensor]):
         return torch.zeros(256)
 
 
-def record(directory: Path, dataset: Any = None, **options: Any) -> Trace:
-    with minidl.trace(directory), minidl.DataLoader(dataset or Rows(), **options) as loader:
+def record(directory: Path, **options: Any) -> Summary:
+    with minidl.trace(directory), minidl.DataLoader(Rows(), batch_size=4, **options) as loader:
         assert len(list(loader)) == len(loader)
-    return read_trace(directory)
-
-
-def as_lists(samples: list[torch.Tensor]) -> list[torch.Tensor]:
-    return samples
+    return summary(read_trace(directory))
 
 
 @pytest.mark.live
 def test_counts_and_bytes_of_a_run_with_workers(tmp_path: Path) -> None:
-    told = summary(record(tmp_path / "trace", batch_size=4, num_workers=2, prefetch_factor=3))
+    """A sample lies inside its fetch, a wait inside its next: no part is longer than the whole."""
+    told = record(tmp_path / "trace", num_workers=2, prefetch_factor=3)
     (loader,) = told.loaders
     assert (loader.epochs, loader.batches, loader.errors) == (1, 3, 0)
-    assert [worker.tasks for worker in loader.workers] == [2, 1]
-    assert [worker.ended for worker in loader.workers] == ["sentinel", "sentinel"]
+    assert [(worker.tasks, worker.ended) for worker in loader.workers] == [(2, "sentinel"), (1, "sentinel")]
     assert loader.account.moved(Copy.COLLATE) == (12 * KIB, 3)
     assert loader.account.moved(Copy.FEEDER) == (0, 0)
-    counts = {stage: figures.count for stage, figures in loader.stages.items()}
-    assert (counts["fetch"], counts["collate"], counts["sample"], counts["rebuild"]) == (3, 3, 12, 3)
-    assert "prefetch_factor=3" in told.text()
-    assert told.processes == 3
-    assert told.problems == []
-
-
-@pytest.mark.live
-def test_a_collate_fn_of_ones_own_costs_a_copy(tmp_path: Path) -> None:
-    (loader,) = summary(record(tmp_path / "trace", batch_size=4, num_workers=2, collate_fn=as_lists)).loaders
-    assert loader.account.moved(Copy.COLLATE) == (0, 0)
-    assert loader.account.moved(Copy.FEEDER) == (12 * KIB, 12)
-    assert "copied there by the feeder 12.0 KiB (12)" in loader.text()
-
-
-@pytest.mark.live
-def test_a_run_without_workers(tmp_path: Path) -> None:
-    told = summary(record(tmp_path / "trace", batch_size=4))
-    (loader,) = told.loaders
-    assert (loader.batches, loader.workers, loader.start_up) == (3, [], None)
-    assert told.open == []
-
-
-@pytest.mark.live
-def test_stages_add_up(tmp_path: Path) -> None:
-    """A sample lies inside its fetch, a wait inside its next: no part is longer than the whole."""
-    (loader,) = summary(record(tmp_path / "trace", batch_size=4, num_workers=2)).loaders
     stages = loader.stages
+    assert [stages[name].count for name in ("fetch", "collate", "sample", "rebuild")] == [3, 3, 12, 3]
+    assert "prefetch_factor=3" in told.text()
+    assert (told.processes, told.problems) == (3, [])
     assert stages["sample"].total + stages["collate"].total <= stages["fetch"].total
     assert stages["wait"].total <= loader.waited
     assert loader.waited + loader.consumer <= loader.wall
-    assert all(s.p50 <= s.p95 <= s.most <= s.total for s in stages.values())
-    assert all(w.fetching + w.idle <= w.time for w in loader.workers)
+    assert [name for name, s in stages.items() if not s.p50 <= s.p95 <= s.most <= s.total] == []
+    assert [worker for worker in loader.workers if worker.fetching + worker.idle > worker.time] == []
+
+
+@pytest.mark.live
+def test_a_copy_by_the_feeder_and_a_simulated_pinning_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
+    (loader,) = record(tmp_path / "trace", num_workers=2, pin_memory=True, collate_fn=wl.as_list).loaders
+    assert (loader.account.moved(Copy.COLLATE), loader.account.moved(Copy.FEEDER)) == ((0, 0), (12 * KIB, 12))
+    assert "copied there by the feeder 12.0 KiB (12)" in loader.text()
+    assert (loader.account.moved(Copy.PIN)[0], loader.pin_simulated) == (12 * KIB, True)
+    assert "pinned (simulated) 12.0 KiB" in loader.text()
+    trace = read_trace(tmp_path / "trace")
+    assert loader.stages["wait"].count == len(trace.select("ready_get", Phase.END))
+    assert loader.stages["pin idle"].count == len(trace.select("result_get", Phase.END))
+
+
+def test_a_run_without_workers_or_without_a_loader(tmp_path: Path) -> None:
+    told = record(tmp_path / "trace")
+    (loader,) = told.loaders
+    assert (loader.batches, loader.workers, loader.start_up, told.open) == (3, [], None, [])
+    with minidl.trace(tmp_path / "empty"):
+        pass
+    assert "no iterator in this trace" in summary(read_trace(tmp_path / "empty")).text()
 
 
 @pytest.mark.live
@@ -136,7 +131,7 @@ def test_pinning_that_is_simulated_is_called_so(tmp_path: Path, monkeypatch: pyt
 
 
 def imagined(directory: Path, **options: Any) -> Summary:
-    return summary(read_trace(made_trace.write(directory, made_trace.Run(**options))))
+    return summary(made_trace.made(directory, **options))
 
 
 def test_percentiles_and_totals_to_the_nanosecond(tmp_path: Path) -> None:
@@ -153,22 +148,16 @@ def test_percentiles_and_totals_to_the_nanosecond(tmp_path: Path) -> None:
 
 def test_the_verdict_is_told_with_its_evidence_and_the_next_step(tmp_path: Path) -> None:
     (loader,) = imagined(tmp_path / "trace", batches=200, step=10_000).loaders
-    assert loader.verdict.kind is Bound.SUPPLY
     lines = loader.text().splitlines()
     place = lines.index("  " + loader.verdict.sentence)
     assert lines[place + 1].startswith("    waited ")
     assert "  next step: " + loader.verdict.next_step in lines[place:]
 
 
-def test_a_hang_is_told_with_its_sample_and_who_waits_for_it(tmp_path: Path) -> None:
-    told = imagined(tmp_path / "trace", **made_trace.HUNG)
-    assert any("worker 1" in text and "in sample 38 (task 9)" in text for text in told.open)
-    assert any(text.startswith("loader") and "waiting for task 9 of worker 1" in text for text in told.open)
-    assert "when the trace ends:" in told.text()
-
-
 def test_in_a_hang_what_is_open_comes_first_and_no_hint_is_about_speed(tmp_path: Path) -> None:
     told = imagined(tmp_path / "trace", **made_trace.HUNG | {"poll": 5_000_000_000})
+    assert any("worker 1" in text and "in sample 38 (task 9)" in text for text in told.open)
+    assert any(text.startswith("loader") and "waiting for task 9 of worker 1" in text for text in told.open)
     lines = told.text().splitlines()
     assert lines[0] == told.headline.sentence
     assert lines[0].startswith("hung for 30.0 s, since 0.01 s: waiting for worker 1 (pid 1101), in sample 38 (task 9)")
@@ -182,7 +171,7 @@ def test_in_a_hang_what_is_open_comes_first_and_no_hint_is_about_speed(tmp_path:
 
 def test_who_polls_has_waited_since_his_first_poll(tmp_path: Path) -> None:
     """The loader asks whether its workers live and waits on: it has waited since it began to."""
-    trace = read_trace(made_trace.write(tmp_path / "t", made_trace.Run(**made_trace.HUNG | {"polls": 7})))
+    trace = made_trace.made(tmp_path / "t", **made_trace.HUNG | {"polls": 7})
     end = int(trace.events["time"][-1])
     gets = trace.select("result_get", Phase.BEGIN)
     gets = gets[gets["task"] == 9]
@@ -208,33 +197,16 @@ def test_a_process_id_that_is_used_again(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.live
-def test_a_trace_without_a_loader(tmp_path: Path) -> None:
-    with minidl.trace(tmp_path / "trace"):
-        pass
-    assert "no iterator in this trace" in summary(read_trace(tmp_path / "trace")).text()
-
-
 def test_who_stopped_recording_is_not_said_to_be_there_still(tmp_path: Path) -> None:
-    path = made_trace.write(tmp_path / "t", made_trace.Run(batches=40))
-    whole = read_trace(path)
-    since = int(whole.select("next", ev.Phase.BEGIN)["time"][20])
-    stop_recording(path, made_trace.LOADER_PID, 300, errno.ENOSPC, since)
-    found = summary(read_trace(path))
-    (line,) = (text for text in found.open if text.startswith("loader"))
-    assert " when its recording stopped, " in line
-    assert "has been" not in line
-
-
-def test_the_verdict_asks_only_the_time_that_everybody_records(tmp_path: Path) -> None:
     """The loader's last `next` seems open until the workers' last events, which it did not wait for."""
     path = made_trace.write(tmp_path / "t", made_trace.Run(batches=40))
-    whole = read_trace(path)
-    since = int(whole.select("next", ev.Phase.BEGIN)["time"][20])
+    since = int(read_trace(path).select("next", Phase.BEGIN)["time"][20])
     stop_recording(path, made_trace.LOADER_PID, 300, errno.ENOSPC, since)
     trace = read_trace(path)
-    found = waiting(trace, 1)
-    begin = int(trace.events["time"][trace.events["loader"] == 1][0])
+    (line,) = (text for text in summary(trace).open if text.startswith("loader"))
+    assert " when its recording stopped, " in line
+    assert "has been" not in line
+    found, begin = waiting(trace, 1), int(trace.events["time"][trace.events["loader"] == 1][0])
     assert found.total + found.consumer <= since - begin
 
 

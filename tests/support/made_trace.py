@@ -322,10 +322,15 @@ def write(directory: Path, *runs: Run) -> Path:
         for process in run.run():
             process.write(directory)
         if run.slabs:
-            (side,) = directory.glob(f"{run.first_pid}-*.meta.jsonl")
-            with side.open("a") as file:
-                file.write(json.dumps({"kind": "loader", "loader": run.loader, "transport": "arena"}) + "\n")
+            describe(directory, run.first_pid, run.loader, transport="arena")
     return directory
+
+
+def describe(directory: Path, pid: int = LOADER_PID, loader: int = 1, **params: Any) -> None:
+    """Add parameters of a loader to what its process has written."""
+    (side,) = directory.glob(f"{pid}-*.meta.jsonl")
+    with side.open("a") as file:
+        file.write(json.dumps({"kind": "loader", "loader": loader, **params}) + "\n")
 
 
 def made(directory: Path, *runs: Run, **run: Any) -> Trace:
