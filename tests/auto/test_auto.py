@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import errno
+import itertools
 import json
 import math
 import multiprocessing.process
@@ -77,12 +78,15 @@ class Numbers(minidl.Dataset[Any]):
 
 
 class Shuffled(torch.utils.data.Sampler[int]):
-    """An order that no generator of torch's gives again."""
+    """An order that no generator of torch's gives again. Counts its epochs."""
+
+    begun = 0
 
     def __len__(self) -> int:
         return 40
 
     def __iter__(self) -> Iterator[int]:
+        self.begun += 1
         return iter(random.sample(range(40), 40))
 
 
@@ -120,21 +124,29 @@ def epochs_of(loader: Any, count: int = 3) -> list[Any]:
         return [batch.tolist() for _ in range(count) for batch in loader]
 
 
+PERSISTENT = {"persistent_workers": True}
+OPTIONS: list[dict[str, Any]] = [{}, PERSISTENT, {"transport": "arena"}, {"timeout": 60}]
+SAMPLED = [{"sampler": Shuffled()}, PERSISTENT | {"sampler": Shuffled()}]
+
+
 @pytest.mark.live
-@pytest.mark.parametrize("chosen", [(3, 2), (1,)], ids=str)
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"persistent_workers": True}, {"transport": "arena"}, {"sampler": Shuffled()}, {"timeout": 60}],
-    ids=lambda options: "-".join(options) or "plain",
+    ("chosen", "options"),
+    [*itertools.product([(3, 2), (1,)], OPTIONS + SAMPLED), ((0,), {}), ((3,), SAMPLED[0])],
+    ids=lambda one: str(one) if isinstance(one, tuple) else "-".join(one) or "plain",
 )
 def test_batches_come_as_with_any_fixed_number(
     chosen: tuple[int, ...], options: dict[str, Any], told: Callable[..., None]
 ) -> None:
+    """The sampler is also asked as often."""
     told(*chosen)
+    begun = getattr(options.get("sampler"), "begun", 0)
     loader = seeded("auto", **options)
     found, after = epochs_of(loader), torch.rand(1)
+    asked = getattr(options.get("sampler"), "begun", 0)
     assert found == epochs_of(seeded(2, **options))
     assert after == torch.rand(1)
+    assert asked - begun == getattr(options.get("sampler"), "begun", 0) - asked
     assert loader.num_workers in chosen
     assert loader.prefetch_factor == 2
 
@@ -142,19 +154,19 @@ def test_batches_come_as_with_any_fixed_number(
 @pytest.mark.live
 def test_indices_may_be_arrays_which_no_comparison_tells_apart(told: Callable[..., None]) -> None:
     told(3)
-    drawn = [torch.arange(at, at + 2).numpy() for at in range(0, 40, 2)]
-    with minidl.DataLoader(Numbers(), num_workers="auto", batch_sampler=drawn) as loader:  # type: ignore[arg-type]
+    drawn: Any = [torch.arange(at, at + 2).numpy() for at in range(0, 40, 2)]
+    with minidl.DataLoader(Numbers(), num_workers="auto", batch_sampler=drawn) as loader:
         assert [batch.tolist() for batch in loader] == [indices.tolist() for indices in drawn]
 
 
 @pytest.mark.live
 @pytest.mark.parametrize(
     ("taken", "others"),
-    [(0, "auto"), (3, 1), (4, "auto"), (5, 0), (6, "auto"), (11, 1), (19, "auto"), (20, 0), (23, "auto")],
+    [(0, "auto"), (3, 1), (4, "auto"), (5, 0), (11, 1), (19, "auto"), (20, 0), (23, "auto")],
 )
 def test_a_state_goes_on(taken: int, others: Any, told: Callable[..., None]) -> None:
     told(3)
-    whole = epochs_of(seeded(1), 2)
+    whole = epochs_of(seeded(0), 2)
     state: dict[str, Any] = {}
     with seeded("auto") as loader:
         for number, _ in enumerate((batch for _ in range(2) for batch in loader), 1):
@@ -166,67 +178,44 @@ def test_a_state_goes_on(taken: int, others: Any, told: Callable[..., None]) -> 
     assert epochs_of(resumed, 2 - taken // 20) == whole[taken + 1 :]
 
 
+def batches_and_errors(iterator: Any, then: Callable[[], Any] = lambda: None) -> tuple[list[list[int]], list[Any]]:
+    """All batches, and for each LookupError what `then` gives."""
+    found, errors = [], []
+    while True:
+        try:
+            if (batch := next(iterator, None)) is None:
+                return found, errors
+            found.append(batch.tolist())
+        except LookupError:
+            errors.append(then())
+
+
 @pytest.mark.live
 def test_an_error_is_its_batch(told: Callable[..., None]) -> None:
     told(3)
     with seeded("auto", Numbers(wrong=13)) as loader:
-        iterator, found = iter(loader), []
-        while True:
-            try:
-                found.append(next(iterator).tolist())
-            except LookupError:
-                state = loader.state_dict()
-            except StopIteration:
-                break
+        found, (state,) = batches_and_errors(iter(loader), loader.state_dict)
     assert found == [[n, n + 1] for n in range(0, 40, 2) if n != 12]
     assert (state["yielded"], state["batches"], state["num_workers"]) == (7, 6, 3)
 
 
 @pytest.mark.live
 def test_shards_belong_to_a_number_that_changes_between_epochs(told: Callable[..., None]) -> None:
+    """Also if the loader goes on from a state that it had in its first epoch."""
     told(3)
     with seeded("auto", Shards()) as loader:
-        begun = loader.num_workers
-        epochs = [list(loader) for _ in range(2)]
-    for epoch, workers in zip(epochs, (begun, 3), strict=True):
-        assert sorted(n for numbers, _ in epoch for n in numbers.tolist()) == list(range(40))
-        assert {n for _, each in epoch for n in each.tolist()} == {workers}
-
-
-@pytest.mark.live
-def test_batches_come_as_with_any_fixed_number_if_no_workers_are_chosen(told: Callable[..., None]) -> None:
-    told(0)
-    loader = seeded("auto")
-    assert epochs_of(loader) == epochs_of(seeded(2))
-    assert loader.num_workers == 0
-
-
-class Counted(torch.utils.data.Sampler[int]):
-    """Counts its epochs."""
-
-    begun = 0
-
-    def __len__(self) -> int:
-        return 40
-
-    def __iter__(self) -> Iterator[int]:
-        self.begun += 1
-        return iter(range(40))
-
-
-@pytest.mark.live
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("chosen", [(3, 2), (1,), (3,)], ids=str)
-def test_the_sampler_is_asked_as_often_as_with_a_fixed_number(
-    chosen: tuple[int, ...], persistent: bool, told: Callable[..., None]
-) -> None:
-    told(*chosen)
-    begun = []
-    for number in ("auto", 2):
-        sampler = Counted()
-        epochs_of(seeded(number, sampler=sampler, persistent_workers=persistent))
-        begun.append(sampler.begun)
-    assert begun[0] == begun[1]
+        iterator, begun = iter(loader), loader.num_workers
+        first = [next(iterator)]
+        state = loader.state_dict()
+        first += iterator
+        second = list(loader)
+        for epoch, workers in ((first, begun), (second, 3)):
+            assert sorted(n for numbers, _ in epoch for n in numbers.tolist()) == list(range(40))
+            assert {n for _, each in epoch for n in each.tolist()} == {workers}
+        assert (begun != 3, loader.num_workers) == (True, 3)
+        loader.load_state_dict(state)
+        assert [numbers.tolist() for numbers, _ in loader] == [numbers.tolist() for numbers, _ in first[1:]]
+        assert loader.num_workers == begun
 
 
 @pytest.mark.live
@@ -321,10 +310,10 @@ class Rolls(Numbers):
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("persistent", [False, True])
-def test_no_worker_draws_anothers_random_numbers(persistent: bool, told: Callable[..., None]) -> None:
+@pytest.mark.parametrize("options", [{}, PERSISTENT], ids=str)
+def test_no_worker_draws_anothers_random_numbers(options: dict[str, Any], told: Callable[..., None]) -> None:
     told(3, 2, 4)
-    drawn = epochs_of(seeded("auto", Rolls(), persistent_workers=persistent))
+    drawn = epochs_of(seeded("auto", Rolls(), **options))
     assert len({number for batch in drawn for number in batch}) == 120
 
 
@@ -340,22 +329,9 @@ def test_workers_that_were_closed_take_no_seed_along(chosen: int, told: Callable
 
 
 @pytest.mark.live
-def test_a_loader_that_has_run_goes_on_from_its_state(told: Callable[..., None]) -> None:
-    told(3)
-    with seeded("auto", Shards()) as loader:
-        iterator, begun = iter(loader), loader.num_workers
-        assert begun != 3
-        next(iterator)
-        state = loader.state_dict()
-        rest = [numbers.tolist() for numbers, _ in iterator]
-        loader.load_state_dict(state)
-        assert [numbers.tolist() for numbers, _ in loader] == rest
-        assert loader.num_workers == begun
-
-
-@pytest.mark.live
-@pytest.mark.parametrize("options", [{}, {"timeout": 60}, {"persistent_workers": True}], ids=str)
-@pytest.mark.parametrize("saved_with", [0, 24])
+@pytest.mark.parametrize(
+    ("options", "saved_with"), [({}, 0), ({}, 24), ({"timeout": 60}, 0), (PERSISTENT, 24)], ids=str
+)
 def test_a_map_datasets_state_leaves_the_number_to_the_loader(
     options: dict[str, Any], saved_with: int, told: Callable[..., None]
 ) -> None:
@@ -363,9 +339,8 @@ def test_a_map_datasets_state_leaves_the_number_to_the_loader(
     whole = epochs_of(seeded(0), 1)
     loader = seeded(0)
     next(iter(loader))
-    state = loader.state_dict() | {"num_workers": saved_with}
     resumed = seeded("auto", **options)
-    resumed.load_state_dict(state)
+    resumed.load_state_dict(loader.state_dict() | {"num_workers": saved_with})
     assert resumed.num_workers == 1
     assert epochs_of(resumed, 1) == whole[1:]
     assert resumed.num_workers == 2
@@ -410,19 +385,24 @@ def test_the_first_choice_is_said_once(capfd: pytest.CaptureFixture[str], monkey
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("make", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader)), None])
-def test_a_loader_that_is_made_after_another_chooses_again(make: Callable[[Any], Any] | None) -> None:
+@pytest.mark.parametrize("make", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+def test_a_copy_of_a_loader_chooses_again(make: Callable[[Any], Any]) -> None:
+    loader = seeded("auto")
+    for workers, kept in ((3, 3), (0, 1)):
+        loader._auto.set(workers, loader)  # type: ignore[union-attr]
+        another = make(loader)
+        assert another._auto is not loader._auto
+        assert (another.num_workers, another._auto.now) == (kept, kept)
+    assert type(loader.state_dict()["num_workers"]) is int
+
+
+def test_a_loader_that_is_made_with_anothers_number_chooses_again() -> None:
     """As frameworks make one anew, with the attributes of the program's."""
     loader = seeded("auto")
     loader._auto.set(3, loader)  # type: ignore[union-attr]
-    another = make(loader) if make is not None else seeded(loader.num_workers)
-    assert another._auto is not None
-    assert another._auto is not loader._auto
-    assert another.num_workers == (3 if make is not None else 1)
-    loader._auto.set(0, loader)  # type: ignore[union-attr]
-    if make is not None:
-        assert (make(loader).num_workers, make(loader)._auto.now) == (1, 1)
-    assert type(loader.state_dict()["num_workers"]) is int
+    another = seeded(loader.num_workers)
+    assert another._auto not in (None, loader._auto)
+    assert another.num_workers == 1
 
 
 @pytest.mark.live
@@ -432,7 +412,7 @@ def test_a_process_that_may_start_no_more_workers(
 ) -> None:
     """first: workers that can be started in all, before `fork` fails."""
     told(4)
-    whole, left = epochs_of(seeded(1), 1), [first + more]
+    whole, left = epochs_of(seeded(0), 1), [first + more]
     start = multiprocessing.process.BaseProcess.start
 
     def start_some(self: Any) -> None:
@@ -458,7 +438,7 @@ def test_limits_of_processes_and_threads(
     monkeypatch.setattr(loading, "tasks_left", lambda: left)
     loader = seeded("auto", persistent_workers=persistent)
     monkeypatch.setattr(loading.LoopMeter, "measured", lambda meter: replace(SEEN, fetch=1.0))
-    assert epochs_of(loader, 1) == epochs_of(seeded(1), 1)
+    assert epochs_of(loader, 1) == epochs_of(seeded(0), 1)
     assert loader.num_workers == number
     assert "this process may start no more" in repr(loader)
 
@@ -485,56 +465,44 @@ class Fails(torch.utils.data.Sampler[list[int]]):
         return [2 * self.drawn - 2, 2 * self.drawn - 1]
 
 
-@pytest.mark.live
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("times", [1, 2])
-def test_a_start_that_fails_loses_no_index(persistent: bool, times: int, told: Callable[..., None]) -> None:
-    told(3)
-    sampler, found, errors = Fails(times), [], 0
-    with minidl.DataLoader(
-        Numbers(), batch_sampler=sampler, num_workers="auto", persistent_workers=persistent
-    ) as loader:
-        iterator = iter(loader)
-        while (batch := _next(iterator)) is not None:
-            errors += batch is LookupError
-            found += [] if batch is LookupError else [batch.tolist()]
-    assert found == [[n, n + 1] for n in range(0, 40, 2)]
-    assert (errors, loader.num_workers) == (times, 3)
-
-
 class Interrupted(Fails):
     """A generator, which a Ctrl-C ends while it draws the ninth batch."""
 
     def __iter__(self) -> Iterator[list[int]]:
-        for number in range(len(self)):
-            if number == 8:
-                raise KeyboardInterrupt
-            yield [2 * number, 2 * number + 1]
+        yield from ([2 * number, 2 * number + 1] for number in range(8))
+        raise KeyboardInterrupt
+
+
+def drawing(sampler: Fails, **options: Any) -> minidl.DataLoader[Any]:
+    return minidl.DataLoader(Numbers(), batch_sampler=sampler, num_workers="auto", **options)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("options", [{}, PERSISTENT], ids=str)
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_start_that_fails_loses_no_index(options: dict[str, Any], times: int, told: Callable[..., None]) -> None:
+    told(3)
+    with drawing(Fails(times), **options) as loader:
+        found, errors = batches_and_errors(iter(loader))
+    assert found == [[n, n + 1] for n in range(0, 40, 2)]
+    assert (len(errors), loader.num_workers) == (times, 3)
 
 
 @pytest.mark.live
 def test_a_sampler_that_an_interrupt_has_ended_is_told_while_workers_start(told: Callable[..., None]) -> None:
     told(3)
-    with minidl.DataLoader(Numbers(), batch_sampler=Interrupted(), num_workers="auto") as loader:
-        iterator, found = iter(loader), []
+    with drawing(Interrupted()) as loader:
+        iterator = iter(loader)
         with pytest.raises(KeyboardInterrupt):
-            found.extend(iterator)
+            list(iterator)
         with pytest.raises(RuntimeError, match="the sampler has ended right after an exception"):
-            found.extend(iterator)
-
-
-def _next(iterator: Iterator[Any]) -> Any:
-    """The next batch, LookupError if that is raised, or None at the end."""
-    try:
-        return next(iterator, None)
-    except LookupError:
-        return LookupError
+            list(iterator)
 
 
 @pytest.mark.live
 def test_a_loader_that_is_closed_after_a_start_that_failed_starts_no_workers(told: Callable[..., None]) -> None:
     told(3)
-    loader = minidl.DataLoader(Numbers(), batch_sampler=Fails(), num_workers="auto")
+    loader = drawing(Fails())
     iterator = iter(loader)
     with pytest.raises(LookupError):
         list(iterator)
