@@ -64,10 +64,3 @@ def test_it_has_the_settings_batches_and_cpus(tmp_path: Path) -> None:
     _, trace = simulated(tmp_path, num_workers=2, batch_size=16, cpus=1.5)
     assert (trace.loaders[1]["batch_size"], cpus_of(trace.manifest)) == (16, 1.5)
     assert not trace.problems
-
-
-def test_the_command_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recorded = write_made(tmp_path / "recorded", Run(60, cpu=lambda took: (took // 10, 0)))
-    assert cli.main(["plan", str(recorded), "--workers", "4", "-o", str(tmp_path / "out.minidl")]) == cli.OK
-    assert cli.main(["diff", str(recorded), str(tmp_path / "out.minidl"), "--force"]) == cli.OK
-    assert "B is " in capsys.readouterr().out
