@@ -41,8 +41,12 @@ def test_the_headline_names_what_is_planted(name: str, tmp_path: Path) -> None:
     assert scene_of(trace).headline.title == title
 
 
-def test_each_program_is_in_the_table() -> None:
-    assert {path.stem for path in (HERE / "planted").glob("*.py")} == set(PROGRAMS)
+def test_each_program_is_in_the_table_and_has_what_a_step_changes() -> None:
+    texts = {path.stem: path.read_text() for path in (HERE / "planted").glob("*.py")}
+    assert texts.keys() == PROGRAMS.keys()
+    edits = [(name, *edit) for name in PROGRAMS for step in PROGRAMS[name].get("tried", {}).values()
+             for edit in step.get("edits", ())]  # fmt: skip
+    assert [(name, old) for name, old, _ in edits if old not in texts[name]] == []
 
 
 def test_the_guides_factors_were_measured() -> None:

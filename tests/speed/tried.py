@@ -22,7 +22,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from minidl.hang.headline import headline
 from minidl.tracefile.format import MANIFEST
@@ -31,50 +31,6 @@ from minidl.tracefile.reader import read_trace
 HERE = Path(__file__).parent
 PLANTED: dict[str, dict[str, Any]] = json.loads((HERE / "planted.json").read_text())["programs"]
 SECONDS = 180
-
-
-class Advice(NamedTuple):
-    """One next step. words: what the verdict says; edits: what it changes in the program's text, () = FIXED=1 does it;
-    samples: how many times as many samples a batch has then.
-    """
-
-    program: str
-    words: str
-    edits: tuple[tuple[str, str], ...] = ()
-    samples: float = 1.0
-
-
-ADVICE = (
-    Advice("outlier_samples", "make these samples cheaper"),
-    Advice("outlier_samples", "in_order=False", (("num_workers=4)", "num_workers=4, in_order=False)"),)),
-    Advice("slow_worker", "find what the program does by the worker's number"),
-    Advice("slow_worker", "shuffle", (("batch_size=8,", "batch_size=8, shuffle=True,"),)),
-    Advice("uneven_shards", "make the shards even"),
-    Advice("slow_iter", "do once what precedes the first sample"),
-    Advice("slow_iter", "persistent_workers=True", (("num_workers=2)", "num_workers=2, persistent_workers=True)"),)),
-    Advice("validation_reopened", "make the DataLoader once, persistent_workers=True"),
-    Advice("cold_pages", "read the files once before"),
-    Advice("cold_pages", "more workers for the first epoch", (("num_workers=2", "num_workers=8"),)),
-    Advice("one_worker_remote", "more workers, which sleep at the same time"),
-    Advice("direct_reads", "more workers, which wait together", (("num_workers=2", "num_workers=8"),)),
-    Advice("direct_reads", "read larger blocks", (("COUNT = 1 << 20, 4096", "COUNT = 1 << 20, 1 << 20"),)),
-    Advice("direct_reads", "read through the page cache"),
-    Advice("worker_threads", "one thread in each worker"),
-    Advice("many_tensors_pinned", "join the tensors of a batch"),
-    Advice("pickled_lists", "send the data as tensors"),
-    Advice("large_batches", "fewer bytes (uint8)"),
-    Advice("slow_worker_init", "persistent_workers=True"),
-    Advice("spawn_each_epoch", "persistent_workers=True"),
-    Advice("spawn_each_epoch", "fork, which imports nothing", (('multiprocessing_context="spawn", ', ""),)),
-    Advice("big_shuffle", "a cheaper shuffle"),
-    Advice("gc_pauses", "gc.freeze()"),
-    Advice("gil_thread", "move the thread's work to another process"),
-    Advice("gil_thread", "larger batches", (("batch_size=20", "batch_size=200"),), 10),
-    Advice("checkpoint_steps", "checkpoints less often"),
-    Advice("no_workers_decode", "num_workers=1 or more"),
-    Advice("slow_collate", "make collation cheaper"),
-    Advice("slow_sampler", "make the sampler faster"),
-)  # fmt: skip
 
 
 def _run(program: Path, fixed: bool) -> float:
@@ -87,19 +43,19 @@ def _run(program: Path, fixed: bool) -> float:
     return float(told[1]) if told else 0.0
 
 
-def tried(one: Advice, times: int, folder: Path) -> tuple[float, float]:
-    """Samples a second with the advice, by those without: the median of alternate runs, and the least of them."""
-    text = (HERE / "planted" / f"{one.program}.py").read_text()
-    before, after = (folder / f"{one.program}_{name}.py" for name in ("before", "after"))
+def tried(program: str, step: dict[str, Any], times: int, folder: Path) -> tuple[float, float]:
+    """Samples a second with a next step, by those without: the median of alternate runs, and the least of them."""
+    text = (HERE / "planted" / f"{program}.py").read_text()
+    before, after = (folder / f"{program}_{name}.py" for name in ("before", "after"))
     before.write_text(text)
-    for old, new in one.edits:
-        assert old in text, f"{one.program}.py has no {old!r}: change the edit"
+    for old, new in step.get("edits", ()):
+        assert old in text, f"{program}.py has no {old!r}: change the edit"
         text = text.replace(old, new)
     after.write_text(text)
     factors = []
     for _ in range(times):
-        without, with_it = _run(before, False), _run(after, not one.edits)
-        factors.append(one.samples * with_it / without if without else 0.0)
+        without, with_it = _run(before, False), _run(after, "edits" not in step)
+        factors.append(step.get("samples", 1) * with_it / without if without else 0.0)
     return statistics.median(factors), min(factors)
 
 
@@ -138,11 +94,11 @@ def stability(names: Iterable[str], times: int) -> Iterator[str]:
 
 def advice(names: Iterable[str], times: int) -> Iterator[str]:
     yield "| program | next step | factor (least) | load |\n|---|---|---|---|"
-    chosen = set(names)
-    for one in (one for one in ADVICE if one.program in chosen):
-        with tempfile.TemporaryDirectory() as folder:
-            median, least = tried(one, times, Path(folder))
-        yield f"| {one.program} | {one.words} | {median:.2g} ({least:.2g}) | {os.getloadavg()[0]:.0f} |"
+    for name in names:
+        for words, step in PLANTED[name].get("tried", {}).items():
+            with tempfile.TemporaryDirectory() as folder:
+                median, least = tried(name, step, times, Path(folder))
+            yield f"| {name} | {words} | {median:.2g} ({least:.2g}) | {os.getloadavg()[0]:.0f} |"
 
 
 if __name__ == "__main__":
