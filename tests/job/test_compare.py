@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
-from made_jobs import FETCH, MadeJob
+from made_jobs import MadeJob, copied, late_job
 from made_trace import write
 
 from minidl import cli
@@ -15,8 +14,7 @@ from minidl.job.compare import JobDiff
 from minidl.job.report import JobReport
 
 TRACES = Path(__file__).parent.parent.parent / "traces"
-SOUND = JobReport(MadeJob(4).record())
-LATE = JobReport(MadeJob(4, fetch=lambda rank, step: 60_000 if rank == 2 else FETCH).record())
+SOUND, LATE = JobReport(MadeJob(4).record()), JobReport(late_job())
 
 
 def test_a_straggler_that_is_gone_is_what_made_the_job_faster() -> None:
@@ -31,14 +29,11 @@ def test_a_straggler_that_is_gone_is_what_made_the_job_faster() -> None:
     assert lines[-1] == "  rank 2: 100% of all lateness in A, 0% in B"
 
 
-def test_what_a_job_lacks_is_below_its_headline() -> None:
-    lines = JobDiff(LATE, JobReport(MadeJob(4, missing=(3,)).record())).text().splitlines()
-    assert lines[3] == "    no trace of 1 rank of 4: 3"
-
-
-def test_equal_and_empty_jobs() -> None:
+def test_what_a_job_lacks_is_said() -> None:
+    lacking, empty = (JobReport(MadeJob(4, steps, missing=(3,)).record()) for steps in (60, 0))
+    assert JobDiff(LATE, lacking).text().splitlines()[3] == "    no trace of 1 rank of 4: 3"
     assert JobDiff(SOUND, SOUND).headline == "A and B are equally fast: 20.5 ms a step, A 20.5 ms"
-    assert JobDiff(SOUND, JobReport(MadeJob(4, 0).record())).headline.startswith("one of the jobs has no step")
+    assert JobDiff(SOUND, empty).headline.startswith("one of the jobs has no step")
 
 
 def test_waits_are_those_of_the_steps_that_two_ranks_have() -> None:
@@ -48,12 +43,9 @@ def test_waits_are_those_of_the_steps_that_two_ranks_have() -> None:
     assert JobDiff(job, job).parts()["samples"] == (pytest.approx(40_000), pytest.approx(40_000))
 
 
-def test_the_commands_compare_and_check_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, traces in (("a", ("workers-1", "workers-2")), ("b", ("workers-4", "workers-8"))):
-        (tmp_path / name).mkdir()
-        for rank, trace in enumerate(traces):
-            shutil.copy(TRACES / f"{trace}.minidl", tmp_path / name / f"rank-{rank}.minidl")
-    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+def test_the_command_compares_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a = str(copied(tmp_path / "a", "workers-1", "workers-2"))
+    b = str(copied(tmp_path / "b", "workers-4", "workers-8"))
     assert cli.main(["diff", a, b, "--json"]) == cli.OK
     assert json.loads(capsys.readouterr().out)["headline"].startswith("B makes")
     assert cli.main(["diff", a, b, "--rank", "0", "--force"]) == cli.OK
@@ -61,28 +53,29 @@ def test_the_commands_compare_and_check_jobs(tmp_path: Path, capsys: pytest.Capt
     assert cli.main(["diff", a, b, "-o", "x.png"]) == cli.USAGE
     assert cli.main(["diff", a, b, "--workers"]) == cli.USAGE
     assert "--workers needs one rank of each" in capsys.readouterr().err
-    capsys.readouterr()
-    assert cli.main(["check", a]) == cli.OK
+
+
+def test_the_command_checks_each_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = copied(tmp_path, "workers-1", "workers-2")
+    assert cli.main(["check", str(place)]) == cli.OK
     assert capsys.readouterr().out == "2 ranks, 2 of them break no rule\n"
     for rank in range(2, 6):
-        write(tmp_path / "a" / f"rank-{rank}")
-    assert cli.main(["check", a]) == cli.OK
+        write(place / f"rank-{rank}")
+    assert cli.main(["check", str(place)]) == cli.OK
     first, *lines = capsys.readouterr().out.splitlines()
     assert first == "6 ranks, 2 of them break no rule"
     assert lines[0].startswith("rank 2: not judged: ")
     assert lines[3:] == ["not judged in whole: rank 2, rank 3, rank 4, rank 5"]
-    (tmp_path / "b" / "rank-0.minidl").write_bytes(b"nothing")
-    assert cli.main(["check", b]) == cli.USAGE
+    (place / "rank-0.minidl").write_bytes(b"nothing")
+    assert cli.main(["check", str(place)]) == cli.USAGE
     assert "not read: rank 0: " in capsys.readouterr().out
 
 
 def test_a_rank_that_breaks_the_protocol_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shutil.copy(TRACES / "workers-2.minidl", tmp_path / "rank-0.minidl")
-    shutil.copy(TRACES / "torn-message-pin-thread.minidl", tmp_path / "rank-1.minidl")
-    code = cli.main(["check", str(tmp_path), "--json"])
-    reports = json.loads(capsys.readouterr().out)
-    assert set(reports) == {"0", "1"}
-    assert code == cli.main(["check", str(tmp_path)])
+    job = str(copied(tmp_path / "job", "workers-2", "torn-message-pin-thread"))
+    code = cli.main(["check", job, "--json"])
+    assert set(json.loads(capsys.readouterr().out)) == {"0", "1"}
+    assert code == cli.main(["check", job])
     assert ("NOT a behaviour of the protocol: rank 1" in capsys.readouterr().out) == (code == cli.FOUND)
 
 
@@ -99,10 +92,9 @@ def test_traces_whose_names_have_no_rank_are_all_checked(tmp_path: Path, capsys:
 
 @pytest.mark.parametrize("command", ["replay", "before --batch 3", "ledger", "export", "pack"])
 def test_commands_on_one_trace_ask_for_a_rank(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for rank in range(2):
-        shutil.copy(TRACES / "workers-2.minidl", tmp_path / f"rank-{rank}.minidl")
     name, *options = command.split()
-    assert cli.main([name, str(tmp_path), *options]) == cli.USAGE
+    job = str(copied(tmp_path, "workers-2", "workers-2"))
+    assert cli.main([name, job, *options]) == cli.USAGE
     assert "is a job of 2 ranks: choose one with --rank N" in capsys.readouterr().err
     if name not in ("export", "pack"):
-        assert cli.main([name, str(tmp_path), *options, "--rank", "1"]) == cli.OK
+        assert cli.main([name, job, *options, "--rank", "1"]) == cli.OK

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_jobs import MadeJob
+from made_jobs import MadeJob, copied
 from made_trace import HUNG, Run, write
 
 from minidl.hang import life
@@ -31,13 +31,6 @@ from minidl.tracefile.reader import read_trace
 TRACES = Path(__file__).parent.parent.parent / "traces"
 
 
-def job(place: Path, *names: str) -> Path:
-    place.mkdir(exist_ok=True)
-    for rank, name in enumerate(names):
-        shutil.copy(TRACES / f"{name}.minidl", place / f"rank-{rank}.minidl")
-    return place
-
-
 def read(place: Path) -> JobRecord:
     found = read_job([place])
     assert found is not None
@@ -51,7 +44,7 @@ def same(one: RankTable, other: RankTable) -> bool:
 def test_a_digest_gives_what_the_events_give_and_is_read_instead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = job(tmp_path / "job", "workers-4", "starved-gpu")
+    place = copied(tmp_path / "job", "workers-4", "starved-gpu")
     first = read(place)
     assert [table.facts.rank for table in first.ranks] == [0, 1]
     monkeypatch.setattr(digests, "make", lambda path, *, always: "not to be read")
@@ -60,7 +53,7 @@ def test_a_digest_gives_what_the_events_give_and_is_read_instead(
 
 
 def test_a_trace_of_several_ranks_has_their_tables_in_one_digest(tmp_path: Path) -> None:
-    path = job(tmp_path, "ranks-4-one-gpu") / "rank-0.minidl"
+    path = copied(tmp_path, "ranks-4-one-gpu") / "rank-0.minidl"
     made, kept = make(path), load(path)
     assert kept is not None
     assert [table.facts.rank for table in kept.ranks] == [0, 1, 2, 3]
@@ -68,24 +61,23 @@ def test_a_trace_of_several_ranks_has_their_tables_in_one_digest(tmp_path: Path)
 
 
 def test_a_digest_that_is_older_than_its_trace_or_damaged_is_made_again(tmp_path: Path) -> None:
-    path = job(tmp_path, "workers-2") / "rank-0.minidl"
-    made = make(path)
-    digest = place_of(path).read_bytes()
+    path = copied(tmp_path, "workers-2") / "rank-0.minidl"
+    made, kept = make(path), place_of(path)
+    old = kept.read_bytes()
     os.utime(path, (1, 1))
     assert load(path) is None
-    again = make(path)
-    assert all(map(same, made.ranks, again.ranks))
-    whole = place_of(path).read_bytes()
+    assert all(map(same, made.ranks, make(path).ranks))
     assert load(path) is not None
-    assert place_of(path).stat().st_mode & 0o777 == 0o600
+    assert kept.stat().st_mode & 0o777 == 0o600
+    whole = kept.read_bytes()
     for at in range(0, len(whole), 97):  # each kind of damage is an error of another kind
-        place_of(path).write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+        kept.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
         load(path)
-    for hurt in (whole[: len(whole) // 2], b"", b"x" * 100, whole.replace(b"about", b"abuot"), digest):
-        place_of(path).write_bytes(hurt)
+    for hurt in (whole[: len(whole) // 2], b"", b"x" * 100, whole.replace(b"about", b"abuot"), old):
+        kept.write_bytes(hurt)
         assert load(path) is None
-    place_of(path).unlink()
-    os.mkfifo(place_of(path))
+    kept.unlink()
+    os.mkfifo(kept)
     assert load(path) is None, "it would wait for a writer"
 
 
@@ -97,32 +89,31 @@ def test_a_digest_keeps_any_number_of_steps(tmp_path: Path, steps: int) -> None:
     assert same(*kept.ranks, table)
 
 
-def test_facts_of_other_kinds_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = job(tmp_path, "workers-2") / "rank-0.minidl"
+@pytest.mark.parametrize(
+    "wrong",
+    [None, {"rank": "1"}, {"last": [1, 2, True, 4]}, {"last": ["1", 2, True]}, {"ended": 1 << 63}]
+    + [{"parts": {"forward": "long"}}, {"problem": 1}, {"other": 1}],
+    ids=str,
+)
+def test_facts_of_other_kinds_are_not_taken(tmp_path: Path, wrong: dict[str, object] | None) -> None:
+    path = copied(tmp_path, "workers-2") / "rank-0.minidl"
     make(path)
     arrays = dict(np.load(place_of(path)))
     about = json.loads(arrays["about"].tobytes())
-    (facts,) = about["ranks"]
-    for ranks in (
-        [],
-        [facts | {"rank": "1"}],
-        [facts | {"last": [1, 2, True, 4]}],
-        [facts | {"last": ["1", 2, True]}],
-        [facts | {"ended": 1 << 63}],
-        [facts | {"parts": {"forward": "long"}}],
-        [facts | {"problem": 1}],
-        [facts | {"other": 1}],
-    ):
-        said = json.dumps(about | {"ranks": ranks}).encode()
-        np.savez(place_of(path), **arrays | {"about": np.frombuffer(said, np.uint8)})
-        assert load(path) is None
+    said = json.dumps(about | {"ranks": [] if wrong is None else [about["ranks"][0] | wrong]}).encode()
+    np.savez(place_of(path), **arrays | {"about": np.frombuffer(said, np.uint8)})
+    assert load(path) is None
+
+
+def test_a_digest_that_is_larger_than_allowed_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = copied(tmp_path, "workers-2") / "rank-0.minidl"
     monkeypatch.setattr(digests, "LARGEST", 100)
     make(path)
-    assert load(path) is None  # larger than allowed
+    assert load(path) is None
 
 
 def test_a_rank_without_an_end_is_kept_when_its_files_are_at_rest(tmp_path: Path) -> None:
-    path = job(tmp_path, "worker-sigkilled") / "rank-0.minidl"
+    path = copied(tmp_path, "worker-sigkilled") / "rank-0.minidl"
     if not make(path).ranks[0].facts.over:
         assert load(path) is None
     os.utime(path, (1e9, 1e9))
@@ -164,7 +155,7 @@ def test_a_rank_of_another_machine_runs_while_its_files_change(tmp_path: Path) -
 
 
 def test_ranks_that_cannot_be_read_are_said_and_none_at_all_is_an_error(tmp_path: Path) -> None:
-    place = job(tmp_path / "job", "workers-2", "workers-4")
+    place = copied(tmp_path / "job", "workers-2", "workers-4")
     (place / "rank-1.minidl").write_bytes(b"nothing")
     (place / "rank-2").mkdir()
     found = read(place)
@@ -176,7 +167,7 @@ def test_ranks_that_cannot_be_read_are_said_and_none_at_all_is_an_error(tmp_path
 
 
 def test_a_rank_of_a_job_and_of_a_joined_trace(tmp_path: Path) -> None:
-    place = job(tmp_path, "workers-2", "workers-4")
+    place = copied(tmp_path, "workers-2", "workers-4")
     assert trace_of([place], 1).path.name == "rank-1.minidl"
     with pytest.raises(TraceError, match="has no rank 2: it has 0, 1"):
         trace_of([place], 2)
@@ -186,10 +177,8 @@ def test_a_rank_of_a_job_and_of_a_joined_trace(tmp_path: Path) -> None:
 
 
 def test_a_rank_is_chosen_by_the_number_that_the_report_gives_it(tmp_path: Path) -> None:
-    place = job(tmp_path, "workers-2", "ranks-4-one-gpu")
-    unnamed = [place / "rank-0.minidl", place / "rank-1.minidl"]
-    for at, path in enumerate(unnamed):
-        unnamed[at] = path.rename(place / f"{at}.minidl")
+    place = copied(tmp_path, "workers-2", "ranks-4-one-gpu")
+    unnamed = [(place / f"rank-{at}.minidl").rename(place / f"{at}.minidl") for at in range(2)]
     assert [table.facts.rank for table in (read_job(unnamed) or read(place)).ranks] == [0, 1, 2, 3, 4]
     assert trace_of(unnamed, 4).path == unnamed[0]
     assert {params["rank"] for params in trace_of(unnamed, 0).loaders.values()} == {0}
@@ -199,7 +188,7 @@ def test_a_rank_is_chosen_by_the_number_that_the_report_gives_it(tmp_path: Path)
 
 
 def test_of_a_long_job_the_same_steps_of_all_ranks_are_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = job(tmp_path, *["workers-2"] * 4)
+    place = copied(tmp_path, *["workers-2"] * 4)
     whole = read(place)
     monkeypatch.setattr(digests, "MOST_CELLS", 40)
     found = read(place)
@@ -211,7 +200,7 @@ def test_of_a_long_job_the_same_steps_of_all_ranks_are_judged(tmp_path: Path, mo
 
 @pytest.mark.live
 def test_many_ranks_are_read_by_several_processes_which_do_not_run_the_program_again(tmp_path: Path) -> None:
-    place = job(tmp_path / "job", *["workers-2"] * 9)
+    place = copied(tmp_path / "job", *["workers-2"] * 9)
     (place / "rank-4.minidl").write_bytes(b"nothing")
     (tmp_path / "program.py").write_text(
         "import pathlib, sys\nfrom minidl.job.digests import read_job\nprint('begins')\n"
@@ -227,7 +216,7 @@ def test_many_ranks_are_read_by_several_processes_which_do_not_run_the_program_a
 @pytest.mark.live
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv, by which root may not read everything")
 def test_a_rank_that_this_user_may_not_read_is_said(tmp_path: Path) -> None:
-    (job(tmp_path, "workers-2") / "rank-1").mkdir(mode=0)
+    (copied(tmp_path, "workers-2") / "rank-1").mkdir(mode=0)
     capabilities = "-dac_override,-dac_read_search"
     limited = ["setpriv", f"--bounding-set={capabilities}", f"--inh-caps={capabilities}"] * (os.geteuid() == 0)
     command = [*limited, sys.executable, "-m", "minidl", "summary", str(tmp_path)]

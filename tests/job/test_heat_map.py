@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from made_jobs import FETCH, STEP_TAKES, MadeJob
+from made_jobs import STEP_TAKES, MadeJob, copied, late_job
 
 from minidl import cli
 from minidl.job.heat_map import MOST_COLUMNS, MOST_ROWS, averaged, heat_map, in_text
@@ -22,8 +21,7 @@ TRACES = Path(__file__).parent.parent.parent / "traces"
 
 def late(ranks: int, steps: int = 40) -> JobReport:
     """Rank 2 is late in every second step from the 20th on."""
-    slow = lambda rank, step: 60_000 if rank == 2 and step >= 20 and step % 2 else FETCH  # noqa: E731
-    return JobReport(MadeJob(ranks, steps, fetch=slow).record())
+    return JobReport(late_job(ranks, steps, lambda step: step >= 20 and step % 2 == 1))
 
 
 @pytest.mark.parametrize(("ranks", "panels"), [(4, 3), (100, 4)])
@@ -39,14 +37,10 @@ def test_the_map_shows_each_rank_and_marks_the_last_one(ranks: int, panels: int)
     assert (colours[1, 21] == colours[3, 21]).all()
     marks = np.asarray(cells.collections[0].get_offsets())
     assert marks.tolist() == [[step, 2] for step in range(21, 40, 2)]
-    names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names == [
-        "waits for samples",
-        "waits for other ranks",
-        "its own step",
-        "above: a longer step of its own",
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        "waits for samples", "waits for other ranks", "its own step", "above: a longer step of its own",
         "the last rank of a step",
-    ]
+    ]  # fmt: skip
 
 
 def test_the_critical_path_says_why_the_last_rank_was_late() -> None:
@@ -60,8 +54,7 @@ def test_the_critical_path_says_why_the_last_rank_was_late() -> None:
 
 
 def test_a_node_whose_name_is_not_utf_8_is_drawn(tmp_path: Path) -> None:
-    slow = lambda rank, step: 60_000 if rank == 2 else FETCH  # noqa: E731
-    report = JobReport(MadeJob(4, 8, fetch=slow, nodes=lambda rank: f"\udcff{rank}").record())
+    report = JobReport(late_job(4, 8, nodes=lambda rank: f"\udcff{rank}"))
     heat_map(report).savefig(tmp_path / "job.png")
     assert "\udcff" not in in_text(report, 60)
 
@@ -85,24 +78,24 @@ def test_a_job_as_characters() -> None:
 
 
 def test_the_command_draws_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    job = tmp_path / "job"
-    job.mkdir()
-    for rank, name in enumerate(("workers-4", "workers-1")):
-        shutil.copy(TRACES / f"{name}.minidl", job / f"rank-{rank}.minidl")
-    assert cli.main(["timeline", str(job)]) == cli.OK
+    job = str(copied(tmp_path / "job", "workers-4", "workers-1"))
+    assert cli.main(["timeline", job]) == cli.OK
     assert "\nrank 1    " in capsys.readouterr().out
-    assert cli.main(["timeline", str(job), "-o", str(tmp_path / "job.png")]) == cli.OK
+    assert cli.main(["timeline", job, "-o", str(tmp_path / "job.png")]) == cli.OK
     assert (tmp_path / "job.png").stat().st_size > 10_000
-    assert cli.main(["timeline", str(job), "--rank", "1", "--until", "0.1"]) == cli.OK
+    assert cli.main(["timeline", job, "--rank", "1", "--until", "0.1"]) == cli.OK
     assert cli.main(["timeline", str(TRACES / "ranks-4-one-gpu.minidl"), "--ranks"]) == cli.OK
     assert "\nrank 3    " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [(["-o", "x.html"], "is a job"), (["--since", "1"], "need --rank N"), (["-o", "x"], "no suffix")],
+)
+def test_the_command_refuses_what_a_job_has_not(
+    options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["timeline", str(copied(tmp_path, "workers-4", "workers-1")), *options]) == cli.USAGE
+    assert said in capsys.readouterr().err
     assert cli.main(["timeline", str(TRACES / "workers-2.minidl"), "--ranks"]) == cli.USAGE
     assert "has one rank" in capsys.readouterr().err
-    for wrong, said in (
-        (["-o", "x.html"], "is a job"),
-        (["--since", "1"], "need --rank N"),
-        (["-o", "x"], "no suffix"),
-    ):
-        capsys.readouterr()
-        assert cli.main(["timeline", str(job), *wrong]) == cli.USAGE
-        assert said in capsys.readouterr().err

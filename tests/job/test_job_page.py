@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import shutil
 import socket
 import time
 import urllib.error
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from browser import driven, needs_driver
-from made_jobs import FETCH, MadeJob
+from made_jobs import MadeJob, copied, late_job
 from made_trace import HUNG, Run, write
 
 from minidl import cli
@@ -26,22 +25,15 @@ from minidl.tracefile.format import MANIFEST
 from minidl.tracefile.reader import read_trace
 from minidl.views.viewer import Viewer
 
-TRACES = Path(__file__).parent.parent.parent / "traces"
-
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    place = tmp_path / "job"
-    place.mkdir()
-    for rank, name in enumerate(("workers-4", "workers-1")):
-        shutil.copy(TRACES / f"{name}.minidl", place / f"rank-{rank}.minidl")
-    return place
+    return copied(tmp_path / "job", "workers-4", "workers-1")
 
 
 @pytest.mark.parametrize(("ranks", "rows"), [(4, 4), (60, 3)])
 def test_the_ranks_that_matter_come_first_with_their_steps(ranks: int, rows: int) -> None:
-    slow = lambda rank, step: 60_000 if rank == 2 and step % 2 else FETCH  # noqa: E731
-    words = module._shown(JobReport(MadeJob(ranks, 40, fetch=slow).record()))
+    words = module._shown(JobReport(late_job(ranks, 40, lambda step: step % 2 == 1)))
     assert "wait for rank 2" in words["headline"]
     assert len(words["rows"]) == rows
     assert (words["rows"][0]["name"], words["rows"][0]["late"]) == ("rank 2", "100%")
@@ -72,12 +64,8 @@ def test_the_page_of_a_rank_that_runs_follows_it(tmp_path: Path) -> None:
     (tmp_path / "packed").mkdir()
     for rank in (0, 1):
         place = write(tmp_path / f"rank-{rank}", Run(**HUNG))
-        here = {
-            "boot_id": boot_id(),
-            "host": socket.gethostname(),
-            "pid": os.getpid() if rank else 1 << 30,
-            "monotonic_ns": time.monotonic_ns(),
-        }
+        here = {"boot_id": boot_id(), "host": socket.gethostname(), "monotonic_ns": time.monotonic_ns()}
+        here["pid"] = os.getpid() if rank else 1 << 30
         (place / MANIFEST).write_text(json.dumps(json.loads((place / MANIFEST).read_text()) | here))
     pages = [JobPage([tmp_path], live=live).rank(rank) for live, rank in ((True, 1), (True, 0), (False, 1))]
     assert [type(one).__name__ for one in pages] == ["LivePage", "Page", "Page"]

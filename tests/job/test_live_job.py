@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import planted_jobs
 import pytest
-from made_jobs import FETCH, MadeJob
+from made_jobs import copied, late_job
 
 from minidl import cli
 from minidl.hang.top import follow_job
@@ -25,8 +24,7 @@ TRACES = Path(__file__).parent.parent.parent / "traces"
 
 
 def test_the_newest_steps_are_judged() -> None:
-    slow = lambda rank, step: 60_000 if rank == 2 and step < 50 else FETCH  # noqa: E731
-    job = MadeJob(4, 50 + RECENT, fetch=slow).record()
+    job = late_job(4, 50 + RECENT, lambda step: step < 50)
     assert "wait for rank 2" in JobReport(job).finding.sentence
     now = recent(job)
     assert [len(table.steps) for table in now.ranks] == [RECENT] * 4
@@ -35,9 +33,8 @@ def test_the_newest_steps_are_judged() -> None:
 
 
 def test_the_screen_has_the_headline_the_ranks_and_their_steps() -> None:
-    slow = lambda rank, step: 60_000 if rank == 2 else FETCH  # noqa: E731
     facts = {1: {"running": True}, 2: {"outcome": "slow"}, 3: {"outcome": "died", "what": "died: it was killed"}}
-    report = JobReport(MadeJob(4, fetch=slow, facts=facts).record())
+    report = JobReport(late_job(facts=facts))
     assert state(report) == "1 of 4 ranks running; 2 ended well, 1 died"
     lines = screen(report, 60).splitlines()
     assert lines[0].startswith("died, rank 3")
@@ -46,7 +43,7 @@ def test_the_screen_has_the_headline_the_ranks_and_their_steps() -> None:
 
 
 def test_a_digest_that_is_a_little_behind_its_rank_is_taken_if_that_is_allowed(tmp_path: Path) -> None:
-    path = Path(shutil.copy(TRACES / "workers-2.minidl", tmp_path / "rank-0.minidl"))
+    path = copied(tmp_path, "workers-2") / "rank-0.minidl"
     make(path)
     now = time.time()
     os.utime(path, (now + 100, now + 100))
@@ -56,25 +53,31 @@ def test_a_digest_that_is_a_little_behind_its_rank_is_taken_if_that_is_allowed(t
 
 
 def test_top_shows_a_job_or_a_rank_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for rank in range(2):
-        shutil.copy(TRACES / "workers-2.minidl", tmp_path / f"rank-{rank}.minidl")
-    assert cli.main(["top", "--once", str(tmp_path)]) == cli.OK
+    job = str(copied(tmp_path, "workers-2", "workers-2"))
+    assert cli.main(["top", "--once", job]) == cli.OK
     assert "0 of 2 ranks running; " in capsys.readouterr().out
-    assert cli.main(["top", "--once", str(tmp_path), "--rank", "1"]) == cli.OK
-    assert f"{tmp_path}/rank-1.minidl: " in capsys.readouterr().out
-    assert cli.main(["top", "--once", str(tmp_path / "rank-1.minidl"), "--rank", "1"]) == cli.OK
-    assert f"{tmp_path}/rank-1.minidl: " in capsys.readouterr().out
-    joined = shutil.copy(TRACES / "ranks-4-one-gpu.minidl", tmp_path.parent / "joined.minidl")
-    for options, says in (
-        ([str(tmp_path / "rank-1.minidl"), "--rank", "2"], "has no rank 2"),
-        ([str(joined), "--rank", "1"], "several ranks in one trace"),
-        (["4711000", "--rank", "1"], "omit --rank"),
-        ([str(tmp_path), "--dataloader", "Photos"], "--dataloader needs one of its ranks, by --rank N"),
-    ):
-        assert cli.main(["top", "--once", *options]) == cli.USAGE
-        assert says in capsys.readouterr().err
+    for place in (job, f"{job}/rank-1.minidl"):
+        assert cli.main(["top", "--once", place, "--rank", "1"]) == cli.OK
+        assert f"{job}/rank-1.minidl: " in capsys.readouterr().out
     with pytest.raises(TraceError, match="is no job"):
         LiveJob([tmp_path / "rank-1.minidl"])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["{job}/rank-1.minidl", "--rank", "2"], "has no rank 2"),
+        ([str(TRACES / "ranks-4-one-gpu.minidl"), "--rank", "1"], "several ranks in one trace"),
+        (["4711000", "--rank", "1"], "omit --rank"),
+        (["{job}", "--dataloader", "Photos"], "--dataloader needs one of its ranks, by --rank N"),
+    ],
+)
+def test_top_refuses_what_is_no_rank_of_a_job(
+    options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = copied(tmp_path, "workers-2", "workers-2")
+    assert cli.main(["top", "--once", *(option.format(job=job) for option in options)]) == cli.USAGE
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.live

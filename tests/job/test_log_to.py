@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_jobs import FETCH, MadeJob
+from made_jobs import MadeJob, copied, late_job
 
 from minidl import cli
 from minidl.job.log_to import TOOLS, figures, log
 from minidl.job.report import JobReport
 
 TRACES = Path(__file__).parent.parent.parent / "traces"
-LATE = JobReport(MadeJob(4, fetch=lambda rank, step: 60_000 if rank == 2 else FETCH).record())
+LATE = JobReport(late_job())
 
 
 def test_the_figures_of_a_job() -> None:
@@ -86,42 +86,49 @@ def test_a_tool_that_is_not_installed_is_said_before_the_run(
             assert f"{tool} is not installed: pip install {tool}" in capsys.readouterr().err
 
 
+@pytest.fixture
+def logged(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
+    """The names and numbers of ranks that are logged to a tool that seems installed."""
+    found: list[tuple[str, float]] = []
+    spec = importlib.machinery.ModuleSpec("mlflow", None, origin="mlflow/__init__.py")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    write = {"mlflow": lambda name, text, figures: found.append((name, figures["minidl/ranks"]))}
+    monkeypatch.setattr("minidl.job.log_to._WRITE", write)
+    return found
+
+
+PROGRAM = "import torch\nfor _ in torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.arange(3))): pass\n"
+
+
+def run(trace: str) -> int:
+    Path("ok.py").write_text(PROGRAM)
+    return cli.main(["run", "--hang-after", "off", "--trace", trace, "--log-to", "mlflow", "ok.py"])
+
+
 def test_the_commands_log_a_trace_and_a_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[tuple[str, float]]
 ) -> None:
-    logged: list[tuple[str, str, float]] = []
-    found = importlib.machinery.ModuleSpec("mlflow", None, origin="mlflow/__init__.py")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found)
-    monkeypatch.setattr(
-        "minidl.job.log_to._WRITE",
-        {"mlflow": lambda name, text, found: logged.append((name, text, found["minidl/ranks"]))},
-    )
-    (tmp_path / "job").mkdir()
-    for rank in range(2):
-        (tmp_path / "job" / f"rank-{rank}.minidl").write_bytes((TRACES / "workers-2.minidl").read_bytes())
-    for path in (TRACES / "workers-2.minidl", tmp_path / "job"):
-        assert cli.main(["summary", str(path), "--log-to", "mlflow"]) == cli.OK
-    (tmp_path / "ok.py").write_text(
-        "import torch\nfor _ in torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.arange(3))): pass\n"
-    )
-    command = ["run", "--hang-after", "off", "--trace", str(tmp_path / "trace"), "--log-to", "mlflow"]
-    assert cli.main([*command, str(tmp_path / "ok.py")]) == cli.OK
-    names = [(name, ranks) for name, _, ranks in logged]
-    assert names == [("minidl-workers-2", 1), ("minidl-job", 2), ("minidl-trace", 1)]
     monkeypatch.chdir(tmp_path)
+    for path in (TRACES / "workers-2.minidl", copied(tmp_path / "job", "workers-2", "workers-2")):
+        assert cli.main(["summary", str(path), "--log-to", "mlflow"]) == cli.OK
+    assert run("trace") == cli.OK
     (tmp_path / "job-1.5").mkdir()
-    command[command.index("--trace") + 1] = "job-1.5"
     for rank in ("rank-0.2", "rank-1.2"):  # of ranks that were started again; the first one logs
         monkeypatch.setattr("minidl.record.group.rank_name", lambda rank=rank: rank)
-        assert cli.main([*command, "ok.py"]) == cli.OK
+        assert run("job-1.5") == cli.OK
     assert cli.main(["summary", "job-1.5", "--log-to", "mlflow"]) == cli.OK
-    assert [(name, ranks) for name, _, ranks in logged[3:]] == [("minidl-job-1.5", 1), ("minidl-job-1.5", 2)]
+    runs = [("minidl-workers-2", 1), ("minidl-job", 2), ("minidl-trace", 1)]
+    assert logged == [*runs, ("minidl-job-1.5", 1), ("minidl-job-1.5", 2)]
 
+
+@pytest.mark.usefixtures("logged")
+def test_a_tool_that_refuses_spoils_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def refuses(*_: object) -> None:
         raise ValueError("\n  it is down\nmore of it")
 
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("minidl.job.log_to._WRITE", {"mlflow": refuses})
-    monkeypatch.setattr("minidl.record.group.rank_name", lambda: "rank-0.3")
-    capsys.readouterr()
-    assert cli.main([*command, "ok.py"]) == cli.OK
+    assert run("trace") == cli.OK
     assert "nothing was logged to mlflow: it is down\n" in capsys.readouterr().err

@@ -13,6 +13,7 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
+from made_jobs import copied
 
 from minidl import cli
 from minidl.job.digests import JobRecord, make, place_of, read_job
@@ -25,11 +26,13 @@ TRACES = Path(__file__).parent.parent.parent / "traces"
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    for rank, name in enumerate(("workers-4", "workers-1", "workers-2")):
-        place = tmp_path / "job" / f"node{rank // 2}"
-        place.mkdir(parents=True, exist_ok=True)
-        shutil.copy(TRACES / f"{name}.minidl", place / f"rank-{rank}.minidl")
-    return tmp_path / "job"
+    """Three ranks, on two nodes."""
+    place = copied(tmp_path / "job", "workers-4", "workers-1", "workers-2")
+    for rank in range(3):
+        node = place / f"node{rank // 2}"
+        node.mkdir(exist_ok=True)
+        (place / f"rank-{rank}.minidl").rename(node / f"rank-{rank}.minidl")
+    return place
 
 
 @pytest.fixture
@@ -96,16 +99,14 @@ def test_the_commands_take_a_url(job: Path, memory: str, capsys: pytest.CaptureF
     assert cli.main(["summary", memory]) == cli.OK
     assert f"{memory}: 3 ranks on 2 nodes" in capsys.readouterr().out
     assert cli.main(["timeline", memory]) == cli.OK
-    assert cli.main(["summary", memory, "--rank", "1"]) == cli.USAGE
-    assert cli.main(["summary", "nothing://x"]) == cli.USAGE
-    assert cli.main(["summary", "memory://nothing"]) == cli.USAGE
+    for refused in ([memory, "--rank", "1"], ["nothing://x"], ["memory://nothing"]):
+        assert cli.main(["summary", *refused]) == cli.USAGE
 
 
 @pytest.mark.live
 def test_dask_gives_the_same_answer_also_if_a_worker_is_killed(tmp_path: Path) -> None:
     distributed, dask = pytest.importorskip("distributed"), pytest.importorskip("dask")
-    for rank in range(24):
-        shutil.copy(TRACES / f"workers-{(4, 1, 2)[rank % 3]}.minidl", tmp_path / f"rank-{rank}.minidl")
+    copied(tmp_path, *["workers-4", "workers-1", "workers-2"] * 8)
     make(tmp_path / "rank-3.minidl")
     cluster = distributed.LocalCluster(n_workers=3, threads_per_worker=1, dashboard_address=None)
     with (

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import planted_jobs
 import pytest
@@ -18,47 +21,51 @@ from minidl.hang.headline.uneven import LastEpoch
 from minidl.job import digests
 from minidl.job.digests import read_job
 from minidl.job.report import JobReport, program
+from minidl.merge import merge
 from minidl.tracefile.reader import read_trace
 
 SLOW = 60_000  # µs of a fetch: its step hides 20,000 of it
 WAITED = {"outcome": "cut", "what": "cut: it waits", "waits_for_others": True, "over": False, "last": LastEpoch(0, 60)}
 GONE = {"outcome": "cut", "what": "cut: ...", "over": False, "last": LastEpoch(0, 12), "taken": 12, "ended": 5}
-SILENT = {
-    "outcome": "cut",
-    "what": "cut: the recording ends before the program iterated over a DataLoader",
-    "taken": 0,
-    "events": 0,
-}
+SILENT = {"outcome": "cut", "what": "cut: the recording ends before the program iterated over a DataLoader",
+          "taken": 0, "events": 0}  # fmt: skip
+
+
+IN_TURN = "slow: 98% of the job's steps wait for one rank, another one each time"
 
 
 def node(rank: int) -> str:
     return f"node{rank // 4}"
 
 
-def in_turn(rank: int, step: int) -> int:
-    return SLOW if random.Random(step).randrange(8) == rank else FETCH
+def late(when: Callable[[int, int], object], ranks: int = 8, steps: int = 60, **more: Any) -> MadeJob:
+    """A job in which a fetch takes long if `when` says so, of a rank and a step."""
+    return MadeJob(ranks, steps, fetch=lambda rank, step: SLOW if when(rank, step) else FETCH, **more)
+
+
+def longer(times: Callable[[int, int], int], **more: Any) -> MadeJob:
+    """A job in which a rank's own step takes so many times more than the others'."""
+    return MadeJob(step=lambda rank, step: STEP_TAKES * (1 + times(rank, step)), **more)
 
 
 MADE = {
     "none": (MadeJob(), "fine: no straggler; all ranks: not input-bound"),
-    "all alike": (MadeJob(fetch=lambda rank, step: SLOW), "slow: no straggler; all ranks: supply-bound"),
+    "all alike": (late(lambda rank, step: True), "slow: no straggler; all ranks: supply-bound"),
     "slow shard": (
-        MadeJob(fetch=lambda rank, step: SLOW if rank == 3 and step % 2 else FETCH),
+        late(lambda rank, step: rank == 3 and step % 2),
         "slow: 50% of the job's steps wait for rank 3: its worker 1 takes 15 times as long for a batch",
     ),
     "slow storage": (
-        MadeJob(fetch=lambda rank, step: SLOW if rank == 3 else FETCH, nodes=node),
+        late(lambda rank, step: rank == 3, nodes=node),
         "slow: 98% of the job's steps wait for rank 3 (node0): its workers take 15 times as long for a batch",
     ),
     "since the middle": (
-        MadeJob(fetch=lambda rank, step: SLOW if rank == 3 and step >= 30 else FETCH),
+        late(lambda rank, step: rank == 3 and step >= 30),
         "slow: 50% of the job's steps wait for rank 3, since batch 30 of epoch 0: its workers take 15 times",
     ),
     "since the middle, and a little late before": (
-        MadeJob(
-            fetch=lambda rank, step: SLOW if rank == 3 and step >= 30 else FETCH,
-            step=lambda rank, step: STEP_TAKES + 6_000 * (rank == 3 and 25 <= step < 30),
-        ),
+        late(lambda rank, step: rank == 3 and step >= 30,
+             step=lambda rank, step: STEP_TAKES + 6_000 * (rank == 3 and 25 <= step < 30)),
         "slow: 58% of the job's steps wait for rank 3, since batch 30 of epoch 0: its workers take 15 times",
     ),
     "slow node": (
@@ -66,26 +73,21 @@ MADE = {
         "slow: 98% of the job's steps wait for node1 (ranks 4, 5, 6, ...): their workers take 15 times as long",
     ),
     "ranks of a node in turn": (
-        MadeJob(12, fetch=lambda rank, step: SLOW if rank == 4 + step % 4 else FETCH, nodes=node),
+        late(lambda rank, step: rank == 4 + step % 4, 12, nodes=node),
         "slow: 98% of the job's steps wait for node1 (ranks 4, 5, 6, ...): some of their batches take long",
     ),
     "two ranks of a node of four": (
-        MadeJob(fetch=lambda rank, step: SLOW if rank in (4, 5) else FETCH, nodes=node),
+        late(lambda rank, step: rank in (4, 5), nodes=node),
         "slow: 98% of the job's steps wait for 2 ranks (4, 5): their workers take 15 times as long",
     ),
     "two ranks at once": (
-        MadeJob(fetch=lambda rank, step: SLOW if rank in (2, 5) else FETCH),
+        late(lambda rank, step: rank in (2, 5)),
         "slow: 98% of the job's steps wait for 2 ranks (2, 5): their workers take 15 times as long",
     ),
-    "two ranks in turn, of eight": (
-        MadeJob(fetch=lambda rank, step: SLOW if rank == (2, 5)[step % 2] else FETCH),
-        "slow: 98% of the job's steps wait for one rank, another one each time",
-    ),
+    "two ranks in turn, of eight": (late(lambda rank, step: rank == (2, 5)[step % 2]), IN_TURN),
     "ranks that do not meet": (
-        MadeJob(
-            fetch=lambda rank, step: SLOW if rank == 3 else FETCH, meet=False, seen="",
-            step=lambda rank, step: STEP_TAKES - 6_000 * (rank == 3),
-        ),
+        late(lambda rank, step: rank == 3, meet=False, seen="",
+             step=lambda rank, step: STEP_TAKES - 6_000 * (rank == 3)),
         "slow: no straggler; all ranks: supply-bound",
     ),
     "ranks that begin apart": (
@@ -94,22 +96,18 @@ MADE = {
         "slow: 50% of the job's steps wait for rank 1: its worker 1",
     ),
     "moving": (
-        MadeJob(fetch=in_turn),
-        "slow: 98% of the job's steps wait for one rank, another one each time, and mostly for their batches",
+        late(lambda rank, step: random.Random(step).randrange(8) == rank), f"{IN_TURN}, and mostly for their batches"
     ),
-    "two in turn": (
-        MadeJob(2, fetch=lambda rank, step: SLOW if step // 3 % 2 == rank else FETCH),
-        "slow: 98% of the job's steps wait for one rank, another one each time",
-    ),
+    "two in turn": (late(lambda rank, step: step // 3 % 2 == rank, 2), IN_TURN),
     "computes": (
-        MadeJob(step=lambda rank, step: STEP_TAKES * (1 + 2 * (rank == 5))),
+        longer(lambda rank, step: 2 * (rank == 5)),
         "slow: 98% of the job's steps wait for rank 5: its own step takes 40.0 ms longer (forward, 3 times as long)",
     ),
     "checkpoints": (
-        MadeJob(step=lambda rank, step: STEP_TAKES * (1 + 9 * (rank == 0 and step % 10 == 9))),
+        longer(lambda rank, step: 9 * (rank == 0 and step % 10 == 9)),
         "slow: 10% of the job's steps wait for rank 0: its own step takes 180 ms longer",
     ),
-    "an accident": (MadeJob(step=lambda rank, step: STEP_TAKES * (1 + 90 * (rank == 0 and step == 9))), "fine: no"),
+    "an accident": (longer(lambda rank, step: 90 * (rank == 0 and step == 9)), "fine: no"),
     "twice the data": (
         MadeJob(
             fetch=lambda rank, step: SLOW * (1 + (rank == 2)), samples=lambda rank: 32 * (1 + (rank == 2)),
@@ -118,24 +116,24 @@ MADE = {
         "slow: 98% of the job's steps wait for rank 2: it loads 2 times the data of other ranks (64 samples a batch",
     ),
     "fewer workers": (
-        MadeJob(fetch=lambda rank, step: FETCH if rank else SLOW, facts={0: {"workers": 1}}),
+        late(lambda rank, step: rank == 0, facts={0: {"workers": 1}}),
         "slow: 98% of the job's steps wait for rank 0: its workers take 15 times as long",
     ),
     "meets in backward": (
-        MadeJob(step=lambda rank, step: STEP_TAKES * (1 + 2 * (rank == 5)), seen="backward"),
+        longer(lambda rank, step: 2 * (rank == 5), seen="backward"),
         "slow: 98% of the job's steps wait for rank 5: its own step takes 40.0 ms longer",
     ),
     "meets unseen": (
-        MadeJob(fetch=lambda rank, step: SLOW if rank == 3 else FETCH, seen=""),
+        late(lambda rank, step: rank == 3, seen=""),
         "slow: 98% of the job's steps wait for rank 3: its workers take 15 times as long",
     ),
-    "computes, unseen": (MadeJob(step=lambda rank, step: STEP_TAKES * (1 + 2 * (rank == 5)), seen=""), "fine: no str"),
+    "computes, unseen": (longer(lambda rank, step: 2 * (rank == 5), seen=""), "fine: no str"),
     "in turn for a while": (
-        MadeJob(3, fetch=lambda rank, step: SLOW if (0, 1, 0, 0, 2, 0)[step // 10] == rank else FETCH),
+        late(lambda rank, step: (0, 1, 0, 0, 2, 0)[step // 10] == rank, 3),
         "slow: 98% of the job's steps wait for one rank, most often rank 0, and mostly for their batches",
     ),
     "by chance": (
-        MadeJob(3, 24, fetch=lambda rank, step: SLOW if (2, 0, 2, 2, 1, 2)[step % 6] == rank and step % 5 else FETCH),
+        late(lambda rank, step: (2, 0, 2, 2, 1, 2)[step % 6] == rank and step % 5, 3, 24),
         "slow: 79% of the job's steps wait for one rank, most often rank 2",
     ),
     "dies": (
@@ -258,19 +256,15 @@ def test_what_each_rank_has_of_its_own_is_no_difference(command: str, said: str)
 
 def test_what_differs_between_ranks_is_said() -> None:
     facts = {0: {"command": "other.py", "workers": 4}, 2: {"problem": "x is truncated"}, 3: {"began": 31 * 10**9}}
-    said = JobReport(MadeJob(4, facts=facts, missing=(1,)).record()).lacks
-    assert said == (
+    assert JobReport(MadeJob(4, facts=facts, missing=(1,)).record()).lacks == (
         "no trace of 1 rank of 4: 1",
         "rank 2: x is truncated",
         "the ranks have different commands: rank 0: other.py; the others: train.py",
         "the ranks have different numbers of workers: rank 0: 4; the others: 2",
         "rank 3 began 31.0 s after the others, by the time of day",
     )
-
-
-def test_each_ranks_own_trace_makes_no_command_different() -> None:
-    facts = {rank: {"command": f"minidl run --trace job/rank-{rank} train.py"} for rank in range(2)}
-    assert JobReport(MadeJob(2, facts=facts).record()).lacks == ()
+    own = {rank: {"command": f"minidl run --trace job/rank-{rank} train.py"} for rank in range(2)}
+    assert JobReport(MadeJob(2, facts=own).record()).lacks == ()
 
 
 def test_a_rank_whose_manifest_names_no_node_is_on_none_of_its_own() -> None:
@@ -281,48 +275,46 @@ def test_a_rank_whose_manifest_names_no_node_is_on_none_of_its_own() -> None:
 
 
 # --- Recorded ---------------------------------------------------------------------------------------------------------
+RECORDED = {
+    "shard": "of the job's steps wait for rank 1: its worker 1 takes",
+    "node": "of the job's steps wait for node1 (ranks 2, 3): their workers take",
+    "compute": "of the job's steps wait for rank 1: its own step takes",
+    "twice": "of the job's steps wait for rank 1: it loads 2 times the data of other ranks",
+    "dies": "died, rank 1: ",
+    "never starts": "hung: rank 1 of 3 left no trace",
+    "never joins": " did not join the others: ",  # the launcher may end the third rank before it says anything
+}
+
+
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("planted")
-    planted_jobs.record(
-        place, ["none", "shard", "node", "moves", "compute", "twice", "dies", "never starts", "never joins"]
-    )
+    planted_jobs.record(place, [*RECORDED])
     return place
 
 
-@pytest.mark.live
-@pytest.mark.parametrize(
-    ("kind", "says"),
-    [
-        ("none", ""),
-        ("shard", "of the job's steps wait for rank 1: its worker 1 takes"),
-        ("node", "of the job's steps wait for node1 (ranks 2, 3): their workers take"),
-        ("moves", "of the job's steps wait for one rank, "),
-        ("compute", "of the job's steps wait for rank 1: its own step takes"),
-        ("twice", "of the job's steps wait for rank 1: it loads 2 times the data of other ranks"),
-        ("dies", "died, rank 1: "),
-        ("never starts", "hung: rank 1 of 3 left no trace"),
-        ("never joins", " did not join the others: "),  # the launcher may end the third rank before it says anything
-    ],
-)
-def test_the_headline_of_a_recorded_job_names_what_was_planted(planted: Path, kind: str, says: str) -> None:
-    job = read_job([planted / kind])
+def report_on(place: Path) -> JobReport:
+    job = read_job([place])
     assert job is not None
-    finding = JobReport(job).finding
-    sentence = re.sub(", since batch [0-9]+ of epoch [0-9]+", "", finding.sentence)  # a busy machine's first batches
-    assert says in sentence, JobReport(job).text()
-    assert "minidl summary --rank" not in finding.next_step  # it says which job
-    named = any(words in finding.sentence for words in ("wait for rank ", "wait for node"))
-    assert named == ("wait for rank " in says or "wait for node" in says)  # on a busy machine, ranks wait in turn
+    return JobReport(job)
 
 
 @pytest.mark.live
-def test_commands_take_a_job_and_a_rank_of_it(
-    planted: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("kind", RECORDED)
+def test_the_headline_of_a_recorded_job_names_what_was_planted(planted: Path, kind: str) -> None:
+    report, says = report_on(planted / kind), RECORDED[kind]
+    finding = report.finding
+    sentence = re.sub(", since batch [0-9]+ of epoch [0-9]+", "", finding.sentence)  # a busy machine's first batches
+    assert says in sentence, report.text()
+    assert "minidl summary --rank" not in finding.next_step  # it says which job
+
+
+@pytest.mark.live
+def test_commands_take_a_job_and_a_rank_of_it(planted: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = str(planted / "shard")
-    assert cli.main(["summary", job]) == cli.OK
-    assert "wait for rank 1" in capsys.readouterr().out.partition("\n")[0]
+    for whole in ([job], [f"{job}/rank-0", f"{job}/rank-1"]):
+        assert cli.main(["summary", *whole]) == cli.OK
+        assert "wait for rank 1" in capsys.readouterr().out.partition("\n")[0]
     assert cli.main(["summary", job, "--rank", "1"]) == cli.OK
     alone = capsys.readouterr().out
     assert cli.main(["summary", f"{job}/rank-1"]) == cli.OK
@@ -331,33 +323,23 @@ def test_commands_take_a_job_and_a_rank_of_it(
     assert "it has 0, 1, 2" in capsys.readouterr().err
     assert cli.main(["doctor", "--no-py-spy", str(planted / "dies")]) == cli.FOUND
     assert "it was killed" in (said := capsys.readouterr().out) or "died" in said
-    assert cli.main(["summary", *(f"{job}/rank-{rank}" for rank in (0, 1))]) == cli.OK
-    assert "wait for rank 1" in capsys.readouterr().out.partition("\n")[0]
 
 
 @pytest.mark.live
 def test_a_joined_trace_is_judged_as_its_ranks_are(planted: Path, tmp_path: Path) -> None:
-    from minidl.job.digests import job_of
-    from minidl.merge import merge
-
-    joined = job_of(read_trace(merge([planted / "shard"], tmp_path / "joined")))
-    apart = read_job([planted / "shard"])
+    joined = digests.job_of(read_trace(merge([planted / "shard"], tmp_path / "joined")))
     assert joined is not None
-    assert apart is not None
-    assert JobReport(joined).finding.sentence == JobReport(apart).finding.sentence
+    assert JobReport(joined).finding.sentence == report_on(planted / "shard").finding.sentence
 
 
 @pytest.mark.live
 def test_what_cannot_be_read_is_said_and_the_rest_is_read(planted: Path, tmp_path: Path) -> None:
-    shutil.copytree(planted / "shard", tmp_path / "job")
-    (events,) = [one for one in (tmp_path / "job" / "rank-0").glob("*.events") if one.stat().st_size > 40_000][:1]
-    with events.open("r+b") as file:
-        file.truncate(events.stat().st_size // 2)
-    shutil.rmtree(tmp_path / "job" / "rank-2")
-    (tmp_path / "job" / "rank-2").mkdir()
-    job = read_job([tmp_path / "job"])
-    assert job is not None
-    report = JobReport(job)
+    place = Path(shutil.copytree(planted / "shard", tmp_path / "job"))
+    events = next(one for one in (place / "rank-0").glob("*.events") if one.stat().st_size > 40_000)
+    os.truncate(events, events.stat().st_size // 2)
+    shutil.rmtree(place / "rank-2")
+    (place / "rank-2").mkdir()
+    report = report_on(place)
     assert any("rank-2 is an empty directory" in text for text in report.lacks)
     assert any("truncated" in text for text in report.lacks)
     assert report.finding.outcome is not RunOutcome.UNKNOWN

@@ -63,16 +63,11 @@ def test_spans_without_an_event_inside_the_judged_time_have_causes(tmp_path: Pat
 
 def test_each_rank_of_a_joined_trace_has_its_own_table() -> None:
     trace = read_trace(TRACES / "ranks-4-one-gpu.minidl")
-    tables = tables_of(trace)
-    assert [table.facts.rank for table in tables] == [0, 1, 2, 3]
-    assert {len(table.steps) for table in tables} == {24}
-    assert sum(len(one) for one in ranks_of(trace).values()) <= len(trace)
-
-
-def test_a_rank_that_is_cut_out_of_a_joined_trace_is_alone() -> None:
-    cut = ranks_of(read_trace(TRACES / "ranks-4-one-gpu.minidl"))[1]
-    assert [table.facts.rank for table in tables_of(cut)] == [1]
-    assert job_of(cut) is None
+    cut, tables = ranks_of(trace), tables_of(trace)
+    assert [(table.facts.rank, len(table.steps)) for table in tables] == [(rank, 24) for rank in range(4)]
+    assert sum(len(one) for one in cut.values()) <= len(trace)
+    assert [table.facts.rank for table in tables_of(cut[1])] == [1], "cut out, it is alone"
+    assert job_of(cut[1]) is None
 
 
 def test_a_step_that_did_not_end_is_no_step(tmp_path: Path) -> None:

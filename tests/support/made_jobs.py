@@ -1,9 +1,14 @@
-"""Jobs that never ran: tables of steps in which ranks meet once a step, to the microsecond. Simulated, not recorded."""
+"""Jobs that never ran: tables of steps in which ranks meet once a step, to the microsecond. Simulated, not recorded.
+
+And jobs whose ranks are copies of recorded traces.
+"""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,3 +66,19 @@ class MadeJob:
             )  # fmt: skip
             tables.append(RankTable(facts, rows).with_facts(**self.facts.get(rank, {})))
         return JobRecord("made", tuple(tables))
+
+
+def late_job(
+    ranks: int = 4, steps: int = 60, when: Callable[[int], bool] = lambda step: True, **more: Any
+) -> JobRecord:
+    """A job that waits for rank 2 in the steps of which `when` says so."""
+    slow = lambda rank, step: 60_000 if rank == 2 and when(step) else FETCH  # noqa: E731
+    return MadeJob(ranks, steps, fetch=slow, **more).record()
+
+
+def copied(place: Path, *names: str) -> Path:
+    """A directory with a rank for each name of a recorded trace."""
+    place.mkdir(exist_ok=True)
+    for rank, name in enumerate(names):
+        shutil.copy(Path(__file__).parents[2] / "traces" / f"{name}.minidl", place / f"rank-{rank}.minidl")
+    return place
