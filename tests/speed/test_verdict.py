@@ -260,8 +260,15 @@ def test_head_of_line_names_the_sample_that_holds_the_others_back() -> None:
 def test_uneven_shards_are_found() -> None:
     found, _ = recorded("iterable-uneven-shards")
     assert (found.out, found.uneven // 1_000_000, found.total // 1_000_000) == (0, 1090, 1349)
-    even, _ = recorded("workers-4")
-    assert (even.uneven, even.out) == (0, -1)
+
+
+def test_even_shards_are_not_uneven() -> None:
+    """Soon after a worker has run out, the run ends: of even shards, each other one has a batch left at most."""
+    trace = read_trace(TRACES / "iterable-uneven-shards.minidl")
+    codes, times = trace.events["code"], trace.events["time"]
+    after = times[codes == ev.YIELD] > times[codes == ev.WORKER_EXHAUSTED][0]
+    found = waiting(trace.cut(times <= times[codes == ev.YIELD][after][2]), 1)
+    assert (found.uneven, found.out) == (0, -1)
 
 
 @pytest.mark.parametrize(
