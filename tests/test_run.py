@@ -23,7 +23,10 @@ from workloads import run as run_python
 from minidl import cli, run
 from minidl.check import check
 from minidl.dataloader import LoaderWithoutState
+from minidl.tracefile.events import Phase
 from minidl.tracefile.reader import read_trace
+
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 
 TRAIN = """
     import os
@@ -90,9 +93,8 @@ def test_a_run_may_choose_the_transport(tmp_path: Path, plain: str, observe: lis
     assert (ours.returncode, ours.stdout) == (0, plain)
     trace = read_trace(tmp_path / "trace")
     assert check(trace) == []
-    assert {int(row["tid"]) for row in trace.select("result_put")} == {
-        int(row["tid"]) for row in trace.select("result_write")
-    }, "a worker's own thread writes its results"
+    put, written = ({int(row["tid"]) for row in trace.select(name)} for name in ("result_put", "result_write"))
+    assert put == written, "a worker's own thread writes its results"
 
 
 @pytest.mark.live
@@ -120,8 +122,7 @@ if __name__ == "__main__":
     loaders._utils.worker._worker_loop = lambda *args: None
     print("late", type(late.num_workers).__name__, len(list(late)), late.num_workers, late.prefetch_factor)
 """)
-    command = [sys.executable, "-m", "minidl", "run", "--auto", "--trace", "trace", "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = python("-m", "minidl", "run", "--auto", "--trace", "trace", "train.py", cwd=tmp_path)
     assert done.stdout.splitlines() == ["workers ChosenWorkers True 1 4", "late ChosenWorkers 60 0 None"]
     assert 'num_workers="auto" (made at train.py:' in done.stderr
     (chosen,) = read_trace(tmp_path / "trace").select("workers_chosen")
@@ -168,9 +169,10 @@ def test_a_module_and_its_relative_imports(tmp_path: Path) -> None:
     assert len(read_trace(tmp_path / "minidl-traces" / "run-1").select("yield")) == 2
 
 
-INTERRUPTED = """
+STUCK = """
+    import os
     import signal
-    import time
+    import sys
     from torch.utils.data import DataLoader, Dataset
 
     class Stuck(Dataset):
@@ -179,6 +181,7 @@ INTERRUPTED = """
 
         def __getitem__(self, index):
             if index == 17:
+                os.write(1, b"stuck")
                 signal.pause()
             return index
 
@@ -188,15 +191,16 @@ INTERRUPTED = """
     if __name__ == "__main__":
         signal.signal(signal.SIGALRM, interrupt)
         for number, _ in enumerate(DataLoader(Stuck(), batch_size=4, num_workers=2)):
-            if number == 3:
+            if number == 3 and sys.argv[1:]:
                 signal.setitimer(signal.ITIMER_REAL, 0.5)
 """
+"""With an argument it is interrupted while it waits."""
 
 
 @pytest.mark.live
 def test_a_run_that_is_interrupted_says_what_it_waited_for(tmp_path: Path) -> None:
-    write(tmp_path / "train.py", INTERRUPTED)
-    done = python("-m", "minidl", "run", "--trace", "trace", "train.py", cwd=tmp_path)
+    write(tmp_path / "train.py", STUCK)
+    done = python("-m", "minidl", "run", "--trace", "trace", "train.py", "interrupted", cwd=tmp_path)
     *_, sentence, where = done.stderr.splitlines()
     assert done.returncode == -signal.SIGINT
     assert sentence.startswith("minidl: ")
@@ -206,11 +210,63 @@ def test_a_run_that_is_interrupted_says_what_it_waited_for(tmp_path: Path) -> No
 
 
 @pytest.mark.live
-def test_everything_is_put_back(tmp_path: Path) -> None:
+def test_a_script_that_hangs_and_is_killed_leaves_its_trace(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "minidl", "run", "--trace", "trace", str(write(tmp_path / "hangs.py", STUCK))]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, start_new_session=True
+    ) as running:
+        assert running.stdout.read(5) == b"stuck"
+        kill_group(running)
+    trace = read_trace(tmp_path / "trace")
+    assert check(trace) == []
+    begun, ended = (trace.select("sample", phase)["y"].tolist() for phase in (Phase.BEGIN, Phase.END))
+    assert 17 in begun
+    assert 17 not in ended
+
+
+LEAVES: dict[str, tuple[str, dict[str, bool], dict[str, int]]] = {
+    "its arguments and paths": ("import sys; sys.argv.append(1); sys.path.append('/nowhere')", {}, {}),
+    "persistent workers": ("""
+        from torch.utils.data import DataLoader
+        loader = DataLoader(range(8), batch_size=2, num_workers=2, persistent_workers=True)
+        assert len(list(loader)) == 4
+        def keeps_the_globals_alive(): ...
+    """, {}, {"worker_exit": 2}),
+    "torch's persistent workers": ("""
+        from torch.utils.data import DataLoader, Dataset
+        class Numbers(Dataset):  # its methods hold the globals in a cycle
+            def __len__(self): return 8
+            def __getitem__(self, index): return index
+        loader = DataLoader(Numbers(), batch_size=2, num_workers=2, persistent_workers=True)
+        iterator = iter(loader)
+        next(iterator)
+    """, {"observe": True}, {"worker_gone": 2, "terminate": 0}),
+    "a thread": ("""
+        import threading
+        from torch.utils.data import DataLoader
+        go_on = threading.Event()
+        def train():
+            go_on.wait(30)
+            assert len(list(DataLoader(range(8), batch_size=2))) == 4
+        threading.Thread(target=train).start()
+        threading.Timer(0.05, go_on.set).start()
+    """, {}, {"yield": 4}),
+}  # fmt: skip
+"""What a script leaves behind -> the script, how it is run, and how many events of a kind its trace holds."""
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("what", LEAVES)
+def test_what_a_script_leaves_is_ended_recorded_and_put_back(tmp_path: Path, what: str) -> None:
+    program, options, counts = LEAVES[what]
+    script = write(tmp_path / "leaves.py", program)
     before = sys.argv, sys.path[:], sys.modules["__main__"], torch.utils.data.DataLoader
-    script = write(tmp_path / "look.py", "import sys; sys.argv.append(1); sys.path.append('/nowhere')\n")
-    run.run_script([str(script), "a"], module=False, trace=tmp_path / "trace")
+    assert run.run_script([str(script), "a"], module=False, trace=tmp_path / "trace", **options) == 0
     assert before == (sys.argv, sys.path[:], sys.modules["__main__"], torch.utils.data.DataLoader)
+    trace = read_trace(tmp_path / "trace")
+    assert {name: len(trace.select(name)) for name in counts} == counts
+    assert set(trace.select("worker_gone")["y"].tolist()) <= {0}
+    assert check(trace) == []
 
 
 def test_both_names_of_torchs_loader_are_replaced_and_put_back() -> None:
@@ -244,132 +300,25 @@ def test_a_script_trains_on_the_simulated_accelerator_if_the_environment_asks_fo
     assert done.stdout == "sim [2.0, 2.0]\n", done.stderr
 
 
-@pytest.mark.live
-def test_persistent_workers_that_the_script_leaves_are_ended_and_recorded(tmp_path: Path) -> None:
-    program = """
-        from torch.utils.data import DataLoader
-        loader = DataLoader(range(8), batch_size=2, num_workers=2, persistent_workers=True)
-        assert len(list(loader)) == 4
-        def keeps_the_globals_alive(): ...
-    """
-    script = write(tmp_path / "leaves.py", program)
-    assert run.run_script([str(script)], module=False, trace=tmp_path / "trace") == 0
-    trace = read_trace(tmp_path / "trace")
-    assert len(trace.select("worker_exit")) == 2
-    assert check(trace) == []
-
-
-@pytest.mark.live
-def test_torchs_persistent_workers_leave_by_themselves_when_the_script_ends(tmp_path: Path) -> None:
-    program = """
-        from torch.utils.data import DataLoader, Dataset
-        class Numbers(Dataset):  # its methods hold the globals in a cycle
-            def __len__(self): return 8
-            def __getitem__(self, index): return index
-        loader = DataLoader(Numbers(), batch_size=2, num_workers=2, persistent_workers=True)
-        iterator = iter(loader)
-        next(iterator)
-    """
-    script = write(tmp_path / "leaves.py", program)
-    assert run.run_script([str(script)], module=False, trace=tmp_path / "trace", observe=True) == 0
-    trace = read_trace(tmp_path / "trace")
-    assert trace.select("worker_gone")["y"].tolist() == [0, 0]
-    assert not len(trace.select("terminate"))
-
-
-@pytest.mark.live
-def test_a_thread_that_outlives_the_script_is_recorded_to_its_end(tmp_path: Path) -> None:
-    program = """
-        import threading
-        from torch.utils.data import DataLoader
-        go_on = threading.Event()
-        def train():
-            go_on.wait(30)
-            assert len(list(DataLoader(range(8), batch_size=2))) == 4
-        threading.Thread(target=train).start()
-        threading.Timer(0.05, go_on.set).start()
-    """
-    script = write(tmp_path / "thread.py", program)
-    assert run.run_script([str(script)], module=False, trace=tmp_path / "trace") == 0
-    assert len(read_trace(tmp_path / "trace").select("yield")) == 4
-
-
-@pytest.mark.live
-def test_a_script_that_hangs_and_is_killed_leaves_its_trace(tmp_path: Path) -> None:
-    program = """
-        import os
-        from torch.utils.data import DataLoader, Dataset
-
-        class Hangs(Dataset):
-            def __len__(self):
-                return 8
-
-            def __getitem__(self, index):
-                if index == 5:
-                    os.write(1, b"stuck")
-                    os.read(os.pipe()[0], 1)
-                return index
-
-        list(DataLoader(Hangs(), num_workers=2))
-    """
-    script = write(tmp_path / "hangs.py", program)
-    command = [sys.executable, "-m", "minidl", "run", "--trace", "trace", str(script)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, start_new_session=True
-    ) as running:
-        assert running.stdout.read(5) == b"stuck"
-        kill_group(running)
-    trace = read_trace(tmp_path / "trace")
-    assert check(trace) == []
-    begun, ended = (trace.select("sample", phase)["y"].tolist() for phase in phases())
-    assert 5 in begun
-    assert 5 not in ended
-
-
-def phases() -> tuple[object, object]:
-    from minidl.tracefile.events import Phase
-
-    return Phase.BEGIN, Phase.END
-
-
-UNUSABLE = {
-    "no/such.py": "cannot read the script no/such.py: No such file or directory",
-    "empty": "empty holds no __main__.py to run",
-}
-
-
-@pytest.mark.parametrize("script", UNUSABLE)
-def test_a_script_that_cannot_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(run.RunError, match=UNUSABLE[script]):
-        run.run_script([script], module=False, trace=tmp_path / "trace")
-    assert not (tmp_path / "trace").exists()
-
-
-@pytest.mark.parametrize("module", ["no_such_module", "no_such.module", "json", "sys"])
-def test_a_module_that_cannot_run_is_refused(tmp_path: Path, module: str) -> None:
-    with pytest.raises(run.RunError, match=module):
-        run.run_script([module], module=True, trace=tmp_path / "trace")
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("MINIDL_TRANSPORT", "shm", "transport='shm' (from MINIDL_TRANSPORT): give one of 'upstream', 'arena'"),
-        ("MINIDL_ARENA_BYTES", "much", "MINIDL_ARENA_BYTES='much': give the bytes of slabs"),
-    ],
-)
-def test_a_transport_that_no_loader_could_have_is_refused_before_the_script_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str
+@pytest.mark.parametrize(("name", "module", "environment", "message"), [
+    ("no/such.py", False, {}, "cannot read the script no/such.py: No such file or directory"),
+    ("empty", False, {}, "empty holds no __main__.py to run"),
+    *((name, True, {}, name) for name in ("no_such_module", "no_such.module", "json", "sys")),
+    ("train.py", False, {"MINIDL_TRANSPORT": "shm"},
+     "transport='shm' (from MINIDL_TRANSPORT): give one of 'upstream', 'arena'"),
+    ("train.py", False, {"MINIDL_ARENA_BYTES": "much"}, "MINIDL_ARENA_BYTES='much': give the bytes of slabs"),
+])  # fmt: skip
+def test_what_cannot_run_is_refused_before_anything_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: bool, environment: dict[str, str], message: str
 ) -> None:
     write(tmp_path / "train.py", "open('begun', 'w')")
-    monkeypatch.setenv(name, value)
+    (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
     with pytest.raises(run.RunError, match=re.escape(message)):
-        run.run_script(["train.py"], module=False, trace=tmp_path / "t")
-    assert [path.name for path in tmp_path.iterdir()] == ["train.py"], "neither the script nor a trace has begun"
+        run.run_script([name], module=module, trace=tmp_path / "trace")
+    assert {path.name for path in tmp_path.iterdir()} == {"train.py", "empty"}
 
 
 def test_a_second_run_takes_the_next_directory(tmp_path: Path) -> None:
@@ -466,25 +415,20 @@ def alike(text: str) -> str:
 
 @pytest.fixture(scope="module")
 def forks() -> Iterator[subprocess.Popen[str]]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(ROOT / "tests" / "support" / "run_forks.py")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as forks:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as forks:
         yield forks
 
 
 def both(forks: subprocess.Popen[str], place: Path, *script: str) -> list[tuple[int, str, str]]:
     """How a script ends under Python and under `minidl run`, and what it prints and says."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with (place / "out").open("w") as out, (place / "err").open("w") as err:
         command = [sys.executable, *script]
-        code = subprocess.run(command, cwd=place, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment)
+        done = subprocess.run(command, cwd=place, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=ENVIRONMENT)
     forks.stdin.write(json.dumps([list(script), str(place), str(place / "out2"), str(place / "err2")]) + "\n")
     forks.stdin.flush()
-    codes = {"": code.returncode, "2": int(forks.stdout.readline())}
-    files = [[place / f"{name}{number}" for name in ("out", "err")] for number in codes]
-    return [
-        (code, *(alike(file.read_text()) for file in mine)) for code, mine in zip(codes.values(), files, strict=True)
-    ]
+    ends = ("", done.returncode), ("2", int(forks.stdout.readline()))
+    return [(code, *(alike((place / f"{name}{which}").read_text()) for name in ("out", "err"))) for which, code in ends]
 
 
 USUAL = {
