@@ -7,11 +7,11 @@ import functools
 import importlib.util
 import multiprocessing
 import re
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
+import programs
 import pytest
 import structure
 
@@ -102,19 +102,7 @@ ORDER = (
     ("prove.lab", "case"),
     (
         "prove.lab.cases",
-        "accelerator_in_a_fork barrier_of_workers bounded_queue_of_workers cache_server_gone "
-        "client_made_before_the_fork collate_stuck compiled_in_a_worker decoder_program evaluation exit_handler "
-        "file_too_large finalizer_after_fork heavy_augmentation import_in_a_spawned_worker key_that_no_rank_sets "
-        "killed_with_its_group loader_in_a_worker lock_held_at_fork lock_in_a_helper lock_of_a_dead_process "
-        "lock_of_another_program lock_of_the_main_process lock_order lock_taken_twice long_preparation "
-        "mapped_file_cut mutex_in_shared_memory notify_before_the_wait one_cpu one_slow_sample openmp_after_fork "
-        "out_of_descriptors permits_of_two_loaders pickling_stuck pool_within_its_pool queue_of_the_loop "
-        "rank_waits_for_rank ranks_of_unequal_length regular_expression result_in_the_event_loop "
-        "result_not_picklable retries_for_ever sample_raises sample_stuck sampler_stuck server_in_the_loop "
-        "shared_memory_full signal_handler slow_goodbye slow_import slow_step slow_storage stale_lock_file "
-        "stalled_download stream_lock_after_fork stream_without_end taking_turns thread_at_exit "
-        "threads_lost_at_fork tokenizer_after_fork torn_message unpickling_stuck worker_exits "
-        "worker_ignores_sigterm worker_killed worker_segfault worker_stopped",
+        " ".join(sorted(path.stem for path in (PACKAGE / "prove" / "lab" / "cases").glob("[a-z]*.py"))),
     ),
     ("prove.lab", "guard_programs ablation table runner score __init__"),
     ("", "tour commands cli __main__"),
@@ -132,18 +120,8 @@ KNOWN_DOUBLE = {
 """Class names that several modules still define. Never add one."""
 
 NOT_LOADED = {
-    "hang",
-    "tracefile",
-    "job",
-    "record",
-    "check",
-    "speed",
-    "views",
-    "playback",
-    "explore",
-    "prove",
-    "companion",
-}
+    "hang", "tracefile", "job", "record", "check", "speed", "views", "playback", "explore", "prove", "companion",
+}  # fmt: skip
 """Folders that a program without a trace does not load."""
 
 PURE = {"live_repr", "loader.dispatcher", "loader.driver", "loader.protocol", "resume.position", "wire.messages"}
@@ -191,10 +169,9 @@ def test_imports_run_one_way() -> None:
 
 
 def test_no_class_name_is_defined_twice() -> None:
+    whole_by_themselves = ("mini", "prove.lab.cases.")
     shared = {
-        name: sorted(
-            module for module in where if module != "mini" and not module.startswith("prove.lab.cases.")
-        )  # whole by itself
+        name: sorted(module for module in where if not module.startswith(whole_by_themselves))
         for name, where in structure.classes(PACKAGE).items()
     }
     doubles = {name: where for name, where in shared.items() if len(where) > 1}
@@ -212,27 +189,18 @@ def test_decisions_are_pure(module: str) -> None:
     assert roots <= PURE_STDLIB, f"minidl.{module} only decides, but imports {sorted(roots - PURE_STDLIB)}"
 
 
-def loaded_by(statements: str) -> set[str]:
-    """Run `statements` in a fresh interpreter; return the names of the modules that it has loaded."""
-    program = f"{statements}\nimport sys; print(*sys.modules, sep='\\n')"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=PACKAGE.parent
-    )
-    return set(done.stdout.split())
-
-
 @pytest.mark.live
 def test_importing_needs_torch_and_numpy_alone() -> None:
     """A function that needs more imports it when it is called."""
-    theirs = loaded_by("import numpy.random, torch, torch.utils.data, torch.multiprocessing")
-    ours = loaded_by("\n".join(f"import minidl.{name}" for name in MODULES if name != "__main__"))
+    theirs = programs.loaded_after("import numpy.random, torch, torch.utils.data, torch.multiprocessing")
+    ours = programs.loaded_after("\n".join(f"import minidl.{name}" for name in MODULES if name != "__main__"))
     roots, known = ({name.split(".")[0] for name in names} for names in (ours, theirs))
     assert roots - known - set(sys.stdlib_module_names) == {"minidl"}
 
 
 @pytest.mark.live
 def test_a_loader_loads_nothing_that_records_or_reads_traces() -> None:
-    names = loaded_by("import minidl; minidl.DataLoader")
+    names = programs.loaded_after("import minidl; minidl.DataLoader")
     loaded = {name.split(".")[1] for name in names if name.startswith("minidl.")}
     assert not loaded & NOT_LOADED, f"minidl.DataLoader loads {sorted(loaded & NOT_LOADED)}: import it where it is used"
 

@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from programs import loaded_after
 
 import minidl
 
 PACKAGE = Path(minidl.__file__).parent
-
-
-def loaded_after(statements: str, **environment: str) -> set[str]:
-    """Names of the modules that a fresh interpreter has loaded after `statements`."""
-    program = f"{statements}\nimport sys; print(*sys.modules, sep='\\n')"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=os.environ | environment | {"PYTHONPATH": str(PACKAGE.parent)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return set(done.stdout.split())
 
 
 @pytest.mark.parametrize("name", minidl.__all__)

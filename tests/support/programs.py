@@ -38,6 +38,13 @@ def python(*arguments: object, cwd: Path, **env: str) -> subprocess.CompletedPro
     )
 
 
+def loaded_after(statements: str, **env: str) -> set[str]:
+    """Names of the modules that a fresh interpreter has loaded after `statements`."""
+    done = python("-c", f"{statements}\nimport sys; print(*sys.modules, sep='\\n')", cwd=ROOT, **env)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
 NOBODY = 65534
 """The user that runs what root would not fail at: limits of a user, permissions, what needs a capability."""
 

@@ -30,20 +30,32 @@ def runner() -> Iterator[Runner]:
         yield runner
 
 
-def parameters() -> Iterator[object]:
-    """All cells. The first by fork of each fault is quick, unless time has to pass in it; and two imports are.
+ALIKE = {"sys.exit", "SIGSEGV", "SIGBUS", "SIGABRT", "SIGTERM", "SIGSEGV of both", "os._exit of both"}
+"""Ways in which a process ends by itself or by a signal: one each is quick in any step."""
+OF_PROCESSES = {"stop pin thread", "set done flag", "send sentinel", "join workers", "kill"}
+"""Steps of the shutdown in which a kill is quick: before and after workers are told to leave, and while they do."""
 
-    Of the ways in which a process ends by itself or by a signal, one each is quick in any step.
-    """
+OF_THREADS = {"sample", "loop", "shutdown: set done flag"}
+"""Steps in which the end of the process is quick whose threads are the workers: it leaves nothing of them anywhere."""
+
+
+def is_quick(cell: Cell) -> bool:
+    # Python's exit may abort a program whose own daemon thread is in C++ then, whichever loader that thread has.
+    waits = cell.name == "SIGSTOP" or cell.fault in ("maps", "exit while a thread iterates") or "hang" in cell.fault
+    if cell.method not in ("fork", "thread") or waits or (cell.fault in ALIKE and cell.step != "sample"):
+        return cell.step == "import" and cell.fault in ("exception", "SIGKILL")
+    if cell.in_threads and cell.fault in ("SIGKILL", "os._exit"):
+        return cell.step in OF_THREADS
+    if cell.step.startswith("shutdown: ") and cell.name == "SIGKILL" and not cell.in_threads:
+        return cell.step.removeprefix("shutdown: ") in OF_PROCESSES
+    return True
+
+
+def parameters() -> Iterator[object]:
+    """All cells. The first by fork of each fault is quick, unless time has to pass in it; and two imports are."""
     seen = set()
-    alike = {"sys.exit", "SIGSEGV", "SIGBUS", "SIGABRT", "SIGTERM", "SIGSEGV of both", "os._exit of both"}
     for cell in (*cells(), *cells("thread")):
-        first = (cell.step, cell.fault, cell.in_threads) not in seen
-        # Python's exit may abort a program whose own daemon thread is in C++ then, whichever loader that thread has.
-        waits = cell.name == "SIGSTOP" or cell.fault in ("maps", "exit while a thread iterates") or "hang" in cell.fault
-        imports = cell.step == "import" and cell.fault in ("exception", "SIGKILL")
-        elsewhere = cell.fault in alike and cell.step != "sample"
-        quick = first and ((cell.method in ("fork", "thread") and not waits and not elsewhere) or imports)
+        quick = (cell.step, cell.fault, cell.in_threads) not in seen and is_quick(cell)
         seen.add((cell.step, cell.fault, cell.in_threads))
         yield pytest.param(cell, id=str(cell), marks=() if quick else pytest.mark.slow)
 
