@@ -71,27 +71,6 @@ def seeded() -> torch.Generator:
     return torch.Generator().manual_seed(42)
 
 
-SAMPLING: dict[str, Callable[[], dict[str, Any]]] = {
-    "shuffle with a generator": lambda: {"shuffle": True, "generator": seeded(), "batch_size": 2},
-    "list": lambda: {"sampler": [5, 0, 3, 3], "batch_size": 3},
-    "torch's": lambda: {"sampler": torch.utils.data.WeightedRandomSampler([1, 0, 5, 0, 2], 6), "batch_size": 2},
-    "batches": lambda: {"batch_sampler": [[0], [1, 2], [], [3, 4, 5]], "collate_fn": wl.as_list},
-    "batches as samples": lambda: {"batch_size": None, "sampler": [[0, 1], [2, 6]]},
-    "used up after one epoch": lambda: {"sampler": iter([4, 5, 6])},
-    "empty": lambda: {"sampler": []},
-}
-
-
-@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.live)])
-@pytest.mark.parametrize("name", SAMPLING)
-def test_samplers(name: str, num_workers: int) -> None:
-    def program(lib: Any) -> Any:
-        loader = lib.DataLoader(wl.Probe(7), num_workers=num_workers, **SAMPLING[name]())
-        return [steps(loader), steps(loader)]
-
-    agree(program)
-
-
 SAMPLES: dict[str, Any] = {
     "tensors": torch.arange(6.0).reshape(3, 2),
     "arrays": np.arange(6, dtype=np.int16).reshape(3, 2),
@@ -102,13 +81,31 @@ SAMPLES: dict[str, Any] = {
         for i in range(3)
     ],
 }
+LOADERS: dict[str, Callable[[], dict[str, Any]]] = {
+    "shuffle with a generator": lambda: {"shuffle": True, "generator": seeded(), "batch_size": 2},
+    "list": lambda: {"sampler": [5, 0, 3, 3], "batch_size": 3},
+    "torch's": lambda: {"sampler": torch.utils.data.WeightedRandomSampler([1, 0, 5, 0, 2], 6), "batch_size": 2},
+    "batches": lambda: {"batch_sampler": [[0], [1, 2], [], [3, 4, 5]], "collate_fn": wl.as_list},
+    "batches as samples": lambda: {"batch_size": None, "sampler": [[0, 1], [2, 6]]},
+    "used up after one epoch": lambda: {"sampler": iter([4, 5, 6])},
+    "empty": lambda: {"sampler": []},
+    **{
+        f"{name}, batch_size {size}": lambda name=name, size=size: {"dataset": SAMPLES[name], "batch_size": size}
+        for name in SAMPLES
+        for size in (None, 2)
+    },
+}
+by_workers = pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.live)])
 
 
-@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.live)])
-@pytest.mark.parametrize("batch_size", [None, 2])
-@pytest.mark.parametrize("samples", SAMPLES)
-def test_batches_of_every_kind(samples: str, batch_size: int | None, num_workers: int) -> None:
-    agree(lambda lib: steps(lib.DataLoader(SAMPLES[samples], batch_size=batch_size, num_workers=num_workers)))
+@by_workers
+@pytest.mark.parametrize("name", LOADERS)
+def test_samplers_and_batches_of_every_kind(name: str, num_workers: int) -> None:
+    def program(lib: Any) -> Any:
+        loader = lib.DataLoader(**{"dataset": wl.Probe(7), "num_workers": num_workers} | LOADERS[name]())
+        return [steps(loader), steps(loader)]
+
+    agree(program)
 
 
 @pytest.mark.parametrize("batch", [[1, 2.5], [1.5, 2], [1, 2], [True, False], [np.float32(1)] * 2, [np.int8(1)]])
@@ -155,26 +152,17 @@ def test_an_epoch_that_is_left_does_not_reach_into_the_next() -> None:
 
 
 # --- Errors -----------------------------------------------------------------------------------------------------------
-def test_options_that_exclude_each_other_are_refused_as_by_torch() -> None:
-    stream = wl.Stream(3)
-    for given_options in (
-        {"num_workers": -1}, {"timeout": -1}, {"batch_size": 0}, {"prefetch_factor": 2}, {"persistent_workers": True},
-        {"sampler": [0], "shuffle": True}, {"batch_sampler": [[0]], "batch_size": 2},
-        {"batch_sampler": [[0]], "drop_last": True}, {"batch_size": None, "drop_last": True},
-        {"dataset": stream, "shuffle": True}, {"dataset": stream, "sampler": [0]},
-        {"num_workers": 1, "prefetch_factor": -1},
-    ):  # fmt: skip
-        for lib in (TORCH, mini):
-            with pytest.raises(ValueError):
-                lib.DataLoader(**{"dataset": range(3), **given_options})
-
-
-@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.live)])
-@pytest.mark.parametrize("name", wl.ERRORS)
-def test_errors_of_every_type(name: str, num_workers: int) -> None:
-    """Type and first line are torch's; the batches after the error still come."""
-    dataset = wl.Failing(6, wl.ERRORS[name])
-    agree(lambda lib: steps(lib.DataLoader(dataset, batch_size=2, num_workers=num_workers)))
+@pytest.mark.parametrize("options", [
+    {"num_workers": -1}, {"timeout": -1}, {"batch_size": 0}, {"prefetch_factor": 2}, {"persistent_workers": True},
+    {"sampler": [0], "shuffle": True}, {"batch_sampler": [[0]], "batch_size": 2},
+    {"batch_sampler": [[0]], "drop_last": True}, {"batch_size": None, "drop_last": True},
+    {"dataset": wl.Stream(3), "shuffle": True}, {"dataset": wl.Stream(3), "sampler": [0]},
+    {"num_workers": 1, "prefetch_factor": -1},
+], ids=str)  # fmt: skip
+def test_options_that_exclude_each_other_are_refused_as_by_torch(options: dict[str, Any]) -> None:
+    for lib in (TORCH, mini):
+        with pytest.raises(ValueError):
+            lib.DataLoader(**{"dataset": range(3), **options})
 
 
 PLACES: dict[str, Callable[[], dict[str, Any]]] = {
@@ -184,12 +172,15 @@ PLACES: dict[str, Callable[[], dict[str, Any]]] = {
     "stream": lambda: {"dataset": wl.FailingStream(4, "next"), "batch_size": 1},
     "sampler": lambda: {"dataset": wl.Numbers(9), "sampler": wl.FailingSampler([0, 1, 2])},
     "index beyond the end": lambda: {"dataset": [1, 2, 3], "sampler": [0, 1, 2, 3]},
+    **{f"sample, {name}": lambda name=name: {"dataset": wl.Failing(6, wl.ERRORS[name])} for name in wl.ERRORS},
 }
 
 
-@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.live)])
+@by_workers
 @pytest.mark.parametrize("place", PLACES)
-def test_errors_in_every_place(place: str, num_workers: int) -> None:
+def test_errors_of_every_type_in_every_place(place: str, num_workers: int) -> None:
+    """Type and first line are torch's; the batches after the error still come."""
+
     def program(lib: Any) -> Any:
         return steps(lib.DataLoader(**({"batch_size": 2, "num_workers": num_workers} | PLACES[place]())), limit=12)
 
@@ -254,30 +245,29 @@ def test_an_iterator_that_is_dropped_ends_its_workers() -> None:
     assert not any(map(is_alive, pids))
 
 
-class Stuck(wl.Numbers):
-    """A sample that does not end; it says that it has begun."""
-
-    path = ""
-
-    def __getitem__(self, index: int) -> int:
-        wl.touch(self.path)
-        while True:
-            time.sleep(1000)
-
-
 @pytest.mark.live
 @pytest.mark.usefixtures("impatient")
 def test_a_worker_that_hangs_is_terminated(tmp_path: Path) -> None:
-    dataset = Stuck(4)
-    dataset.path = str(tmp_path / "begun")
-    iterator = iter(mini.DataLoader(dataset, num_workers=1))
+    iterator = iter(mini.DataLoader(Stuck(tmp_path / "begun"), num_workers=1))
     deadline = time.monotonic() + wl.BOUND
-    while not os.path.exists(dataset.path):
+    while not (tmp_path / "begun").exists():
         assert time.monotonic() < deadline
         time.sleep(0.002)
     worker = iterator._workers[0]
     iterator._shutdown_workers()
     assert worker.exitcode == 0, "torch's handler of SIGTERM in a worker exits so"
+
+
+class Stuck(wl.Numbers):
+    """A sample that does not end; it says that it has begun."""
+
+    def __init__(self, begun: Path) -> None:
+        super().__init__(4)
+        self.begun = begun
+
+    def __getitem__(self, index: int) -> Any:
+        wl.touch(str(self.begun))
+        return wl.hang()
 
 
 @pytest.mark.live
