@@ -1,12 +1,13 @@
 """The notebooks run as they are committed, again with right answers, and their questions with wrong ones.
 
-One kernel a notebook serves all of this. What is committed is what a run shows, with no answer given.
+A kernel serves several notebooks. What is committed is what a run shows, with no answer given.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 
 nbformat = pytest.importorskip("nbformat", reason="the notebooks need Jupyter: pip install -e '.[notebooks]'")
 pytest.importorskip("nbclient", reason="the notebooks need Jupyter: pip install -e '.[notebooks]'")
+
+from sizes import slow  # noqa: E402
 
 import course  # noqa: E402
 from notebooks import FOLDER, NOTEBOOKS, copied, together  # noqa: E402
@@ -76,7 +79,12 @@ CHECKED = re.compile(r"^ask\.(\w+)\((?!.*answer=)", re.MULTILINE)
 UNANSWERED = "Write your answer in the place of ... and run this cell again."
 UNWRITTEN = "Not written yet. Write it, and run this cell again."
 
-by_name = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+def stem(path: Path) -> str:
+    return path.stem
+
+
+by_name = pytest.mark.parametrize("path", NOTEBOOKS, ids=stem)
 
 
 def code(notebook: Any) -> list[Any]:
@@ -100,15 +108,31 @@ def unwanted(notebook: Any) -> list[Any]:
 
 
 # --- What is committed ------------------------------------------------------------------------------------------------
+COMMITTED = [*NOTEBOOKS, *sorted((FOLDER / "labs").glob("*.ipynb"))]
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=stem)
+def test_what_is_committed_is_whole(path: Path) -> None:
+    """No error, no path of a machine, no link that leads nowhere, and no printed line that a saved page would break."""
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    assert not unwanted(notebook)
+    for promise in ("What you'll do", "What you'll learn", "What you need"):
+        assert promise in notebook.cells[0].source
+    assert re.findall(r"(?<![\w.])/(?:tmp|root|home|work|usr|var)/[^\s\"'<]*", path.read_text()) == []
+    links = [link for cell in notebook.cells for link in re.findall(r"\]\(([^)#]+)[^)]*\)", cell.source)]
+    assert links
+    assert [link for link in links if "://" not in link and not (path.parent / link).exists()] == []
+    outputs = [output for cell in code(notebook) for output in cell.outputs]
+    printed = "".join(output.text for output in outputs if output.output_type == "stream")
+    assert [line for line in printed.splitlines() if len(line) > course.WIDTH] == []
+
+
 @by_name
 def test_what_is_committed_is_a_run_without_answers(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
-    nbformat.validate(notebook)
     assert pictures(notebook) >= 1
-    assert not unwanted(notebook)
     assert all(cell.execution_count for cell in code(notebook))
-    for promise in ("What you'll do", "What you'll learn", "What you need"):
-        assert promise in notebook.cells[0].source
     asked = [cell for cell in code(notebook) if ASKED.search(cell.source)]
     checked = [cell for cell in code(notebook) if CHECKED.search(cell.source)]
     assert {ASKED.search(cell.source)[1] for cell in asked} == set(ANSWERS[path.stem])
@@ -129,28 +153,6 @@ def test_numbers_of_05_tell_formulas_apart() -> None:
     workers, each = map(int, re.search(r"blocked = .*num_workers=(\d+), prefetch_factor=(\d+)", sources).groups())
     formulas = {workers, each, workers + each, workers * each, (workers - 1) * each, workers * (each - 1)}
     assert len(formulas) == 6
-
-
-@by_name
-def test_no_path_of_a_machine_is_committed(path: Path) -> None:
-    found = re.findall(r"(?<![\w.])/(?:tmp|root|home|work|usr|var)/[^\s\"'<]*", path.read_text())
-    assert not found
-
-
-@by_name
-def test_a_saved_page_shows_each_printed_line_whole(path: Path) -> None:
-    """It would break a longer one inside a word: `course.say` breaks between words."""
-    outputs = [output for cell in code(nbformat.read(path, as_version=4)) for output in cell.outputs]
-    printed = "".join(output.text for output in outputs if output.output_type == "stream")
-    assert [line for line in printed.splitlines() if len(line) > course.WIDTH] == []
-
-
-@by_name
-def test_each_local_link_leads_somewhere(path: Path) -> None:
-    notebook = nbformat.read(path, as_version=4)
-    links = [link for cell in notebook.cells for link in re.findall(r"\]\(([^)#]+)[^)]*\)", cell.source)]
-    assert links
-    assert [link for link in links if "://" not in link and not (path.parent / link).exists()] == []
 
 
 # --- What teachers are told -------------------------------------------------------------------------------------------
@@ -199,34 +201,53 @@ def answered(notebook: Any, place: int) -> Any:
     return notebook
 
 
-def executed(path: Path, folder: Path, *, unanswered: bool) -> list[Any]:
-    """The notebook, if asked for as it is, with right answers, and its questions with wrong ones: in one kernel."""
+def versions(path: Path, *, unanswered: bool) -> list[Any]:
+    """The notebook as it is, if that is asked for, with right answers, and its questions with wrong ones."""
+    read = [nbformat.read(path, as_version=4) for _ in range(3)]
+    for notebook in read:
+        notebook.metadata["stem"] = path.stem
+    as_it_is, right, wrong = read[0], answered(read[1], 0), answered(read[2], 1)
+    wrong.cells = [cell for cell in wrong.cells if re.search(r"^ask\..*answer=", cell.source, re.MULTILINE)]
+    return [*([as_it_is] if unanswered else []), right, wrong]
+
+
+def executed(paths: list[Path], folder: Path, *, unanswered: bool) -> dict[Path, list[Any]]:
+    """Each notebook's versions, run in one kernel, which forgets its names between two notebooks."""
     here = copied(folder)
     (here / "matplotlibrc").write_text("savefig.dpi: 30\n")  # the same pictures, faster
-
-    def read() -> Any:
-        notebook = nbformat.read(path, as_version=4)
-        notebook.metadata["stem"] = path.stem
-        return notebook
-
-    questions = answered(read(), 1)
-    questions.cells = [cell for cell in questions.cells if re.search(r"^ask\..*answer=", cell.source, re.MULTILINE)]
-    return together([*([read()] if unanswered else []), answered(read(), 0), questions], here)
+    given = [(path, version) for path in paths for version in (*versions(path, unanswered=unanswered), FORGET)]
+    ran = together([version for _, version in given], here)
+    return {path: [done for (one, _), done in zip(given, ran, strict=True) if one == path][:-1] for path in paths}
 
 
+FORGET = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("%reset -f")])
 LONG = {"11_transport", "12_checkpointing"}
 """They take twice as long as the others."""
 
+QUICK = [path for path in NOTEBOOKS if path.stem not in LONG]
+GROUPS = [QUICK[at : at + 4] for at in range(0, len(QUICK), 4)] + [[path] for path in NOTEBOOKS if path.stem in LONG]
+"""Notebooks that share a kernel, whose start and imports take as long as a notebook."""
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], list[Any]]:
+    """Give a notebook's run with right answers, and that of its questions with wrong ones."""
+    done: dict[Path, list[Any]] = {}
+
+    def of(path: Path) -> list[Any]:
+        if path not in done:
+            (group,) = (group for group in GROUPS if path in group)
+            done.update(executed(group, tmp_path_factory.mktemp("notebooks"), unanswered=False))
+        return done[path]
+
+    return of
+
 
 @pytest.mark.live
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, id=path.stem, marks=pytest.mark.slow if path.stem in LONG else ()) for path in NOTEBOOKS],
-)
-def test_it_grades_right_and_wrong_answers(path: Path, tmp_path: Path) -> None:
-    right, wrong = executed(path, tmp_path, unanswered=False)
-    grades(path, right, wrong)
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("path", [*QUICK, *slow(*(path for path in NOTEBOOKS if path.stem in LONG))], ids=stem)
+def test_it_grades_right_and_wrong_answers(path: Path, ran: Callable[[Path], list[Any]]) -> None:
+    grades(path, *ran(path))
 
 
 @pytest.mark.live
@@ -234,7 +255,7 @@ def test_it_grades_right_and_wrong_answers(path: Path, tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 @by_name
 def test_it_runs_twice_as_what_is_committed_has_run(path: Path, tmp_path: Path) -> None:
-    first, right, wrong = executed(path, tmp_path, unanswered=True)
+    first, right, wrong = executed([path], tmp_path, unanswered=True)[path]
     assert not unwanted(first)
     assert pictures(first) == pictures(right)
     for cell in code(first):

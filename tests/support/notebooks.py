@@ -37,7 +37,7 @@ def together(notebooks: list[Any], folder: Path) -> list[Any]:
     for notebook, file in zip(notebooks, files, strict=True):
         nbformat.write(notebook, file)
     command = [sys.executable, __file__, "--together", *map(str, files)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=140 * len(notebooks))
     assert done.returncode == 0, done.stderr[-4000:]
     return [nbformat.read(file, as_version=4) for file in files]
 
