@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -124,9 +125,11 @@ def test_each_student_has_numbers_of_their_own_and_always_the_same() -> None:
         assert json.dumps(made(path, Handout("3", seed=1))) in texts.values()
 
 
-def test_answers_are_folded_for_no_student(anna: Path) -> None:
+def test_a_copy_says_whose_it_is_and_has_no_module_of_the_teachers(anna: Path) -> None:
     assert handout.read(anna) == Handout("anna", "ru")
     assert handout.read(anna / "course") == Handout()
+    assert not any((anna / "course" / name).exists() for name in handout.TEACHERS)
+    assert all((handout.FOLDER / "course" / name).exists() for name in handout.TEACHERS)
 
 
 # --- Commands ---------------------------------------------------------------------------------------------------------
@@ -193,22 +196,17 @@ def test_a_wrong_handout_is_told_before_anything_runs(
     assert "running the code" not in errors
 
 
-def test_two_students_with_one_name_are_not_taken_for_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folders = [tmp_path / group / "anna" for group in "ab"]
+def test_whose_a_folder_is_has_to_be_clear(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [tmp_path / name for name in ("a/anna", "b/anna", "b/bo")]
     for folder in folders:
         folder.mkdir(parents=True)
         (folder / "handout.json").write_text('{"student": "anna"}')
     for action in ("grade", "progress"):
-        code, _, errors = command(capsys, action, *folders)
-        assert (code, "several folders of the same name, which is the student's: anna" in errors) == (cli.USAGE, True)
-
-
-def test_a_folder_with_the_handout_of_another_student_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "handout.json").write_text('{"student": "anna"}')
-    _, _, errors = command(capsys, "progress", tmp_path, "--only", "03")
-    assert f"{tmp_path}: its handout.json is of 'anna'" in errors
+        code, _, errors = command(capsys, action, *folders[:2])
+        assert code == cli.USAGE
+        assert "several folders of the same name, which is the student's: anna" in errors
+    _, _, errors = command(capsys, "progress", folders[2], "--only", "03")
+    assert f"{folders[2]}: its handout.json is of 'anna'" in errors
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"cells": [{"cell_type": "code", "id": "cell-01"}]}'])
@@ -226,19 +224,6 @@ def test_a_damaged_notebook_stops_nobody_elses_marks(
     assert {(mark.right, "is no notebook" in mark.said) for mark in said} == {(False, True)}
 
 
-@pytest.mark.live
-@pytest.mark.timeout(120)
-def test_what_has_left_its_session_is_killed_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    build(tmp_path / "bo", Handout("bo"), ["03"])
-    detached = "import subprocess as s; own = s.Popen(['sleep', '600'], start_new_session=True).pid"
-    leaves = f"open('{tmp_path}/pid', 'w').write(str(own))"
-    edited(tmp_path / "bo", "03_ranks.ipynb", {
-        "ask.dropped(cut, 10, answer=...)": f"{detached}\n{leaves}\nask.dropped(cut, 10, answer=own)"
-    })  # fmt: skip
-    grading.grade(tmp_path / "bo", ["03"])
-    assert not is_alive(int((tmp_path / "pid").read_text()))
-
-
 @pytest.mark.parametrize(("arguments", "said"), [
     (["build"], "give a folder"), (["grade"], "grade: give a folder"), (["grade", "/none"], "there is no folder /none"),
     (["reset", "."], "name what to write anew"), (["build", "/tmp"], "is not empty"),
@@ -252,47 +237,63 @@ def test_what_cannot_be_done_is_told(arguments: list[str], said: str, capsys: py
     assert said in errors
 
 
+REPEATED, FORGOTTEN, DROPPED = (
+    f"ask.{call}, answer=" for call in ("repeated(padded, 10", "forgotten(first, second", "dropped(cut, 10")
+)
+STARTED = """(
+    own := __import__('subprocess').Popen(['sleep', '600'], start_new_session=True).pid,
+    open('PLACE/pid', 'w').write(str(own)),
+)[0]"""
+SUBMITTED = {
+    "right": ("en", {REPEATED: "2", DROPPED: "'2'"}, 2),
+    "ends its process": ("en", {REPEATED: "2", DROPPED: "__import__('os')._exit(3)"}, 1),
+    "starts another": ("en", {REPEATED: "2", DROPPED: STARTED}, 1),
+    "Russian": ("ru", {REPEATED: "'два'", FORGOTTEN: "'да'", DROPPED: "'обе'"}, 3),  # noqa: RUF001
+    "Chinese": ("zh", {REPEATED: "'两'", FORGOTTEN: "'是'", DROPPED: "'双份'"}, 3),
+    "no cells": ("en", {}, 0),
+}
+"""Student -> the language of the copy, the answers, and their points."""
+
+
+Graded = tuple[dict[str, list[Mark]], str, Path]
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory: pytest.TempPathFactory) -> Graded:
+    """The marks of all students, what the command has said, and the folder of their copies."""
+    place = tmp_path_factory.mktemp("graded")
+    for student, (language, answers, _) in SUBMITTED.items():
+        build(place / student, Handout(student, language), ["03"])
+        given = {f"{asks}...)": f"{asks}{said})".replace("PLACE", str(place)) for asks, said in answers.items()}
+        edited(place / student, "03_ranks.ipynb", given)
+    notebook = place / "no cells" / "03_ranks.ipynb"
+    other = json.loads(notebook.read_text())
+    other["cells"] = [{name: value for name, value in cell.items() if name != "id"} for cell in other["cells"]]
+    notebook.write_text(json.dumps(other))
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as errors:
+        assert cli.main(["course", "grade", *(str(place / name) for name in SUBMITTED), "--only", "03", "--json"]) == 0
+    marks = {student: [Mark(**mark) for mark in of_one] for student, of_one in json.loads(out.getvalue()).items()}
+    return marks, errors.getvalue(), place
+
+
 @pytest.mark.live
 @pytest.mark.timeout(300)
-def test_submissions_are_run_and_graded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One is right, one has a wrong answer and code that ends its process, one is no notebook."""
-    folders = [tmp_path / name for name in ("right", "wrong", "broken")]
-    assert command(capsys, "build", "--student", *folders, "--only", "03")[0] == 0
-    right: dict[str, Any] = {"ask.repeated(padded, 10, answer=...)": "ask.repeated(padded, 10, answer=2)",
-                             "ask.dropped(cut, 10, answer=...)": "ask.dropped(cut, 10, answer='2')"}  # fmt: skip
-    edited(folders[0], "03_ranks.ipynb", right)
-    kills = {"ask.dropped(cut, 10, answer=...)": "ask.dropped(cut, 10, answer=__import__('os')._exit(3))"}
-    edited(folders[1], "03_ranks.ipynb", right | kills)
-    other = json.loads((folders[2] / "03_ranks.ipynb").read_text())
-    other["cells"] = [{name: value for name, value in cell.items() if name != "id"} for cell in other["cells"]]
-    (folders[2] / "03_ranks.ipynb").write_text(json.dumps(other))
-    code, out, errors = command(capsys, "grade", *folders, "--only", "03", "--json")
-    marks = {student: [Mark(**mark) for mark in of_one] for student, of_one in json.loads(out).items()}
-    assert code == 0
-    assert "running the code of 3 students" in errors
-    assert "with the cells (by their ids) that were handed out as 03_ranks: 0 points" in errors
-    assert {"right: 2 of 10 points", "wrong: 1 of 10 points"} <= {
-        line.split(": ", 2)[-1] for line in errors.splitlines()
-    }
-    assert {student: sum(mark.points for mark in of_one) for student, of_one in marks.items()} == {
-        "right": 2, "wrong": 1, "broken": 0
-    }  # fmt: skip
-    assert {sum(mark.of for mark in of_one) for of_one in marks.values()} == {10}
-    assert "ended its process" in marks["wrong"][-1].said
+@pytest.mark.parametrize("student", SUBMITTED)
+def test_a_submission_is_run_and_graded(student: str, graded: Graded) -> None:
+    """In each language; also if it is no notebook, or if its code ends its process or starts another one."""
+    marks, errors, _ = graded
+    points = SUBMITTED[student][-1]
+    assert (sum(mark.points for mark in marks[student]), sum(mark.of for mark in marks[student])) == (points, 10)
+    assert f": {student}: {points} of 10 points\n" in errors
 
 
 @pytest.mark.live
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize(("language", "words"), [("ru", ("два", "да", "обе")), ("zh", ("两", "是", "双份"))])  # noqa: RUF001
-def test_an_answer_in_the_students_language_is_graded_as_it_was_judged(
-    language: str, words: tuple[str, ...], tmp_path: Path
-) -> None:
-    build(tmp_path / "bo", Handout("bo", language), ["03"])
-    asked = ("ask.repeated(padded, 10, answer=", "ask.forgotten(first, second, answer=", "ask.dropped(cut, 10, answer=")
-    changes = {f"{one}...)": f"{one}{word!r})" for one, word in zip(asked, words, strict=True)}
-    edited(tmp_path / "bo", "03_ranks.ipynb", changes)
-    right = {mark.name: mark.right for mark in grading.grade(tmp_path / "bo", ["03"])}
-    assert (right["repeated"], right["forgotten"], right["dropped"]) == (True, True, True)
+def test_what_is_said_of_submissions(graded: Graded) -> None:
+    marks, errors, place = graded
+    assert f"running the code of {len(SUBMITTED)} students" in errors
+    assert "with the cells (by their ids) that were handed out as 03_ranks: 0 points" in errors
+    assert "ended its process" in marks["ends its process"][-1].said
+    assert not is_alive(int((place / "pid").read_text())), "it has left its session, and is killed too"
 
 
 @pytest.mark.live
@@ -348,36 +349,27 @@ def test_the_traces_of_a_student_are_not_believed(tmp_path: Path) -> None:
     assert own_mysteries.of_student(tmp_path, Handout("anna")) == {}
 
 
-def test_a_copy_with_mysteries_of_its_own_has_none_of_the_courses(tmp_path: Path) -> None:
+def test_a_copy_has_no_mysteries_of_the_courses_beside_its_own(tmp_path: Path) -> None:
     build(tmp_path / "bo", Handout("bo", mysteries=True), ["09"])
     assert not (tmp_path / "bo" / "course" / "mysteries").exists()
 
 
-def test_no_module_of_the_teachers_is_handed_out(anna: Path) -> None:
-    assert not any((anna / "course" / name).exists() for name in handout.TEACHERS)
-    assert all((handout.FOLDER / "course" / name).exists() for name in handout.TEACHERS)
+def fails(planned: own_mysteries.Planned) -> bytes:
+    raise ValueError(f"{planned.cause} could not be recorded")
 
 
-def test_a_build_whose_recordings_fail_leaves_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("found", "said"), [
+    ("py-spy", "could not be recorded"),
+    (None, "need py-spy: pip install 'minidl[doctor]', or build with --same-mysteries"),
+])  # fmt: skip
+def test_a_build_without_its_recordings_leaves_nothing(
+    found: str | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(planned: own_mysteries.Planned) -> bytes:
-        raise ValueError(f"{planned.cause} could not be recorded")
-
-    monkeypatch.setattr("course.command.py_spy", lambda: "py-spy")
+    monkeypatch.setattr("course.command.py_spy", lambda: found)
     monkeypatch.setattr(own_mysteries, "_packed", fails)
     code, _, errors = command(capsys, "build", "--student", tmp_path / "anna", "--only", "09")
-    assert (code, list(tmp_path.iterdir())) == (2, [])
-    assert "could not be recorded" in errors
-
-
-def test_without_py_spy_own_mysteries_are_refused_before_anything_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("course.command.py_spy", lambda: None)
-    code, _, errors = command(capsys, "build", "--student", tmp_path / "anna", "--only", "09")
-    assert (code, list(tmp_path.iterdir())) == (2, [])
-    assert "need py-spy: pip install 'minidl[doctor]', or build with --same-mysteries" in errors
+    assert (code, list(tmp_path.iterdir())) == (cli.USAGE, [])
+    assert said in errors
 
 
 @pytest.mark.live
