@@ -248,10 +248,6 @@ def alternating(batches: Any, copy: Any) -> Any:
     yield from map(copy, batches)
 
 
-def all_first(batches: Any, copy: Any) -> Any:
-    yield from list(map(copy, batches))
-
-
 def last_lost(batches: Any, copy: Any) -> Any:
     yield from (one for one, _ in itertools.pairwise(map(copy, batches)))
 
@@ -460,7 +456,6 @@ PURE: list[Case] = [
     (samplers.buckets, lambda lengths, size: in_pieces(by_length(lengths)[:40], size), "lost"),
     (samplers.buckets, lambda lengths, size: in_pieces(by_length(lengths), 1), "are 10 batches"),
     (device.ahead, alternating, "Step 1 should be: copy of batch 1 begins"),
-    (device.ahead, all_first, "3 had been taken from the loader"),
     (device.ahead, last_lost, "batch 2 on the device is handed over"),
     (device.overlap, lambda trace: overlapped(trace, COPY[0]), "That is the time of all copies"),
     (device.overlap, lambda trace: overlapped(trace, COMPUTE[0]), "during"),
@@ -525,8 +520,6 @@ PURE: list[Case] = [
     (device.ahead, forever, "Step 6 should be: none"),
     (device.ahead, lambda batches, copy: by_next(list(batches), copy), "3 had been taken from the loader"),
     (device.ahead, lambda batches, copy: batches, "Step 0 should be: copy of batch 0 begins"),
-    (device.overlap, lambda trace: overlapped(trace, DEVICE_COMPUTE[0]) + 0.5, "not a whole number"),
-    (device.overlap, lambda trace: math.nan, "not one finite number"),
     (shutdown.tell_workers, lambda driver: (*sentinels(driver), Simple.SET_WORKERS_DONE), "done event is set"),
     (shutdown.tell_workers, lambda driver: Simple.SET_WORKERS_DONE, "return a tuple or a list"),
     (shutdown.stop_pin, pin_steps(*TELL_PIN, Simple.CLOSE_RESULT_QUEUE, JoinPin(10.0)), "closes the result queue befo"),
@@ -578,30 +571,21 @@ LIVE: list[Case] = [
 ]  # fmt: skip
 
 
-def tried(check: Any, given: Any) -> checking.Outcome:
+def tried(check: Any, given: Any) -> Any:
     """What a check says, in this process."""
     here = functools.partial(checking.judged, check.__wrapped__)
-    outcome: checking.Outcome = given(here) if check is one_page.try_put_index else here(given)
-    return outcome
+    return given(here) if check is one_page.try_put_index else here(given)
 
 
-def judged(case: Case) -> None:
+@pytest.mark.parametrize(
+    "case", [*PURE, *(pytest.param(case, marks=pytest.mark.live) for case in LIVE)], ids=lambda case: case[0].__name__
+)
+def test_a_wrong_solution_is_told_its_step(case: Case) -> None:
     check, wrong, said = case
     outcome = tried(check, wrong)
     assert outcome.passed is False
     assert said in repr(outcome)
     assert outcome.step
-
-
-@pytest.mark.parametrize("case", PURE, ids=lambda case: case[0].__name__)
-def test_a_wrong_solution_is_told_its_step(case: Case) -> None:
-    judged(case)
-
-
-@pytest.mark.live
-@pytest.mark.parametrize("case", LIVE, ids=lambda case: case[0].__name__)
-def test_a_wrong_solution_that_is_run_is_told_its_step(case: Case) -> None:
-    judged(case)
 
 
 @pytest.mark.live
@@ -615,19 +599,15 @@ def test_a_loader_that_waits_for_ever_is_told_so_and_leaves_no_worker() -> None:
 RUNS = {f"{check.__module__}.{check.__name__}" for check, _, _ in LIVE}
 
 
-def accepted(module: str, name: str, right: Any) -> None:
-    check = getattr(importlib.import_module(f"course.{module}"), name)
-    outcome = tried(check, (lambda of: of(in_order(), right)) if check is one_page.try_put_index else right)
-    assert outcome.passed, repr(outcome)
-
-
 @pytest.mark.parametrize(
     ("module", "name", "right"),
     [pytest.param(*case, marks=pytest.mark.live if f"course.{case[0]}.{case[1]}" in RUNS else (), id=f"{case[1]}-{at}")
      for at, case in enumerate(RIGHT)],
 )  # fmt: skip
 def test_a_right_solution_is_accepted(module: str, name: str, right: Any) -> None:
-    accepted(module, name, right)
+    check = getattr(importlib.import_module(f"course.{module}"), name)
+    outcome = tried(check, (lambda of: of(in_order(), right)) if check is one_page.try_put_index else right)
+    assert outcome.passed, repr(outcome)
 
 
 def test_the_hang_lab_shows_what_the_rule_stopped_is_given() -> None:
