@@ -3,7 +3,7 @@
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration, set_seed
-from seen import Log, Numbers, loader_class
+from seen import Numbers, loader_class, logged
 
 
 def main() -> None:
@@ -12,10 +12,7 @@ def main() -> None:
     torch.rand(accelerator.process_index)  # ranks whose random states differ, as they do in a real program
     numbers = Numbers(1010)  # which does not divide into as many batches for each rank: the last ones are padded
     loader = accelerator.prepare(loader_class()(numbers, batch_size=25, shuffle=True, num_workers=1))
-    log = Log()
-    for epoch in range(2):
-        for batch in loader:
-            log.batch(epoch, batch)
+    log = logged(loader)
     log.write(accelerator.process_index, prepared=type(loader).__name__)
     accelerator.end_training()
 

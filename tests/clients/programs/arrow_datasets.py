@@ -2,18 +2,14 @@
 
 import datasets
 import torch
-from seen import Log, loader_class
+from seen import loader_class, logged
 
 
 def main() -> None:
     torch.manual_seed(3)
     dataset = datasets.Dataset.from_dict({"x": [float(i) for i in range(1000)]}).with_format("torch")
-    log = Log()
     loader = loader_class()(dataset, batch_size=25, shuffle=True, num_workers=2)
-    for epoch in range(2):
-        for batch in loader:
-            log.batch(epoch, batch["x"])
-    log.write(0)
+    logged(loader, lambda batch: batch["x"]).write(0)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +72,12 @@ class Log:
         spent = sum(os.times()[:4])  # processor seconds, own and of the workers that have ended
         text = json.dumps({"rank": rank, "epochs": self.epochs, "facts": facts, "spent": spent})
         (folder / f"rank-{rank}.json").write_text(text)
+
+
+def logged(loader: Any, numbers: Callable[[Any], torch.Tensor] = torch.as_tensor) -> Log:
+    """The batches of two epochs. numbers: the sample numbers of a batch."""
+    log = Log()
+    for epoch in range(2):
+        for batch in loader:
+            log.batch(epoch, numbers(batch))
+    return log

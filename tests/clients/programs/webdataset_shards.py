@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 import webdataset
-from seen import Log
+from seen import logged
 
 
 def shard(path: Path, numbers: range) -> None:
@@ -21,17 +21,13 @@ def shard(path: Path, numbers: range) -> None:
 
 def main() -> None:
     torch.manual_seed(3)
-    log = Log()
     with tempfile.TemporaryDirectory() as folder:
         for number in range(4):
             shard(Path(folder) / f"{number}.tar", range(number * 100, number * 100 + 100))
         urls = f"file:{folder}/{{0..3}}.tar"
         dataset = webdataset.WebDataset(urls, shardshuffle=False).decode().map(lambda sample: float(sample["txt"]))
         loader = webdataset.WebLoader(dataset, batch_size=25, num_workers=2)
-        for epoch in range(2):
-            for batch in loader:
-                log.batch(epoch, torch.as_tensor(batch))
-    log.write(0)
+        logged(loader).write(0)
 
 
 if __name__ == "__main__":
