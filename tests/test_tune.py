@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,35 +47,17 @@ TRAIN = """
 """
 
 
-@dataclass
-class Plan:
-    """As much of a SpeedPlan as a result needs."""
-
-    recorded: Any
-    sentence: str = "4 workers: the plan"
-
-
 def predicted(workers: int, by_s: float) -> Any:
-    @dataclass
-    class One:
-        setting: LoaderSetting
-        by_s: float
-        low: float
-        high: float
-
-        def facts(self) -> dict[str, Any]:
-            return {"num_workers": self.setting.num_workers}
-
-    return One(LoaderSetting(workers), by_s, by_s - 1, by_s + 1)
+    return SimpleNamespace(
+        setting=LoaderSetting(workers), by_s=by_s, low=by_s - 1, high=by_s + 1, facts=lambda: {"num_workers": workers}
+    )
 
 
 def result(*tried: Tried, writes: tuple[str, ...] = ()) -> Tuned:
-    @dataclass
-    class Recorded:
-        base: LoaderSetting
-        rate: float
-
-    return Tuned(Plan(Recorded(LoaderSetting(1), 20.0)), list(tried), list(writes))  # type: ignore[arg-type]
+    """With as much of a SpeedPlan as a result needs."""
+    recorded = SimpleNamespace(base=LoaderSetting(1), rate=20.0)
+    plan: Any = SimpleNamespace(recorded=recorded, sentence="4 workers: the plan")
+    return Tuned(plan, list(tried), list(writes))
 
 
 def test_the_fastest_that_was_measured_is_named() -> None:
@@ -90,10 +73,8 @@ def test_the_fastest_that_was_measured_is_named() -> None:
 
 
 def test_a_setting_that_is_no_faster_is_not_recommended() -> None:
-    assert (
-        result(Tried(predicted(4, 50), 21.0)).sentence
-        == "keep 1 worker: 20 batches/s; nothing that was tried is faster by 10%"
-    )
+    found = result(Tried(predicted(4, 50), 21.0)).sentence
+    assert found == "keep 1 worker: 20 batches/s; nothing that was tried is faster by 10%"
 
 
 def test_what_the_program_writes_is_named() -> None:
@@ -133,13 +114,12 @@ def loaders(trace: Path) -> dict[str, tuple[int, int]]:
 @pytest.mark.parametrize("workers", [0, 3])
 def test_one_run_has_its_setting_and_ends_with_its_batches(workers: int, tmp_path: Path) -> None:
     script = write(tmp_path / "train.py", TRAIN)
-    place, line = (
-        str(tmp_path / "trace"),
-        next(n for n, text in enumerate(script.read_text().splitlines(), 1) if "Slow()" in text),
+    line = next(n for n, text in enumerate(script.read_text().splitlines(), 1) if "Slow()" in text)
+    trial = Trial(
+        str(tmp_path / "trace"), 25, made_at=f"train.py:{line}", setting=LoaderSetting(workers, in_order=True)
     )
-    trial = Trial(place, 25, made_at=f"train.py:{line}", setting=LoaderSetting(workers, in_order=True))
     tune._run(trial, [str(script)], 100)
-    assert loaders(Path(place)) == {"train.py:15": (1, 3), f"train.py:{line}": (workers, 26)}
+    assert loaders(tmp_path / "trace") == {"train.py:15": (1, 3), f"train.py:{line}": (workers, 26)}
 
 
 @pytest.mark.live

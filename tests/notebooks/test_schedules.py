@@ -49,7 +49,15 @@ def real() -> Iterator[None]:
         schedules.HERE = schedules.World()
 
 
-def module_of(source: str) -> ModuleType:
+Change = tuple[str, str]
+"""What the program says, and what it says then."""
+
+
+def changed(*changes: Change) -> ModuleType:
+    source = SERVED
+    for old, new in changes:
+        assert old in source
+        source = source.replace(old, new)
     return schedules.executed(source, "asked.py")
 
 
@@ -61,42 +69,64 @@ def goes_wrong(program: Callable[[], object], **options: int) -> Wrong:
 
 PROCESS = "multiprocessing.Process"
 SERVER = f"class Server({PROCESS}):\n    def run(self): serve(*self.given)\n"
-FORMS: list[list[tuple[str, str]]] = [
-    [],
-    [("import multi", "from torch.multiprocessing import Process\nimport multi"), (PROCESS, "Process")],
-    [("def ask", f"{SERVER}\ndef ask"), (f"{PROCESS}(target=serve, args=(", "Server(); worker.given = ((")],
-    [("tasks.get()", "tasks.empty() or tasks.get()"), ("if task", "if task is True: continue\n        if task")],
-    [("    while", "    import threading\n    threading.Thread(target=list).start()\n    while")],
-]
-"""Ways to write the same, as (what it says, what it says then)."""
+ONE_ANSWER = ("for _ in range(count)]", "for _ in range(1)]")
+NO_SENTINEL = ("tasks.put(None)", "pass")
+RIGHT: list[tuple[list[Change], list[int]]] = [
+    ([], [0, 2, 4]),
+    ([("import multi", "from torch.multiprocessing import Process\nimport multi"), (f"= {PROCESS}", "= Process")],
+     [0, 2, 4]),
+    ([(f"{PROCESS}(target=serve, args=(", "Server(); worker.given = (("), ("def ask", f"{SERVER}\ndef ask")],
+     [0, 2, 4]),
+    ([("tasks.get()", "tasks.empty() or tasks.get()"), ("if task", "if task is True: continue\n        if task")],
+     [0, 2, 4]),
+    ([("    while", "    import threading\n    threading.Thread(target=list).start()\n    while")], [0, 2, 4]),
+    ([ONE_ANSWER, ("            break\n", "            answers.cancel_join_thread()\n            break\n")], [0]),
+]  # fmt: skip
+"""Ways to write a right program, and what it gets of three tasks."""
 
 
-@pytest.mark.parametrize("changes", FORMS)
-def test_a_right_program_is_right_in_each_order(changes: list[tuple[str, str]]) -> None:
-    source, said = SERVED, []
-    for old, new in changes:
-        source = source.replace(old, new)
-    module = module_of(source)
+@pytest.mark.parametrize(("changes", "got"), RIGHT)
+def test_a_right_program_is_right_in_each_order(changes: list[Change], got: list[int]) -> None:
+    module, said = changed(*changes), []
     schedules.explored(lambda: said.append(module.ask(3)), "this", random.Random(0))
-    assert said == [[0, 2, 4]] * schedules.RUNS
-    assert source != SERVED or not changes
+    assert said == [got] * schedules.RUNS
 
 
-def test_a_full_queue_holds_who_puts() -> None:
-    module = module_of(SERVED.replace("tasks = multiprocessing.Queue()", "tasks = multiprocessing.Queue(2)"))
-    module.serve = lambda *given: None
-    assert "the loop: puts 2 into tasks" in str(goes_wrong(lambda: module.ask(3)))
+WRONG: dict[str, tuple[list[Change], int, str]] = {
+    "a full queue holds who puts": (
+        [("tasks = multiprocessing.Queue()", "tasks = multiprocessing.Queue(2)"), ("while True:", "while False:")],
+        3, "the loop: puts 2 into tasks"),
+    # The worker looks at the event before it waits for a task; the loop sets it, and sends no sentinel.
+    "what is right by chance": (
+        [("while True:", "while not stop.is_set():"), ("tasks.put(None)", "stop.set()")],
+        1, "the loop: joins worker 0. worker 0: takes from tasks"),
+    "a full pipe holds a worker": ([ONE_ANSWER], 3, "leaves once its feeder threads have written"),
+    "a loop looks for ever": (
+        [("worker.join()", "while worker.is_alive(): sleep(1)"), NO_SENTINEL], 1, "There is no end after 3,000 steps"),
+    "a worker is left": (
+        [("    worker.join()\n", ""), NO_SENTINEL], 1, "Expected: nobody is left. Got: worker 0: takes from tasks"),
+}  # fmt: skip
+"""What goes wrong -> the changes, how many tasks there are, and what is said."""
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_program_is_told_what_waits(name: str) -> None:
+    changes, tasks, said = WRONG[name]
+    module = changed(*changes)
+    wrong = goes_wrong(lambda: module.ask(tasks))
+    assert said in str(wrong)
+    assert len(wrong.evidence.splitlines()) < (20 if "for ever" in name else schedules.SHOWN)
 
 
 def test_a_killed_worker_is_waited_for_without_an_end() -> None:
-    module = module_of(SERVED)
+    module = changed()
     wrong = goes_wrong(lambda: module.ask(2), kills=1)
     assert "Expected: an end. Got: Nobody can go on. the loop: takes from answers." in str(wrong)
     assert "worker 0 is killed" in wrong.evidence.splitlines()
 
 
 def test_a_wait_with_a_timeout_ends() -> None:
-    module = module_of(SERVED)
+    module = changed()
 
     def program() -> None:
         try:
@@ -107,43 +137,10 @@ def test_a_wait_with_a_timeout_ends() -> None:
     schedules.explored(program, "this", random.Random(0), kills=1)
 
 
-def test_what_is_right_by_chance_is_not() -> None:
-    """The worker looks at the event before it waits for a task; the loop sets it, and sends no sentinel."""
-    late = SERVED.replace("while True:", "while not stop.is_set():").replace("tasks.put(None)", "stop.set()")
-    module = module_of(late)
-    wrong = goes_wrong(lambda: module.ask(1))
-    assert "the loop: joins worker 0. worker 0: takes from tasks" in str(wrong)
-
-
-def test_a_full_pipe_holds_a_worker_that_waits_for_its_feeder_thread() -> None:
-    module = module_of(SERVED.replace("for _ in range(count)]", "for _ in range(1)]"))
-    assert "leaves once its feeder threads have written" in str(goes_wrong(lambda: module.ask(3)))
-    left = SERVED.replace("for _ in range(count)]", "for _ in range(1)]").replace(
-        "            break\n", "            answers.cancel_join_thread()\n            break\n"
-    )
-    module = module_of(left)
-    schedules.explored(lambda: module.ask(3), "this", random.Random(0))
-
-
-def test_a_loop_that_looks_for_ever_has_no_end() -> None:
-    module = module_of(
-        SERVED.replace("worker.join()", "while worker.is_alive(): sleep(1)").replace("tasks.put(None)", "pass")
-    )
-    wrong = goes_wrong(lambda: module.ask(1))
-    assert "There is no end after 3,000 steps" in str(wrong)
-    assert len(wrong.evidence.splitlines()) < 20
-
-
-def test_who_is_left_is_named() -> None:
-    module = module_of(SERVED.replace("    worker.join()\n", "").replace("tasks.put(None)", "pass"))
-    wrong = goes_wrong(lambda: module.ask(1))
-    assert "Expected: nobody is left. Got: worker 0: takes from tasks" in str(wrong)
-
-
 def test_the_same_dice_try_the_same_orders() -> None:
     trails = []
     for _ in range(2):
-        module, seen = module_of(SERVED), []
+        module, seen = changed(), []
 
         def program() -> None:
             module.ask(5)  # noqa: B023
@@ -157,7 +154,7 @@ def test_the_same_dice_try_the_same_orders() -> None:
 
 @pytest.mark.parametrize("line", ["from os import fork", "import signal; signal.signal(15, None)", "answers.full()"])
 def test_what_is_not_simulated_is_refused_in_a_worker_too(line: str) -> None:
-    module = module_of(SERVED.replace("    while", f"    {line}\n    while"))
+    module = changed(("    while", f"    {line}\n    while"))
     with pytest.raises(schedules.Unknown):
         schedules.explored(lambda: module.ask(1), "this", random.Random(0))
 

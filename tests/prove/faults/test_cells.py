@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -72,45 +73,37 @@ def test_threads_have_steps_and_faults_of_their_own_each_in_two_opposite_loaders
             assert same == (option == "in_order" and "both" in one.fault)
 
 
-@pytest.mark.parametrize(
-    ("step", "fault", "outcome"),
-    [
-        ("copy", "exception", Expected(Follows.ERROR, "the injected fault")),
-        ("sample", "sys.exit of both", Expected(Follows.DEATH, "exited unexpectedly|killed by signal", 3)),
-        ("sample", "KeyboardInterrupt", Expected(Follows.DEATH, "exited unexpectedly|killed by signal", 1)),
-        ("sample", "hangs", Expected(Follows.TIMEOUT, "timed out")),
-        ("sample", "SIGINT while it hangs", Expected(Follows.RAISED, "KeyboardInterrupt")),
-        ("sample", "SIGKILL", Expected(Follows.ENDED, code=-9)),
-        ("sample", "descriptors", Expected(Follows.ERROR, "Too many open files", must=False)),
-        ("sampler", "sys.exit", Expected(Follows.RAISED, "SystemExit: 3")),
-        ("pin", "exception", Expected(Follows.ERROR, "the injected fault")),
-        ("pin", "hangs", Expected(Follows.TIMEOUT, "timed out")),
-        ("shutdown: kill", "SIGINT", Expected(Follows.RAISED, "KeyboardInterrupt")),
-        ("use", "exit while a sample hangs", Expected(Follows.NOTHING)),
-    ],
-)
-def test_the_outcome_in_a_thread(step: str, fault: str, outcome: Expected) -> None:
-    assert Cell(step, fault, "thread", transport="thread").outcome == outcome
+DIES = "exited unexpectedly|killed by signal"
+THREAD: dict[str, Any] = {"method": "thread", "transport": "thread"}
 
 
-@pytest.mark.parametrize(
-    ("step", "fault", "outcome"),
-    [
-        ("sample", "exception", Expected(Follows.ERROR, "the injected fault")),
-        ("sample", "SIGSTOP", Expected(Follows.TIMEOUT, "timed out")),
-        ("sample", "SIGKILL of both", Expected(Follows.DEATH, "exited unexpectedly|killed by signal", -9)),
-        ("sample", "SIGTERM of the group", Expected(Follows.ENDED, code=-15)),
-        ("sample", "descriptors", Expected(Follows.ERROR, "Too many open files")),
-        ("loop", "descriptors", Expected(Follows.RAISED, "Too many open files")),
-        ("loop", "SIGINT", Expected(Follows.RAISED, "KeyboardInterrupt")),
-        ("loop", "SIGSEGV", Expected(Follows.ENDED, code=-11)),
-        ("between epochs", "SIGTERM of a worker", Expected(Follows.DEATH, "exited unexpectedly|killed by signal", 0)),
-        ("shutdown: kill", "SIGKILL", Expected(Follows.ENDED, code=-9)),
-        ("use", "del", Expected(Follows.NOTHING)),
-    ],
-)
-def test_the_outcome_follows_from_the_fault_and_from_who_has_it(step: str, fault: str, outcome: Expected) -> None:
-    assert Cell(step, fault).outcome == outcome
+@pytest.mark.parametrize(("cell", "outcome"), [
+    (Cell("copy", "exception", **THREAD), Expected(Follows.ERROR, "the injected fault")),
+    (Cell("sample", "sys.exit of both", **THREAD), Expected(Follows.DEATH, DIES, 3)),
+    (Cell("sample", "KeyboardInterrupt", **THREAD), Expected(Follows.DEATH, DIES, 1)),
+    (Cell("sample", "hangs", **THREAD), Expected(Follows.TIMEOUT, "timed out")),
+    (Cell("sample", "SIGINT while it hangs", **THREAD), Expected(Follows.RAISED, "KeyboardInterrupt")),
+    (Cell("sample", "SIGKILL", **THREAD), Expected(Follows.ENDED, code=-9)),
+    (Cell("sample", "descriptors", **THREAD), Expected(Follows.ERROR, "Too many open files", must=False)),
+    (Cell("sampler", "sys.exit", **THREAD), Expected(Follows.RAISED, "SystemExit: 3")),
+    (Cell("pin", "exception", **THREAD), Expected(Follows.ERROR, "the injected fault")),
+    (Cell("pin", "hangs", **THREAD), Expected(Follows.TIMEOUT, "timed out")),
+    (Cell("shutdown: kill", "SIGINT", **THREAD), Expected(Follows.RAISED, "KeyboardInterrupt")),
+    (Cell("use", "exit while a sample hangs", **THREAD), Expected(Follows.NOTHING)),
+    (Cell("sample", "exception"), Expected(Follows.ERROR, "the injected fault")),
+    (Cell("sample", "SIGSTOP"), Expected(Follows.TIMEOUT, "timed out")),
+    (Cell("sample", "SIGKILL of both"), Expected(Follows.DEATH, DIES, -9)),
+    (Cell("sample", "SIGTERM of the group"), Expected(Follows.ENDED, code=-15)),
+    (Cell("sample", "descriptors"), Expected(Follows.ERROR, "Too many open files")),
+    (Cell("loop", "descriptors"), Expected(Follows.RAISED, "Too many open files")),
+    (Cell("loop", "SIGINT"), Expected(Follows.RAISED, "KeyboardInterrupt")),
+    (Cell("loop", "SIGSEGV"), Expected(Follows.ENDED, code=-11)),
+    (Cell("between epochs", "SIGTERM of a worker"), Expected(Follows.DEATH, DIES, 0)),
+    (Cell("shutdown: kill", "SIGKILL"), Expected(Follows.ENDED, code=-9)),
+    (Cell("use", "del"), Expected(Follows.NOTHING)),
+], ids=str)  # fmt: skip
+def test_the_outcome_follows_from_the_fault_and_from_who_has_it(cell: Cell, outcome: Expected) -> None:
+    assert cell.outcome == outcome
 
 
 def test_a_cell_is_named_by_what_makes_it_special() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,6 +12,8 @@ from minidl.prove.recordings import __main__ as command
 from minidl.prove.recordings import images, suite, table
 from minidl.prove.recordings.scenes import SCENES, Recording
 from minidl.prove.recordings.training import Setting
+from minidl.record import recorder
+from minidl.tracefile import events as ev
 
 ROOT = Path(__file__).parents[3]
 
@@ -86,32 +86,24 @@ def test_a_scene_that_fails_is_said_and_the_others_are_made(
     assert list(tmp_path.iterdir()) == []
 
 
-def recorded(directory: Path, spoil: Callable[[Any], None] = lambda pen: None) -> Path:
+def recorded(directory: Path, *, spoilt: bool = False) -> Path:
     with minidl.trace(directory):
         list(minidl.DataLoader(range(4)))
-        spoil(None)
+        if spoilt:
+            recorder.active().emit(ev.YIELD, 1, 3)
     return directory
 
 
 @pytest.mark.live
-def test_a_recording_that_is_too_large_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suite, "LIMIT", 100)
-    with pytest.raises(suite.RecordingError, match="the limit is 100"):
-        suite.Suite("sim", tmp_path)._packed("x", recorded(tmp_path / "trace"))
-    assert [path.name for path in tmp_path.iterdir()] == ["trace"]
-
-
-@pytest.mark.live
-def test_a_recording_that_breaks_a_rule_is_not_kept(tmp_path: Path) -> None:
-    from minidl.record import recorder
-    from minidl.tracefile import events as ev
-
-    def yield_again(_: Any) -> None:
-        pen = recorder.active()
-        pen.emit(ev.YIELD, 1, 3)
-
-    with pytest.raises(suite.RecordingError, match="its trace breaks a rule"):
-        suite.Suite("sim", tmp_path)._packed("x", recorded(tmp_path / "trace", yield_again))
+@pytest.mark.parametrize(("limit", "spoilt", "said"), [
+    (100, False, "the limit is 100"), (suite.LIMIT, True, "its trace breaks a rule"),
+])  # fmt: skip
+def test_a_recording_that_is_too_large_or_breaks_a_rule_is_not_kept(
+    limit: int, spoilt: bool, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suite, "LIMIT", limit)
+    with pytest.raises(suite.RecordingError, match=said):
+        suite.Suite("sim", tmp_path)._packed("x", recorded(tmp_path / "trace", spoilt=spoilt))
     assert [path.name for path in tmp_path.iterdir()] == ["trace"]
 
 
