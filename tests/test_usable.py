@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import os
-import resource
 from pathlib import Path
 
 import pytest
 
 from minidl import usable
-from minidl.usable import (
-    cpu_quota,
-    cpu_share,
-    memory_left,
-    private_memory,
-    ranks_here,
-    shared_memory_left,
-    size_of,
-    tasks_left,
-)
+from minidl.usable import cpu_quota, cpu_share, memory_left, private_memory, ranks_here, size_of, tasks_left
 
 
 @pytest.fixture
@@ -27,55 +17,55 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_quota_is_the_least_of_the_groups_around(root: Path) -> None:
-    assert cpu_quota(root) is None
-    (root / "proc/self/cgroup").write_text("0::/job/step\n")
-    group = root / "sys/fs/cgroup/job/step"
-    group.mkdir(parents=True)
-    (group / "cpu.max").write_text("max 100000\n")
-    assert cpu_quota(root) is None
-    (group.parent / "cpu.max").write_text("150000 100000\n")
-    assert cpu_quota(root) == 1.5
-    (group / "cpu.max").write_text("50000 100000\n")
-    assert cpu_quota(root) == 0.5
-
-
-def test_the_quota_of_an_older_kernel(root: Path) -> None:
-    (root / "proc/self/cgroup").write_text("5:memory:/elsewhere\n4:cpu,cpuacct:/job\n")
-    group, other = root / "sys/fs/cgroup/cpu/job", root / "sys/fs/cgroup/cpu/elsewhere"
-    for folder, quota in ((group, "-1"), (other, "10000")):
-        folder.mkdir(parents=True)
-        (folder / "cpu.cfs_quota_us").write_text(quota)
-        (folder / "cpu.cfs_period_us").write_text("100000")
-    assert cpu_quota(root) is None
-    (group / "cpu.cfs_quota_us").write_text("200000")
-    assert cpu_quota(root) == 2
-
-
-@pytest.mark.parametrize(
-    ("lines", "files", "left"),
-    [
-        ("", {}, None),
-        ("", {"proc/meminfo": "MemTotal: 9 kB\nMemAvailable:   4 kB\n"}, 4096),
-        ("0::/job", {"job/memory.max": "max", "job/memory.current": "5"}, None),
-        ("0::/job", {"job/memory.max": "9000", "job/memory.current": "5000", "job/memory.stat": "anon 1\n"}, 4000),
-        ("0::/job", {"job/memory.max": "90", "job/memory.current": "80", "job/memory.stat": "inactive_file 30\n"}, 40),
-        ("3:memory:/a\n2:cpu:/b", {
-            "memory/a/memory.limit_in_bytes": "70", "memory/a/memory.usage_in_bytes": "60",
-            "memory/a/memory.stat": "inactive_file 1\ntotal_inactive_file 2\n",
-        }, 11),
-        ("3:memory:/a", {
-            "memory/a/memory.limit_in_bytes": str((1 << 63) - 4096), "memory/a/memory.usage_in_bytes": "60",
-            "memory/a/memory.stat": "",
-        }, None),
-    ],
-)  # fmt: skip
-def test_the_memory_that_is_left(root: Path, lines: str, files: dict[str, str], left: int | None) -> None:
+def put(root: Path, lines: str, files: dict[str, str]) -> None:
+    """lines: which cgroups this process is in. files: of these, and of /proc."""
     (root / "proc/self/cgroup").write_text(lines)
     for name, text in files.items():
         place = root / name if name.startswith("proc") else root / "sys/fs/cgroup" / name
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text)
+
+
+JOB, STEP = "job/cpu.max", "job/step/cpu.max"
+OLDER = {"cpu/elsewhere/cpu.cfs_quota_us": "10000", "cpu/elsewhere/cpu.cfs_period_us": "100000",
+         "cpu/job/cpu.cfs_period_us": "100000"}  # fmt: skip
+OLDER_LINES = "5:memory:/elsewhere\n4:cpu,cpuacct:/job\n"
+
+
+@pytest.mark.parametrize(("lines", "files", "quota"), [
+    ("", {}, None),
+    ("0::/job/step\n", {STEP: "max 100000\n"}, None),
+    ("0::/job/step\n", {STEP: "max 100000\n", JOB: "150000 100000\n"}, 1.5),
+    ("0::/job/step\n", {STEP: "50000 100000\n", JOB: "150000 100000\n"}, 0.5),
+    (OLDER_LINES, OLDER | {"cpu/job/cpu.cfs_quota_us": "-1"}, None),
+    (OLDER_LINES, OLDER | {"cpu/job/cpu.cfs_quota_us": "200000"}, 2),
+])  # fmt: skip
+def test_the_quota_is_the_least_of_the_groups_around(
+    root: Path, lines: str, files: dict[str, str], quota: float | None
+) -> None:
+    """Also of an older kernel."""
+    assert cpu_quota(root) is None
+    put(root, lines, files)
+    assert cpu_quota(root) == quota
+
+
+@pytest.mark.parametrize(("lines", "files", "left"), [
+    ("", {}, None),
+    ("", {"proc/meminfo": "MemTotal: 9 kB\nMemAvailable:   4 kB\n"}, 4096),
+    ("0::/job", {"job/memory.max": "max", "job/memory.current": "5"}, None),
+    ("0::/job", {"job/memory.max": "9000", "job/memory.current": "5000", "job/memory.stat": "anon 1\n"}, 4000),
+    ("0::/job", {"job/memory.max": "90", "job/memory.current": "80", "job/memory.stat": "inactive_file 30\n"}, 40),
+    ("3:memory:/a\n2:cpu:/b", {
+        "memory/a/memory.limit_in_bytes": "70", "memory/a/memory.usage_in_bytes": "60",
+        "memory/a/memory.stat": "inactive_file 1\ntotal_inactive_file 2\n",
+    }, 11),
+    ("3:memory:/a", {
+        "memory/a/memory.limit_in_bytes": str((1 << 63) - 4096), "memory/a/memory.usage_in_bytes": "60",
+        "memory/a/memory.stat": "",
+    }, None),
+])  # fmt: skip
+def test_the_memory_that_is_left(root: Path, lines: str, files: dict[str, str], left: int | None) -> None:
+    put(root, lines, files)
     assert memory_left(root) == left
 
 
@@ -107,26 +97,24 @@ def test_sizes_in_words(text: str, size: int | None) -> None:
     assert size_of(text) == size
 
 
-def test_the_processes_and_threads_that_may_be_started(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (root / "proc/self/cgroup").write_text("0::/job")
-    group, limit = root / "sys/fs/cgroup/job", {"": resource.RLIM_INFINITY}
-    group.mkdir(parents=True)
-    monkeypatch.setattr(usable.resource, "getrlimit", lambda of: (limit[""], 1 << 20))
-    for pid, uid, threads in ((7, 9, 5), (8, 0, 3), (9, 9, 2)):
-        (root / f"proc/{pid}").mkdir()
-        (root / f"proc/{pid}/status").write_text(f"Name:\tx\nUid:\t{uid}\t0\t0\t0\nThreads:\t{threads}\nSig:\t1\n")
-    found = []
-    for user, most, allowed in ((9, -1, "max"), (0, 40, "max"), (9, 40, "max"), (9, 40, "30"), (9, 4, "30")):
-        monkeypatch.setattr(usable.os, "getuid", lambda user=user: user)
-        limit[""] = most
-        (group / "pids.max").write_text(f"{allowed}\n")
-        (group / "pids.current").write_text("10\n")
-        found.append(tasks_left(root))
-    assert found == [None, None, 33, 20, 0]
+@pytest.mark.parametrize(("user", "most", "allowed", "left"), [
+    (9, -1, "max", None), (0, 40, "max", None), (9, 40, "max", 33), (9, 40, "30", 20), (9, 4, "30", 0),
+])  # fmt: skip
+def test_the_processes_and_threads_that_may_be_started(
+    root: Path, monkeypatch: pytest.MonkeyPatch, user: int, most: int, allowed: str, left: int | None
+) -> None:
+    threads = {7: (9, 5), 8: (0, 3), 9: (9, 2)}
+    put(root, "0::/job", {"job/pids.max": f"{allowed}\n", "job/pids.current": "10\n"} | {
+        f"proc/{pid}/status": f"Name:\tx\nUid:\t{uid}\t0\t0\t0\nThreads:\t{count}\nSig:\t1\n"
+        for pid, (uid, count) in threads.items()
+    })  # fmt: skip
+    monkeypatch.setattr(usable.resource, "getrlimit", lambda of: (most, 1 << 20))
+    monkeypatch.setattr(usable.os, "getuid", lambda: user)
+    assert tasks_left(root) == left
 
 
 def test_what_this_machine_says() -> None:
     assert (memory_left() or 1) > 0
-    assert (shared_memory_left() or 1) > 0
+    assert (usable.shared_memory_left() or 1) > 0
     assert 1 << 20 < private_memory(os.getpid()) < 1 << 40
     assert private_memory(1 << 30) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pkgutil
 import re
+from collections.abc import Collection
 
 import pytest
 import torch
@@ -59,15 +60,8 @@ def test_the_line_that_decides_is_shown_and_the_one_page_loaders_comes_first() -
 
 def test_a_renamed_function_names_the_row() -> None:
     entry = entries()["1 §2.4.4"]
-    renamed = rows._entry(
-        entry.key,
-        {
-            "ours": "dispatcher:Dispatcher.assigned",
-            "upstream": "dataloader:gone",
-            "events": "nope",
-            "notebook": "00.ipynb#1",
-        },
-    )
+    names = {"ours": "dispatcher:Dispatcher.assigned", "upstream": "dataloader:gone", "events": "nope"}
+    renamed = rows._entry(entry.key, names | {"notebook": "00.ipynb#1"})
     wrong = ["ours: dispatcher:Dispatcher.assigned", "upstream: dataloader:gone", "event: nope"]
     wrong.append("notebook: 00.ipynb#1 in en, ru and zh")
     assert unresolved(renamed) == [each for each in wrong if AS_READ or not each.startswith("upstream")]
@@ -97,15 +91,10 @@ def test_each_guard_is_in_a_row() -> None:
     assert GUARDS.keys() == {guard for entry in entries().values() for guard in entry.guards}
 
 
-def test_each_guard_is_told_of_in_each_language() -> None:
-    told = rows.read("guards.ini")
-    assert told.keys() == GUARDS.keys()
-    assert all(fields["ru"] and fields["zh"] for fields in told.values())
-
-
-def test_each_event_is_told_of_in_each_language() -> None:
-    told = rows.read("events.ini")
-    assert told.keys() == {event.name for event in EVENTS.values()}
+@pytest.mark.parametrize(("file", "names"), [("guards.ini", GUARDS.keys()), ("events.ini", EVENT_NAMES)])
+def test_each_guard_and_event_is_told_of_in_each_language(file: str, names: Collection[str]) -> None:
+    told = rows.read(file)
+    assert told.keys() == set(names)
     assert all(fields["ru"] and fields["zh"] for fields in told.values())
 
 
@@ -141,26 +130,17 @@ def test_the_path_and_the_note_resolve() -> None:
             moments.find(text)
 
 
-def test_chinese_text_has_chinese_punctuation() -> None:
+TEXTS = [*(f"article-{number}.ini" for number in ARTICLES), "drift.ini", "note.ini", "path.ini"]
+
+
+@pytest.mark.parametrize("name", [*TEXTS, "events.ini", "guards.ini", "phrases.ini", "words.ini"])
+def test_chinese_text_has_chinese_punctuation(name: str) -> None:
     wrong = re.compile("[\u4e00-\u9fff][,;:?!()]|[,;:?!()][\u4e00-\u9fff]")
-    for name in [
-        *(f"article-{number}.ini" for number in ARTICLES),
-        "drift.ini",
-        "events.ini",
-        "guards.ini",
-        "note.ini",
-        "path.ini",
-        "phrases.ini",
-        "words.ini",
-    ]:
-        for key, fields in rows.read(name).items():
-            found = wrong.findall(re.sub("`[^`]*`", "", fields["zh"]))
-            assert not found, f"{name} [{key}]: {found}"
+    for key, fields in rows.read(name).items():
+        assert not wrong.findall(re.sub("`[^`]*`", "", fields["zh"])), key
 
 
-@pytest.mark.parametrize(
-    "name", [*(f"article-{number}.ini" for number in ARTICLES), "drift.ini", "note.ini", "path.ini"]
-)
+@pytest.mark.parametrize("name", TEXTS)
 def test_one_word_for_one_thing(name: str) -> None:
     """The other word for a fetcher and a collate function, for raise, and for yield in Chinese."""
     for key, fields in rows.read(name).items():
