@@ -209,7 +209,7 @@ def test_a_loader_loads_nothing_that_records_or_reads_traces() -> None:
 TESTS = Path(__file__).parent
 OTHER_TESTS = {
     "": "architecture budget core_coverage examples findings holdings limits live namesakes on_gpu package readme "
-    "segments site subclasses",
+    "site subclasses",
     "companion": "companion_page companion_text",
     "clients": "clients correct planted state table tuned",
     "prove/bench": "bench_device",

@@ -1,4 +1,4 @@
-"""What /proc/PID/stat says, whatever a process is called and however it ends."""
+"""What /proc/PID/stat says, whatever a process is called and however it ends; and what it leaves in shared memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from minidl import process_stat
-from minidl.process_stat import HeldProcess, every_process, is_alive, kill_if, stat_fields, stat_of
+from minidl.process_stat import HeldProcess, every_process, is_alive, kill_if, remove_segments_of, stat_fields, stat_of
 
 
 def test_a_name_may_hold_blanks_and_brackets() -> None:
@@ -60,3 +60,21 @@ def test_a_process_is_held_until_it_has_ended_whoever_has_its_id_then() -> None:
         held.close()
         child.kill()
         child.wait()
+
+
+@pytest.mark.live
+def test_segments_go_of_processes_that_have_ended_and_stay_of_one_that_has_the_same_id_again() -> None:
+    gone, zombie = (subprocess.Popen(["true"]) for _ in range(2))
+    gone.wait()
+    os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+    ended = [gone.pid, zombie.pid]
+    left = {pid: Path(f"/dev/shm/torch_{pid}_17_0") for pid in (*ended, os.getpid(), os.getppid())}
+    try:
+        for segment in left.values():
+            segment.touch()
+        remove_segments_of({*ended, os.getpid()})
+        assert [pid for pid, segment in left.items() if segment.exists()] == [os.getpid(), os.getppid()]
+    finally:
+        for segment in left.values():
+            segment.unlink(missing_ok=True)
+        zombie.wait()

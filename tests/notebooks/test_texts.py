@@ -24,7 +24,17 @@ NAMES = [*(path.stem for path in originals()), *texts.SHARED]
 BEGUN = set(NAMES)
 """What is translated into all languages: all there is. Leave out a new notebook that both languages do not have yet."""
 
+
+def each_text(test: Any) -> Any:
+    return pytest.mark.parametrize("language", LANGUAGES)(pytest.mark.parametrize("name", NAMES)(test))
+
+
 MODULES = sorted(path for path in (texts.FOLDER / "course").glob("*.py") if path.stem != "texts")
+
+
+def chosen(language: str, name: str) -> dict[tuple[str, str], str]:
+    """What takes the place of an original: "=" keeps it."""
+    return {key: said for key, said in texts.read(texts.file_of(language, name)).items() if said != "="}
 
 
 def codes(source: str) -> str:
@@ -40,8 +50,7 @@ def codes(source: str) -> str:
     return ast.dump(Blank().visit(ast.parse(source)))
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
-@pytest.mark.parametrize("name", NAMES)
+@each_text
 def test_no_text_is_missing_or_older_than_its_original(name: str, language: str) -> None:
     path = texts.file_of(language, name)
     if path.exists() or name in BEGUN:
@@ -70,12 +79,11 @@ def computes(node: ast.expr, known: set[str]) -> bool:
     if isinstance(node, ast.Call) and isinstance(getattr(node.func, "value", None), ast.Dict):  # {...}.get(...)
         return all(computes(part, known) for part in node.args)
     inside = [part for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)]
-    chosen = isinstance(node, CHOICES) and not getattr(node, "format_spec", None)
-    return blank(node) in known or (chosen and all(computes(part, known) for part in inside))
+    by_number = isinstance(node, CHOICES) and not getattr(node, "format_spec", None)
+    return blank(node) in known or (by_number and all(computes(part, known) for part in inside))
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
-@pytest.mark.parametrize("name", NAMES)
+@each_text
 def test_a_field_computes_what_its_original_computes(name: str, language: str) -> None:
     """So that a text which few readers see, such as what a wrong solution is told, raises in no language."""
     translations = texts.read(texts.file_of(language, name))
@@ -89,14 +97,14 @@ def test_a_field_computes_what_its_original_computes(name: str, language: str) -
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_the_code_is_one_for_all_languages(language: str) -> None:
     for path in originals():
-        chosen = {key: said for key, said in texts.read(texts.file_of(language, path.stem)).items() if said != "="}
+        own = chosen(language, path.stem)
         notebook = json.loads(path.read_text())
-        for before, after in zip(notebook["cells"], texts.translated(notebook, chosen)["cells"], strict=True):
+        for before, after in zip(notebook["cells"], texts.translated(notebook, own)["cells"], strict=True):
             if before["cell_type"] == "code":
                 assert codes("".join(before["source"])) == codes("".join(after["source"])), before["id"]
         module = texts.FOLDER / "course" / f"{texts.module_of(path.stem)}.py"
         if module.exists():
-            assert codes(texts.replaced(module.read_text(), module.stem, chosen)) == codes(module.read_text())
+            assert codes(texts.replaced(module.read_text(), module.stem, own)) == codes(module.read_text())
 
 
 def forms(options: Any) -> dict[str, set[str]]:
@@ -120,12 +128,11 @@ def looked_up(tree: ast.AST) -> set[tuple[int, int]]:
     return {(node.lineno, node.col_offset) for node in found if isinstance(node, ast.Constant)}
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
-@pytest.mark.parametrize("name", NAMES)
+@each_text
 def test_other_words_for_an_answer_are_those_of_the_language_and_english_ones(name: str, language: str) -> None:
     """Each has an entry. None stands for two answers. None is a word, too, that the code looks something up by."""
     translations = texts.read(texts.file_of(language, name))
-    chosen = {key: said for key, said in translations.items() if said != "="}
+    own = chosen(language, name)
     for module in texts.SHARED.get(name, (texts.module_of(name),)):
         if not (path := texts.FOLDER / "course" / f"{module}.py").exists():
             continue
@@ -134,8 +141,8 @@ def test_other_words_for_an_answer_are_those_of_the_language_and_english_ones(na
         assert [text for text, node in strings if hasattr(node, "is_other") and text.key not in translations] == []
         keys = looked_up(texts.parsed(source))
         fixed = {text.key for text, node in strings if (node.lineno, node.col_offset) in keys}
-        assert {text.key for text, node in strings if hasattr(node, "is_other")} & fixed & chosen.keys() == set()
-        both = (texts.parsed(source), texts.parsed(texts.replaced(source, module, chosen)))
+        assert {text.key for text, node in strings if hasattr(node, "is_other")} & fixed & own.keys() == set()
+        both = (texts.parsed(source), texts.parsed(texts.replaced(source, module, own)))
         before, after = ([node for node in ast.walk(tree) if hasattr(node, "of_choice")] for tree in both)
         for english, said in zip(before, after, strict=True):
             if isinstance(english, ast.Dict):
@@ -211,8 +218,7 @@ def asking_in(language: str) -> Any:
     module = ModuleType(f"asking_{language}")
     module.__file__ = asking.__file__
     sys.modules[module.__name__] = module  # dataclasses looks there
-    chosen = {key: said for key, said in texts.read(texts.file_of(language, "course")).items() if said != "="}
-    exec(texts.replaced(Path(asking.__file__).read_text(), "asking", chosen), module.__dict__)
+    exec(texts.replaced(Path(asking.__file__).read_text(), "asking", chosen(language, "course")), module.__dict__)
     return module
 
 
@@ -270,8 +276,8 @@ def test_answers_are_read_as_the_language_says_them(language: str, form: str) ->
 def test_a_choice_is_answered_in_short(name: str, language: str, answers: dict[int, list[str]]) -> None:
     module, _, function = name.partition(".")
     path = next(path for path in originals() if texts.module_of(path.stem) == module)
-    chosen = {key: said for key, said in texts.read(texts.file_of(language, path.stem)).items() if said != "="}
-    tree = texts.parsed(texts.replaced((texts.FOLDER / "course" / f"{module}.py").read_text(), module, chosen))
+    source = (texts.FOLDER / "course" / f"{module}.py").read_text()
+    tree = texts.parsed(texts.replaced(source, module, chosen(language, path.stem)))
     inside = next((node for node in ast.walk(tree) if getattr(node, "name", "") == function), tree)
     (options,) = (node for node in ast.walk(inside) if isinstance(node, ast.Dict) and hasattr(node, "of_choice"))
     listed = [ast.unparse(key) for key in options.keys if key]

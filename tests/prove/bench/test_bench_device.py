@@ -35,24 +35,13 @@ def small(simulate: None, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_on_a_simulated_device_every_group_says_so(small: None) -> None:
     rows = bench_device(True, simulate=True)
+    copies = device.PLAIN, device.OURS, device.PLAIN_PAGEABLE, device.OURS_PAGEABLE
+    to_device = device.BY_TORCH, device.BY_UPSTREAM, device.BY_ARENA
+    in_steps = device.COMPUTE, device.IN_STEP_PAGEABLE, device.IN_STEP, device.ASIDE_PAGEABLE, device.ASIDE
     assert [(row.group, row.name) for row in rows] == [
-        *(("copies of 1 MiB (simulated)", name) for name in (device.PLAIN, device.OURS)),
-        *(("copies of 1 MiB (simulated)", name) for name in (device.PLAIN_PAGEABLE, device.OURS_PAGEABLE)),
-        *(
-            ("2 images to the device (simulated)", name)
-            for name in (device.BY_TORCH, device.BY_UPSTREAM, device.BY_ARENA)
-        ),
-        *(
-            ("a step of 2 images (simulated)", name)
-            for name in (
-                device.COMPUTE,
-                device.IN_STEP_PAGEABLE,
-                device.IN_STEP,
-                device.ASIDE_PAGEABLE,
-                device.ASIDE,
-                device.BY_WORKERS,
-            )
-        ),
+        *(("copies of 1 MiB (simulated)", name) for name in copies),
+        *(("2 images to the device (simulated)", name) for name in to_device),
+        *(("a step of 2 images (simulated)", name) for name in (*in_steps, device.BY_WORKERS)),
     ]
     assert {row.name: row.against for row in rows[:4]}[device.OURS] == device.PLAIN
     assert all(row.extra["CPU s/GB"] > 0 for row in rows[4:7])
