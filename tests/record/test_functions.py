@@ -7,28 +7,26 @@ import itertools
 import math
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from programs import ROOT, python, write
 from sizes import slow
 
 import minidl
 from minidl.check import check
 from minidl.record import functions
+from minidl.speed.summary import summary
 from minidl.tracefile import events as ev
 from minidl.tracefile.attachments import Attachment, Name
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.views.chrome import to_chrome
-
-ROOT = Path(__file__).parents[2]
 
 
 class Samples:
@@ -46,17 +44,16 @@ def read(index: int) -> int:
     return index
 
 
-def listed(samples: list[Any]) -> list[Any]:
-    return samples
+def loader(dataset: Any = None, *, workers: int = 2, method: str = "fork", batch_size: int = 3) -> Any:
+    return minidl.DataLoader(
+        dataset or Samples(), batch_size, num_workers=workers, collate_fn=list, multiprocessing_context=method
+    )
 
 
-def record(path: Path, dataset: Any = None, *, workers: int = 2, method: str = "fork", **options: Any) -> list[Any]:
+def record(path: Path, *loaded: Any, functions: bool = True, functions_min_us: float = 10, **options: Any) -> list[Any]:
     """What a recorded run yields."""
-    with minidl.trace(path, functions=True, **options):
-        loader = minidl.DataLoader(
-            dataset or Samples(), batch_size=3, num_workers=workers, collate_fn=listed, multiprocessing_context=method
-        )
-        return list(loader)
+    with minidl.trace(path, functions=functions, functions_min_us=functions_min_us):
+        return list(loader(*loaded, **options))
 
 
 def place_of(function: Any) -> str:
@@ -88,13 +85,7 @@ def sample_spans(trace: Trace, worker: int) -> list[tuple[int, int]]:
 
 
 @pytest.mark.live
-@pytest.mark.parametrize(
-    ("method", "workers"),
-    [
-        ("fork", 2),
-        *slow(("spawn", 1), ("forkserver", 1)),
-    ],
-)
+@pytest.mark.parametrize(("method", "workers"), [("fork", 2), *slow(("spawn", 1), ("forkserver", 1))])
 def test_functions_lie_within_the_samples_that_called_them(tmp_path: Path, method: str, workers: int) -> None:
     batches = record(tmp_path / "trace", workers=workers, method=method)
     trace = read_trace(tmp_path / "trace")
@@ -114,11 +105,11 @@ def test_functions_lie_within_the_samples_that_called_them(tmp_path: Path, metho
 
 
 @pytest.mark.live
-def test_signals_and_batches_are_as_without(tmp_path: Path) -> None:
-    loader = minidl.DataLoader(
-        Samples(), batch_size=3, num_workers=2, collate_fn=listed, multiprocessing_context="fork"
-    )
-    assert record(tmp_path / "trace") == list(loader)
+def test_batches_and_signals_are_as_without(tmp_path: Path) -> None:
+    """And without being asked for, nothing is recorded."""
+    assert record(tmp_path / "with", workers=1) == record(tmp_path / "without", workers=1, functions=False)
+    assert read_trace(tmp_path / "without").attachments == []
+    assert "minidl-functions" not in [thread.name for thread in threading.enumerate()]
 
 
 @pytest.mark.live
@@ -157,16 +148,12 @@ def returned() -> None:
     time.sleep(0.001)
 
 
-@pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    path = tmp_path_factory.mktemp("killed") / "trace"
-    with pytest.raises(RuntimeError, match="exited unexpectedly"):
-        record(path, Dies(path), workers=1)
-    return read_trace(path)
-
-
 @pytest.mark.live
-def test_a_killed_worker_keeps_what_returned_before_the_last_save(killed: Trace) -> None:
+def test_a_killed_worker_keeps_what_returned_before_the_last_save(tmp_path: Path) -> None:
+    """What the kill took is said in the summary and in the viewer."""
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        record(tmp_path / "trace", Dies(tmp_path / "trace"), workers=1)
+    killed = read_trace(tmp_path / "trace")
     (one,) = killed.attachments
     assert len(slices(one, Samples.__getitem__)) == 7
     assert len(slices(one, returned)) == 1, "saved while its caller, which never returned, was still in the sample"
@@ -174,12 +161,6 @@ def test_a_killed_worker_keeps_what_returned_before_the_last_save(killed: Trace)
     (problem,) = one.problems
     assert problem.startswith("functions of worker 0 (pid ")
     assert "it ends with its last save" in problem
-
-
-@pytest.mark.live
-def test_what_a_kill_took_is_said_in_the_summary_and_in_the_viewer(killed: Trace) -> None:
-    from minidl.speed.summary import summary
-
     assert "it ends with its last save" in summary(killed).text()
     document = to_chrome(killed)
     (lost,) = [e for e in document["traceEvents"] if e["name"] == "functions lost"]
@@ -239,8 +220,8 @@ def test_a_full_disk_ends_the_recording_and_not_the_run(
     own.finish()
 
 
-def _short(write: Any, fd: int, to: int, data: bytes) -> int:
-    return write(to, data[:20] if to == fd else data)
+def _short(write_all: Any, fd: int, to: int, data: bytes) -> int:
+    return write_all(to, data[:20] if to == fd else data)
 
 
 def test_whatever_viztracer_does_the_worker_goes_on(
@@ -284,23 +265,15 @@ def test_neighbours_stay_apart_when_their_times_are_mapped(gaps: list[int], drif
     assert all(b <= e for b, e in zip(begin, end, strict=True))
 
 
-@pytest.fixture
-def without_viztracer(tmp_path: Path) -> dict[str, str]:
-    package = tmp_path / "no-viztracer" / "viztracer.py"
-    package.parent.mkdir()
-    package.write_text("raise ImportError('simulated')\n")
-    return os.environ | {"PYTHONPATH": f"{package.parent}{os.pathsep}{ROOT}"}
-
-
 @pytest.mark.live
-def test_without_viztracer_the_run_does_not_begin(tmp_path: Path, without_viztracer: dict[str, str]) -> None:
-    (tmp_path / "script.py").write_text("print('it ran')\n")
-    command = [sys.executable, "-m", "minidl", "run", "--functions", "script.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=without_viztracer, capture_output=True, text=True, timeout=100)
+def test_without_viztracer_the_run_does_not_begin(tmp_path: Path) -> None:
+    write(tmp_path / "script.py", "print('it ran')")
+    write(tmp_path / "none" / "viztracer.py", "raise ImportError('simulated')")
+    places = os.pathsep.join([str(tmp_path / "none"), str(ROOT)])
+    done = python("-m", "minidl", "run", "--functions", "script.py", cwd=tmp_path, PYTHONPATH=places)
     assert (done.returncode, done.stdout) == (2, "")
-    assert (
-        "functions cannot be recorded: viztracer cannot be imported (simulated): pip install viztracer" in done.stderr
-    )
+    said = "functions cannot be recorded: viztracer cannot be imported (simulated): pip install viztracer"
+    assert said in done.stderr
     assert list((tmp_path / "minidl-traces").iterdir()) == []
 
 
@@ -321,8 +294,7 @@ def test_the_main_process_too(tmp_path: Path) -> None:
     """A forked worker switches its parent's tracer off, and keeps a file of its own."""
     with minidl.trace(tmp_path / "trace", functions=True, functions_main=True, functions_min_us=500):
         assert profiled()
-        loader = minidl.DataLoader(Samples(), num_workers=1, collate_fn=listed, multiprocessing_context="fork")
-        for _ in loader:
+        for _ in loader(workers=1, batch_size=1):
             read(0)
     assert not profiled()
     trace = read_trace(tmp_path / "trace")
@@ -336,11 +308,3 @@ def test_the_main_process_too(tmp_path: Path) -> None:
     assert slices(main, Samples.__getitem__) == []
     assert len(slices(worker, Samples.__getitem__)) == 12
     assert {track.pid for track in worker.slices.tracks} == {worker.about["pid"]}
-
-
-@pytest.mark.live
-def test_nothing_is_recorded_unless_asked_for(tmp_path: Path) -> None:
-    with minidl.trace(tmp_path / "trace"):
-        list(minidl.DataLoader(Samples(), num_workers=1, collate_fn=listed, multiprocessing_context="fork"))
-    assert read_trace(tmp_path / "trace").attachments == []
-    assert Counter(thread.name for thread in threading.enumerate())["minidl-functions"] == 0
