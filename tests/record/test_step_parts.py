@@ -88,13 +88,48 @@ def _has_text(row: Any) -> bool:
 
 
 # --- Programs ---------------------------------------------------------------------------------------------------------
-def plain() -> None:
-    net = Net()
-    optimizer = descent(net)
-    for batch in batches():
-        optimizer.zero_grad()
-        trained(net, batch)
-        optimizer.step()
+def predicted(net: nn.Module, count: int) -> None:
+    with torch.no_grad():
+        for other in batches(count):
+            net(other)
+
+
+Loop = tuple[int, str]
+"""Of a training: the number of batches, and what is done with each."""
+
+
+def training(*parts: Loop | str) -> Callable[[], None]:
+    """A program that trains one model. parts: loops over a loader, and what is done outside of them.
+
+    fit: forward and backward. fit wrapped: as with DistributedDataParallel, whose wrapper keeps its mode. evaluate 3:
+    in a loop over three batches, which belongs to no training. set: each module's mode, as Lightning does it.
+    """
+
+    def program() -> None:
+        net = Net()
+        optimizer, loaders = descent(net), {count: batches(count) for count, _ in filter(of_a_loop, parts)}
+        actions: dict[str, Callable[..., object]] = {
+            "fit": lambda batch: trained(net, batch),
+            "fit wrapped": lambda batch: trained(nn.Sequential(net), batch),
+            "step": lambda _: optimizer.step(),
+            "zero_grad": lambda _: optimizer.zero_grad(),
+            "train": lambda _: net.train(),
+            "eval": lambda _: net.eval(),
+            "set": lambda _: [setattr(module, "training", True) for module in net.modules()],
+            "save": lambda _: torch.save(net.state_dict(), "/dev/null"),
+            **{f"evaluate {count}": lambda _, count=count: predicted(net, count) for count in (1, 2, 3)},
+        }
+        for part in parts:
+            looped = of_a_loop(part)
+            for batch in loaders[part[0]] if looped else [None]:
+                for action in (part[1] if looped else part).split(", "):
+                    actions[action](batch)
+
+    return program
+
+
+def of_a_loop(part: Loop | str) -> bool:
+    return isinstance(part, tuple)
 
 
 def two_models() -> None:
@@ -106,32 +141,12 @@ def two_models() -> None:
             optimizer.step()
 
 
-def accumulated() -> None:
-    net = Net()
-    optimizer = descent(net)
-    for number, batch in enumerate(batches(4)):
-        trained(net, batch)
-        if number % 2:
-            optimizer.step()
-
-
 def failing() -> None:
     net = Net()
     for batch in batches():
         with pytest.raises(ValueError, match="negative"):
             net(batch - 100)
         trained(net, batch)
-
-
-def validated() -> None:
-    """In a step of the training loop; its last batch is not the training loop's."""
-    net = Net()
-    for batch in batches(2):
-        trained(net, batch)
-        net.eval()
-        predicted(net, 3)
-        net.train()
-        torch.save(net.state_dict(), "/dev/null")
 
 
 def with_a_closure() -> None:
@@ -188,45 +203,51 @@ def in_next() -> None:
 
 
 STEP = "forward Net {0}", "backward {0}", "optimizer Descent {0}"
-CASES: dict[Callable[[], None], list[str]] = {
-    plain: [part.format(task) for task in (0, 1) for part in STEP],
-    two_models: [
+VALIDATED = training((2, "fit, eval, evaluate 3, train, save"))
+"""In a step of the training loop; its last batch is not the training loop's."""
+
+CASES: dict[str, tuple[Callable[[], None], list[str]]] = {
+    "plain": (
+        training((2, "zero_grad, fit, step")), [part.format(task) for task in (0, 1) for part in STEP]
+    ),
+    "two models": (two_models, [
         "forward Net 0", "backward 0", "optimizer Descent 0",
         "forward Discriminator 0", "backward 0", "optimizer Descent 0",
-    ],
-    accumulated: [part.format(task) for task in range(4) for part in STEP[: 2 + task % 2]],
-    failing: ["forward Net 0", "forward Net 0", "backward 0", "forward Net 1", "forward Net 1", "backward 1"],
-    validated: [
+    ]),
+    "accumulated": (
+        training((2, "fit, fit, step")), [part.format(task) for task in (0, 1) for part in STEP[:2] + STEP]
+    ),
+    "failing": (
+        failing, ["forward Net 0", "forward Net 0", "backward 0", "forward Net 1", "forward Net 1", "backward 1"]
+    ),
+    "validated": (VALIDATED, [
         part
         for task in (0, 1)
         for part in (
             f"forward Net {task}", f"backward {task}", *(f"evaluate Net {other}" for other in range(3)),
             f"save torch.save {task}",
         )
-    ],
-    with_a_closure: [
-        *(
-            part.format(task)
-            for task in (0, 1)
-            for part in (STEP[2], *STEP)
-        ),
+    ]),
+    "with a closure": (with_a_closure, [
+        *(part.format(task) for task in (0, 1) for part in (STEP[2], *STEP)),
         "optimizer Descent 0", "forward Net 0", "optimizer Descent 0",
-    ],
-    repeated: ["forward Net 0", "backward 0"],
-    gradients_alone: ["forward Net 0", "backward 0"],
-    copied: ["to_device 0"] * 3,
-    outside: ["forward Net -1"],
-    in_next: ["forward Net 0"],
+    ]),
+    "repeated": (repeated, ["forward Net 0", "backward 0"]),
+    "gradients alone": (gradients_alone, ["forward Net 0", "backward 0"]),
+    "copied": (copied, ["to_device 0"] * 3),
+    "outside": (outside, ["forward Net -1"]),
+    "in next": (in_next, ["forward Net 0"]),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("program", CASES, ids=lambda program: program.__name__)
-def test_the_parts_of_a_program(program: Callable[[], None], tmp_path: Path) -> None:
-    assert parts(record(tmp_path, program)) == CASES[program]
+@pytest.mark.parametrize("name", CASES)
+def test_the_parts_of_a_program(name: str, tmp_path: Path) -> None:
+    program, expected = CASES[name]
+    assert parts(record(tmp_path, program)) == expected
 
 
 def test_a_part_belongs_to_the_loop_that_runs(tmp_path: Path) -> None:
-    trace = record(tmp_path, validated)
+    trace = record(tmp_path, VALIDATED)
     found = spans_of(trace)
     of_training = found["loader"] == found["loader"][0]
     assert [name.split()[0] for name, mine in zip(parts(trace), of_training, strict=True) if not mine] == [
@@ -235,71 +256,6 @@ def test_a_part_belongs_to_the_loop_that_runs(tmp_path: Path) -> None:
     consumer = trace.spans()[trace.spans()["code"] == ev.CONSUMER[0]]
     around = consumer[consumer["loader"] == found["loader"][0]]
     assert all(((around["begin"] <= row["begin"]) & (row["end"] <= around["end"])).any() for row in found)
-
-
-def predicted(net: nn.Module, count: int) -> None:
-    with torch.no_grad():
-        for other in batches(count):
-            net(other)
-
-
-def after_each_epoch() -> None:
-    """The last one ends with the recording."""
-    net = Net()
-    for count in (1, 3):
-        net.train()
-        for batch in batches():
-            trained(net, batch)
-        net.eval()
-        predicted(net, count)
-
-
-def trained_again_in_its_step() -> None:
-    """As Transformers' Trainer does: the mode is set when the next step begins."""
-    net = Net()
-    for batch in batches():
-        net.train()
-        trained(net, batch)
-        net.eval()
-        predicted(net, 2)
-
-
-def set_without_train() -> None:
-    """As Lightning does."""
-    net = Net()
-    for _ in range(2):
-        for batch in batches(1):
-            trained(net, batch)
-        net.eval()
-        predicted(net, 1)
-        for module in net.modules():
-            module.training = True
-
-
-def trained_again_in_its_epoch() -> None:
-    """And a checkpoint is written before."""
-    net = Net()
-    loader = batches()
-    for save in (False, True):
-        for batch in loader:
-            net.train()
-            trained(net, batch)
-        net.eval()
-        predicted(net, 2)
-        if save:
-            torch.save(net.state_dict(), "/dev/null")
-            predicted(net, 1)
-
-
-def wrapped() -> None:
-    """As with DistributedDataParallel: the wrapper keeps its mode."""
-    net = Net()
-    for batch in batches(1):
-        trained(nn.Sequential(net), batch)
-        trained(net, batch)
-        net.eval()
-        predicted(net, 1)
-        net.train()
 
 
 def one_part_is_frozen() -> None:
@@ -313,17 +269,6 @@ def one_part_is_frozen() -> None:
             net.eval()
         predicted(nets[0], 1)
         nets[0].train()
-
-
-def trained_in_evaluation_mode() -> None:
-    """After the first batch."""
-    net = Net()
-    for batch in batches(1):
-        trained(net, batch)
-        net.eval()
-        predicted(net, 1)
-        trained(net, batch)
-        predicted(net, 1)
 
 
 def a_child_is_frozen() -> None:
@@ -345,34 +290,38 @@ def only_a_loss() -> None:
         loss.train()
 
 
-def saved_before_it_evaluates() -> None:
-    net = Net()
-    for batch in batches(1):
-        trained(net, batch)
-    net.eval()
-    torch.save(net.state_dict(), "/dev/null")
-    predicted(net, 2)
-
-
-VALIDATIONS: dict[Callable[[], None], list[tuple[int, int]]] = {
-    plain: [],
-    validated: [(0, 3), (1, 3)],
-    after_each_epoch: [(-1, 1), (-1, 3)],
-    trained_again_in_its_step: [(0, 2), (1, 2)],
-    set_without_train: [(-1, 1), (-1, 1)],
-    trained_again_in_its_epoch: [(-1, 2), (-1, 2)],
-    wrapped: [(0, 1)],
-    one_part_is_frozen: [],
-    trained_in_evaluation_mode: [(0, 1)],
-    a_child_is_frozen: [],
-    only_a_loss: [],
-    saved_before_it_evaluates: [(-1, 2)],
+VALIDATIONS: dict[str, tuple[Callable[[], None], list[tuple[int, int]]]] = {
+    "none": (training((2, "fit")), []),
+    "in each step": (VALIDATED, [(0, 3), (1, 3)]),
+    "after each epoch; the last one ends with the recording": (
+        training("train", (2, "fit"), "eval, evaluate 1, train", (2, "fit"), "eval, evaluate 3"),
+        [(-1, 1), (-1, 3)],
+    ),
+    "the mode is set when the next step begins, as by Transformers' Trainer": (
+        training((2, "train, fit, eval, evaluate 2")),
+        [(0, 2), (1, 2)],
+    ),
+    "the mode is set without train, as by Lightning": (
+        training((1, "fit"), "eval, evaluate 1, set", (1, "fit"), "eval, evaluate 1, set"),
+        [(-1, 1), (-1, 1)],
+    ),
+    "trained again in the next epoch, and a checkpoint is written before": (
+        training((2, "train, fit"), "eval, evaluate 2", (2, "train, fit"), "eval, evaluate 2, save, evaluate 1"),
+        [(-1, 2), (-1, 2)],
+    ),
+    "wrapped": (training((1, "fit wrapped, fit, eval, evaluate 1, train")), [(0, 1)]),
+    "one part is frozen": (one_part_is_frozen, []),
+    "trained in evaluation mode": (training((1, "fit, eval, evaluate 1, fit, evaluate 1")), [(0, 1)]),
+    "a child is frozen": (a_child_is_frozen, []),
+    "only a loss": (only_a_loss, []),
+    "saved before it evaluates": (training((1, "fit"), "eval, save, evaluate 2"), [(-1, 2)]),
 }
-"""Task and evaluations of each."""
+"""A program, and of each of its validations the task and the number of evaluated batches."""
 
 
-@pytest.mark.parametrize("program", VALIDATIONS, ids=lambda program: program.__name__)
-def test_a_validation_lies_around_what_is_evaluated(program: Callable[[], None], tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", VALIDATIONS)
+def test_a_validation_lies_around_what_is_evaluated(name: str, tmp_path: Path) -> None:
+    program, expected = VALIDATIONS[name]
     trace = record(tmp_path, program)
     spans = trace.spans()
     found, inner = (spans[spans["code"] == code[0]] for code in (ev.VALIDATION, ev.EVALUATE))
@@ -380,7 +329,7 @@ def test_a_validation_lies_around_what_is_evaluated(program: Callable[[], None],
     for row in found:
         inside = (row["begin"] < inner["begin"]) & (inner["end"] < row["end"])
         around.append((row["task"], int(inside.sum())))
-    assert around == VALIDATIONS[program]
+    assert around == expected
     steps = spans[spans["code"] == ev.CONSUMER[0]]
     assert all(
         ((steps["begin"] < row["begin"]) & (row["end"] < steps["end"])).any() == (row["task"] >= 0) for row in found
@@ -391,16 +340,12 @@ def test_a_validation_lies_around_what_is_evaluated(program: Callable[[], None],
     assert not any(((row["begin"] < epochs["begin"]) & (epochs["begin"] < row["end"])).any() for row in found)
 
 
-def saved() -> None:
-    net = Net()
-    for batch in batches(4):
-        trained(net, batch)
-        torch.save(net.state_dict(), "/dev/null")
+SAVED = training((4, "fit, save"))
 
 
 def test_of_short_steps_some_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_parts, "PAUSE_NS", 10**18)
-    trace = record(tmp_path, saved)
+    trace = record(tmp_path, SAVED)
     save = [f"save torch.save {task}" for task in range(4)]
     assert parts(trace) == ["forward Net 0", "backward 0", *save]
     steps = trace.spans()[trace.spans()["code"] == ev.CONSUMER[0]]
@@ -410,7 +355,7 @@ def test_of_short_steps_some_are_sampled(tmp_path: Path, monkeypatch: pytest.Mon
 def test_no_step_is_sampled_if_no_parts_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_parts.here.thread, "due", 0)
     with minidl.trace(tmp_path / "trace"):
-        saved()
+        SAVED()
     spans = read_trace(tmp_path / "trace").spans()
     assert not spans[spans["code"] == ev.CONSUMER[0]]["by"].any()
 
@@ -418,8 +363,8 @@ def test_no_step_is_sampled_if_no_parts_are_recorded(tmp_path: Path, monkeypatch
 def test_what_few_steps_have_is_always_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop in a step is sampled as the step is."""
     monkeypatch.setattr(step_parts, "PAUSE_NS", 10**18)
-    trace = record(tmp_path, validated)
-    assert parts(trace) == [part for part in CASES[validated] if part not in ("forward Net 1", "backward 1")]
+    trace = record(tmp_path, VALIDATED)
+    assert parts(trace) == [part for part in CASES["validated"][1] if part not in ("forward Net 1", "backward 1")]
 
 
 class WithTeacher(Net):
