@@ -11,7 +11,6 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -27,6 +26,7 @@ import pytest
 import torch
 import torch.utils.data
 import workloads as wl
+from programs import python, write
 from sizes import slow
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
@@ -35,18 +35,19 @@ import minidl
 from minidl.check import check
 from minidl.record import observe as module
 from minidl.record import recorder
-from minidl.record.observe import UNSEEN, observed_iterators, shut_down_observed
+from minidl.record.observe import observed_iterators, shut_down_observed
 from minidl.record.observed_channels import ResultsForLoader, ResultsForPinThread, joins_the_terminated
 from minidl.record.observed_worker import Announcer
 from minidl.tracefile import events
-from minidl.tracefile.events import EVENTS, DoneEvent, Ending, Outcome, Phase
+from minidl.tracefile.events import EVENTS, Ending, Outcome, Phase
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.ranks import lacking
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.wire.messages import Result
 
-ROOT = Path(__file__).parents[2]
 METHODS = ("fork", "spawn", "forkserver")
+
+pytestmark = pytest.mark.live
 
 
 def loader(dataset: Any, *, context: Any = None, **options: Any) -> DataLoader[Any]:
@@ -68,6 +69,29 @@ def order(trace: Trace, number: int, *names: str) -> list[tuple[str, int]]:
 
 
 # --- Nothing changes --------------------------------------------------------------------------------------------------
+class Unsure(wl.Numbers):
+    """It fails to say whether it gives several samples at once."""
+
+    @property
+    def __getitems__(self) -> Any:
+        raise RuntimeError("no idea")
+
+
+class OpenedLate(wl.Numbers):
+    """It gives several samples at once from when worker_init_fn has opened it; each says what it was asked with."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "__getitems__":
+            raise AttributeError(name)
+        if "opened" not in self.__dict__:
+            raise RuntimeError("not open yet")
+        return lambda indices: [(type(indices).__name__, index) for index in indices]
+
+
+def open_dataset(worker_id: int) -> None:
+    torch.utils.data.get_worker_info().dataset.opened = True  # type: ignore[union-attr]
+
+
 def program(context: Any) -> list[Any]:
     """What a run shows of itself: batches, errors with the tracebacks of the workers, warnings' places."""
     torch.manual_seed(5)
@@ -77,6 +101,8 @@ def program(context: Any) -> list[Any]:
         (wl.Failing(5, KeyError("no such key"), at=(1, 4)), {}),
         (wl.Numbers(6), {"batch_size": 2, "collate_fn": wl.failing_collate}),
         (wl.Numbers(3), {"worker_init_fn": wl.failing_init}),
+        (Unsure(4), {"batch_size": 2}),
+        (OpenedLate(4), {"batch_size": 2, "worker_init_fn": open_dataset, "collate_fn": wl.as_list}),
         (wl.Stream(5), {"batch_size": 2, "persistent_workers": True}),
     ):
         used = DataLoader(dataset, num_workers=2, multiprocessing_context=context, **options)
@@ -88,7 +114,7 @@ def program(context: Any) -> list[Any]:
                 break
             except Exception as error:
                 seen.append((type(error), str(error)))
-                if "worker_init_fn" in options and len(seen) % 2:
+                if options.get("worker_init_fn") is wl.failing_init and len(seen) % 2:
                     break
         seen.append([torch.rand(1).item()])
         if options.get("persistent_workers"):
@@ -96,18 +122,18 @@ def program(context: Any) -> list[Any]:
     return seen
 
 
-@pytest.mark.live
-def test_batches_and_errors_are_those_without_it(tmp_path: Path) -> None:
+def test_batches_and_errors_are_those_without_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """To the letter, the workers' tracebacks included: no frame of ours is in them."""
     plain = repr(program("fork"))
     with minidl.trace(tmp_path / "t"):
         observed = repr(program(minidl.observe("fork")))
     assert observed == plain
     assert "failing_collate" in plain
+    assert "[('list', 2), ('list', 3)]" in plain
+    assert "not recorded" not in capfd.readouterr().err
     clean(tmp_path / "t")
 
 
-@pytest.mark.live
 def test_without_a_trace_the_context_is_the_plain_one() -> None:
     context = minidl.observe("fork")
     used = iter(loader(wl.Numbers(4), context=context))
@@ -120,7 +146,6 @@ def test_without_a_trace_the_context_is_the_plain_one() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.live
 def test_the_context_passes_for_a_context(method: str) -> None:
     context = minidl.observe(method)
     assert context.get_start_method() == method
@@ -137,7 +162,6 @@ def test_a_context_of_the_programs_own_is_used() -> None:
         minidl.observe("spoon")
 
 
-@pytest.mark.live
 def test_other_users_of_the_context_get_plain_things(tmp_path: Path) -> None:
     with minidl.trace(tmp_path / "t"):
         context = minidl.observe("fork")
@@ -153,7 +177,6 @@ def test_other_users_of_the_context_get_plain_things(tmp_path: Path) -> None:
     assert [facts.get("observed") for facts in trace.loaders.values()] == [None]
 
 
-@pytest.mark.live
 def test_a_torch_that_is_not_known_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any) -> None:
     monkeypatch.setattr(module, "_TAKEN", {"a_new_argument"})
     monkeypatch.setattr("minidl.record.harmless._said", set())
@@ -171,36 +194,6 @@ def test_the_table_says_of_every_event_how_torchs_loader_shows_it() -> None:
         assert sum(map(bool, (event.seen, event.derived, event.unseen))) == (not is_consumers), event
 
 
-@pytest.mark.live
-def test_an_epoch(tmp_path: Path) -> None:
-    with minidl.trace(tmp_path / "t"):
-        batches = list(loader(wl.Tensors(6), batch_size=2, prefetch_factor=1))
-    assert [batch[:, 0].tolist() for batch in batches] == [[0, 1], [2, 3], [4, 5]]
-    trace = clean(tmp_path / "t")
-    facts = trace.loaders[1]
-    assert (facts["observed"], facts["dataset"], facts["num_workers"]) == (True, "Tensors", 2)
-    assert not {EVENTS[int(code)].name for code in trace.events["code"]} & set(UNSEEN)
-    assert order(trace, 1, "task_assigned", "yield") == [
-        ("task_assigned", 0), ("task_assigned", 1), ("task_assigned", 2), ("yield", 0), ("yield", 1), ("yield", 2),
-    ]  # fmt: skip
-    assert [order(trace, 1, *names)[:1] for names in (("fetch",), ("shm_alloc",), ("result_write",))]
-    assert list(trace.select("epoch", Phase.END)["z"]) == [Ending.EXHAUSTED]
-    assert {process.role for process in trace.processes} == {"loader", "worker"}
-
-
-@pytest.mark.live
-def test_an_error_names_its_sample(tmp_path: Path) -> None:
-    with minidl.trace(tmp_path / "t"):
-        used = loader(wl.Failing(4, ValueError("the third"), at=(2,)))
-        with pytest.raises(ValueError, match="the third"):
-            list(used)
-    trace = clean(tmp_path / "t")
-    (failed,) = trace.select("task_error")
-    assert trace.text(failed) == "ValueError: the third"
-    assert (failed["task"], failed["x"], failed["y"]) == (2, 0, 2), "position and index"
-
-
-@pytest.mark.live
 def test_a_batch_that_torch_loses_is_found_by_the_checker(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A batch that can't be pickled: torch's feeder thread says so, and drops it; the loader waits in vain."""
     with minidl.trace(tmp_path / "t"):
@@ -218,6 +211,25 @@ def test_a_batch_that_torch_loses_is_found_by_the_checker(tmp_path: Path, capfd:
     assert (lost["task"], trace.text(lost)) == (1, "TypeError: this object does not travel")
 
 
+@pytest.mark.parametrize(
+    ("dataset", "collate_fn", "said", "sample"),
+    [
+        (wl.Failing(4, ValueError("the fourth"), at=(3,)), None, "ValueError: the fourth", (1, 3)),
+        (wl.Numbers(4), wl.failing_collate, "workloads.SimpleError: these two don't go together", (-1, -1)),
+    ],
+    ids=["of a sample", "of collation"],
+)
+def test_an_error_names_its_sample(
+    tmp_path: Path, dataset: Any, collate_fn: Any, said: str, sample: tuple[int, int]
+) -> None:
+    """By its position in the batch and its index."""
+    with minidl.trace(tmp_path / "t"), pytest.raises((ValueError, wl.SimpleError)):
+        list(loader(dataset, batch_size=2, collate_fn=collate_fn))
+    trace = clean(tmp_path / "t")
+    (failed,) = trace.select("task_error")
+    assert (trace.text(failed), failed["task"], failed["x"], failed["y"]) == (said, 1, *sample)
+
+
 class LoadsOfItsOwn(torch.utils.data.IterableDataset[Any]):
     """Reads each of its epochs through a loader of its own, in the worker."""
 
@@ -225,7 +237,6 @@ class LoadsOfItsOwn(torch.utils.data.IterableDataset[Any]):
         return iter(DataLoader(wl.Numbers(4)))
 
 
-@pytest.mark.live
 def test_a_loader_inside_a_worker_makes_no_fetcher_of_the_worker(tmp_path: Path) -> None:
     with minidl.trace(tmp_path / "t"):
         used = loader(LoadsOfItsOwn(), persistent_workers=True)
@@ -235,7 +246,6 @@ def test_a_loader_inside_a_worker_makes_no_fetcher_of_the_worker(tmp_path: Path)
     assert steps.count(("make_fetcher", -1)) == 2 * 2 * 2  # begins and ends, of two workers in two epochs
 
 
-@pytest.mark.live
 def test_an_iterator_that_outlives_its_trace(tmp_path: Path) -> None:
     with minidl.trace(tmp_path / "t"):
         used = iter(loader(wl.Numbers(6)))
@@ -244,7 +254,6 @@ def test_an_iterator_that_outlives_its_trace(tmp_path: Path) -> None:
     clean(tmp_path / "t")
 
 
-@pytest.mark.live
 def test_a_directory_of_its_own(tmp_path: Path) -> None:
     used = loader(wl.Numbers(4), context=minidl.observe("fork", trace=tmp_path / "t"))
     try:
@@ -258,32 +267,6 @@ def test_a_directory_of_its_own(tmp_path: Path) -> None:
 
 
 # --- Pinned memory ----------------------------------------------------------------------------------------------------
-@pytest.mark.live
-@pytest.mark.parametrize(("persistent", "dataset"), [(False, wl.Tensors(8)), (True, wl.Stream(7))])
-def test_a_loader_that_pins(tmp_path: Path, persistent: bool, dataset: Any) -> None:
-    """torch's pin thread receives; the loader gets from the ready queue."""
-    with minidl.trace(tmp_path / "t"), wl.pretended_device():
-        used = loader(dataset, pin_memory=True, persistent_workers=persistent, batch_size=2, collate_fn=wl.as_list)
-        seen = [len(list(used)) for _ in range(2)]
-        if persistent:
-            used._iterator._shutdown_workers()
-    trace = clean(tmp_path / "t")
-    assert seen == [4, 4]
-    assert list(trace.select("epoch", Phase.END)["y"]) == [4, 4]
-    assert list(trace.select("epoch", Phase.END)["z"]) == [Ending.EXHAUSTED] * 2
-    assert len(trace.select("worker_exhausted")) == (4 if persistent else 0)
-    assert [int(row["x"]) for row in trace.select("done_event_set")][:2] == [DoneEvent.PIN_THREAD, DoneEvent.WORKERS]
-    (main,) = {int(tid) for tid in trace.select("index_put")["tid"]}
-    assert main not in trace.select("result_get", Phase.END)["tid"]
-    for event in ("ready_put", "pin"):
-        assert main not in trace.select(event)["tid"]
-    assert set(trace.select("ready_get")["tid"]) == {main}
-    put = trace.select("ready_put")
-    assert trace.select("pin", Phase.END)["task"].tolist() == put["task"][put["x"] == Outcome.DATA].tolist()
-    seen_kinds = {EVENTS[int(code)].name for code in trace.events["code"]}
-    assert not seen_kinds & set(trace.loaders[1]["unseen"])
-
-
 class PinnedAtTheEnd(wl.Unpinnable):
     """A batch whose pinning lasts until the iterator is shut down."""
 
@@ -296,7 +279,6 @@ class PinnedAtTheEnd(wl.Unpinnable):
         return self
 
 
-@pytest.mark.live
 def test_a_pin_that_the_shutdown_cuts_short_ends_with_its_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,7 +306,6 @@ def test_after_its_done_event_the_pin_thread_pins_nothing() -> None:
     assert emitted == [events.PIN[0]]
 
 
-@pytest.mark.live
 def test_a_pinned_iterator_takes_its_ready_queue_along(tmp_path: Path) -> None:
     gc.collect()
     gc.disable()
@@ -339,7 +320,6 @@ def test_a_pinned_iterator_takes_its_ready_queue_along(tmp_path: Path) -> None:
         gc.enable()
 
 
-@pytest.mark.live
 def test_a_batch_that_cannot_be_pinned_begins_no_trace_that_has_ended(tmp_path: Path) -> None:
     with wl.pretended_device():
         with minidl.trace(tmp_path / "t"):
@@ -353,7 +333,6 @@ def test_a_batch_that_cannot_be_pinned_begins_no_trace_that_has_ended(tmp_path: 
         assert next(iterator, None) is None
 
 
-@pytest.mark.live
 def test_batches_that_are_all_taken_end_no_epoch_that_is_not_asked_on(tmp_path: Path) -> None:
     with minidl.trace(tmp_path / "t"):
         iterator = iter(loader(wl.Numbers(4)))
@@ -372,34 +351,6 @@ def test_indices_are_announced_once() -> None:
     assert (list(indices), list(indices), told) == ([7, 8], [7, 8], [(0, 7), (1, 8)])
 
 
-class Unsure(wl.Numbers):
-    @property
-    def __getitems__(self) -> Any:
-        raise RuntimeError("no idea")
-
-
-@pytest.mark.live
-def test_a_dataset_that_fails_to_say_whether_it_gives_several_fails_as_without(tmp_path: Path) -> None:
-    def said(context: Any) -> str:
-        with pytest.raises(RuntimeError, match="no idea") as failed:
-            list(loader(Unsure(4), batch_size=2, context=context))
-        return str(failed.value)
-
-    with minidl.trace(tmp_path / "t"):
-        assert said(None) == said("fork")
-
-
-@pytest.mark.live
-def test_an_error_of_collation_is_of_no_sample(tmp_path: Path) -> None:
-    own: Any = functools.partial(minidl.DataLoader, num_workers=2)
-    for name, kind in (("observed", loader), ("own", own)):
-        with minidl.trace(tmp_path / name), pytest.raises(wl.SimpleError):
-            list(kind(wl.Numbers(4), batch_size=2, collate_fn=wl.failing_collate))
-        (failed,) = read_trace(tmp_path / name).select("task_error")
-        assert (failed["x"], failed["y"]) == (-1, -1)
-
-
-@pytest.mark.live
 def test_a_sample_that_raises_stop_iteration_ends_no_epoch(tmp_path: Path) -> None:
     """torch raises it in the loop, and goes on if it is asked again."""
     with minidl.trace(tmp_path / "t"):
@@ -412,36 +363,11 @@ def test_a_sample_that_raises_stop_iteration_ends_no_epoch(tmp_path: Path) -> No
     assert trace.select("yield")["x"].tolist() == [Outcome.DATA] * 2 + [Outcome.ERROR] + [Outcome.DATA] * 3
 
 
-class OpenedLate(wl.Numbers):
-    """It gives several samples at once from when worker_init_fn has opened it."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name != "__getitems__":
-            raise AttributeError(name)
-        if "opened" not in self.__dict__:
-            raise RuntimeError("not open yet")
-        return lambda indices: [(type(indices).__name__, index) for index in indices]
-
-
-def open_dataset(worker_id: int) -> None:
-    torch.utils.data.get_worker_info().dataset.opened = True  # type: ignore[union-attr]
-
-
-@pytest.mark.live
-def test_what_a_dataset_is_asked_with_keeps_its_type(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with minidl.trace(tmp_path / "t"):
-        options: dict[str, Any] = {"worker_init_fn": open_dataset, "collate_fn": wl.as_list}
-        batches = list(loader(OpenedLate(4), batch_size=2, **options))
-    assert batches == [[("list", 0), ("list", 1)], [("list", 2), ("list", 3)]]
-    assert "not recorded" not in capfd.readouterr().err
-    clean(tmp_path / "t")
-
-
 # --- How it ends ------------------------------------------------------------------------------------------------------
-@pytest.mark.live
-def test_nothing_is_kept_of_an_iterator(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [loader, functools.partial(minidl.DataLoader, num_workers=2)], ids=["torch's", "ours"])
+def test_nothing_is_kept_of_an_iterator(tmp_path: Path, kind: Callable[..., Any]) -> None:
     """What an iterator holds is let go with it, without the collector's help."""
-    used = loader(wl.Tensors(4))
+    used = kind(wl.Tensors(4))
     with minidl.trace(tmp_path / "t"):
         list(used)
         gc.collect()
@@ -458,7 +384,6 @@ def test_nothing_is_kept_of_an_iterator(tmp_path: Path) -> None:
             gc.enable()
 
 
-@pytest.mark.live
 def test_an_iterator_in_a_cycle_is_ended_by_the_collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which may take the queues first: then torch waits in vain for its workers, and terminates them."""
     monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.3)
@@ -510,7 +435,6 @@ def touch_and_hang(path: Path) -> None:
     wl.hang()
 
 
-@pytest.mark.live
 def test_a_worker_that_is_terminated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.3)
     with minidl.trace(tmp_path / "t"):
@@ -525,7 +449,6 @@ def test_a_worker_that_is_terminated(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert left == 0 or not joins_the_terminated()  # then nobody has waited for it
 
 
-@pytest.mark.live
 def test_a_start_that_fails(tmp_path: Path) -> None:
     with minidl.trace(tmp_path / "t"):
         with pytest.warns(UserWarning, match="Got pickle error"), pytest.raises(TypeError, match="does not travel"):
@@ -558,17 +481,7 @@ SCRIPT = """
 """
 
 
-@pytest.mark.live
-@pytest.mark.parametrize(
-    "how",
-    [
-        *slow("to the end"),
-        "interrupted",
-        *slow("exit"),
-        "error",
-        *slow("killed"),
-    ],
-)
+@pytest.mark.parametrize("how", ["interrupted", "error", *slow("to the end", "exit", "killed")])
 def test_programs_end_as_without_it(tmp_path: Path, how: str) -> None:
     script = textwrap.dedent(SCRIPT)
     plain = wl.run(script, how) if how != "killed" else subprocess.CompletedProcess([], -9, "killed\n", "")
@@ -616,7 +529,6 @@ class NeverMade(_MultiProcessingDataLoaderIter):
     def __del__(self) -> None: ...
 
 
-@pytest.mark.live
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="the warning is that there is no accelerator")
 def test_a_warning_points_to_the_line_that_it_points_to_without_the_recording(
@@ -640,7 +552,6 @@ def test_a_warning_points_to_the_line_that_it_points_to_without_the_recording(
     assert [bool(error) for _, error in plain] == [False, False, True, False, True, True]
 
 
-@pytest.mark.live
 def test_an_iterator_is_silent_in_a_process_that_has_inherited_it(tmp_path: Path) -> None:
     """A child of os.fork, and a worker of another loader, shut it down; the trace has its own process's shutdown."""
 
@@ -666,7 +577,6 @@ def test_an_iterator_is_silent_in_a_process_that_has_inherited_it(tmp_path: Path
 
 
 # --- Programs that nobody touches -------------------------------------------------------------------------------------
-@pytest.mark.live
 def test_every_loader_that_is_made_is_observed(tmp_path: Path) -> None:
     kinds = (_BaseDataLoaderIter, _MultiProcessingDataLoaderIter, DataLoader)
     before = [kind.__init__ for kind in kinds]
@@ -690,7 +600,6 @@ def test_every_loader_that_is_made_is_observed(tmp_path: Path) -> None:
     assert trace.described("passed over") == []
 
 
-@pytest.mark.live
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_subclass_with_an_iterator_of_its_own(tmp_path: Path, workers: int) -> None:
     """Its messages carry states, as torchdata's StatefulDataLoader's do."""
@@ -707,7 +616,6 @@ def test_a_subclass_with_an_iterator_of_its_own(tmp_path: Path, workers: int) ->
     assert len(outcomes) == 5 + 4
 
 
-@pytest.mark.live
 @pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:'set_vital' is deprecated")
 def test_a_loader_of_torchdata_that_is_resumed(tmp_path: Path) -> None:
     """Its first task goes to the worker behind the one that served last, and it counts the batches before."""
@@ -785,7 +693,6 @@ def test_an_iterator_without_workers_and_of_a_class_of_its_own_is_named(tmp_path
     assert passed["iterator"] == "own_iterators.OwnSingle"
 
 
-@pytest.mark.live
 def test_a_loader_that_is_no_subclass(tmp_path: Path) -> None:
     """torch's iterator over a stand-in whose context can't be set, as fastai has it."""
     batches = [torch.full((2,), n) for n in range(6)]
@@ -799,15 +706,11 @@ def test_a_loader_that_is_no_subclass(tmp_path: Path) -> None:
 
 
 BROKEN = """
-    import multiprocessing.process, os, signal, sys
-    import torch
+    import multiprocessing.process, sys, torch
     from torch.utils.data import DataLoader
 
-    def terminated(process):
-        print("terminated", process)
-
     if __name__ == "__main__":
-        multiprocessing.process.BaseProcess.terminate = terminated
+        multiprocessing.process.BaseProcess.terminate = lambda process: print("terminated", process)
         loader = DataLoader(torch.arange(100), num_workers=2, persistent_workers=sys.argv[1] == "persistent")
         for number, batch in enumerate(loader):
             if number == 3:
@@ -815,15 +718,11 @@ BROKEN = """
 """
 
 
-@pytest.mark.live
 @pytest.mark.parametrize("workers", ["persistent", *slow("not persistent")])
 def test_run_ends_the_workers_after_an_exception_in_the_loop(tmp_path: Path, workers: str) -> None:
     """They get their sentinels: nobody waits for them in vain, and terminates them."""
-    (tmp_path / "train.py").write_text(textwrap.dedent(BROKEN))
-    seen = subprocess.run(
-        [sys.executable, "-m", "minidl", "run", "--observe", "--trace", "t", "train.py", workers],
-        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
+    write(tmp_path / "train.py", BROKEN)
+    seen = python("-m", "minidl", "run", "--observe", "--trace", "t", "train.py", workers, cwd=tmp_path)
     assert (seen.returncode, seen.stdout) == (1, "")
     assert "ValueError: in the loop" in seen.stderr
     trace = clean(tmp_path / "t")
@@ -836,7 +735,6 @@ def kill_and_wait(pid: int) -> None:
     time.sleep(wl.BOUND)  # SIGCHLD's error ends it
 
 
-@pytest.mark.live
 def test_a_death_that_is_heard_of_in_the_users_code(tmp_path: Path) -> None:
     """torch's handler raises there, and no get sees it."""
     with minidl.trace(tmp_path / "t"):
