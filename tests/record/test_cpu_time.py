@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,19 +42,11 @@ class Unlike(minidl.Dataset[torch.Tensor]):
         return torch.ones(4)
 
 
-def _collate(samples: list[torch.Tensor]) -> list[torch.Tensor]:
-    return samples  # in private memory, so that the feeder copies them
-
-
-def record(path: Path, cpu: bool | None, workers: int, observe: bool = False, detail: str = "sample") -> Trace:
+def record(path: Path, cpu: bool, workers: int, observe: bool = False, detail: str = "sample") -> Trace:
+    make: Any = torch.utils.data.DataLoader if observe else minidl.DataLoader
     with minidl.trace(path, cpu_time=cpu, detail=detail):
-        if observe:
-            context = minidl.observe()
-            loader = torch.utils.data.DataLoader(
-                Unlike(), 2, num_workers=workers, collate_fn=_collate, multiprocessing_context=context
-            )
-        else:
-            loader = minidl.DataLoader(Unlike(), 2, num_workers=workers, collate_fn=_collate)
+        context = minidl.observe() if observe else None
+        loader = make(Unlike(), 2, num_workers=workers, collate_fn=list, multiprocessing_context=context)
         assert len(list(loader)) == 4
     return read_trace(path)
 
