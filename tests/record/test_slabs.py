@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Iterator
 from multiprocessing import resource_sharer
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 import recorded
 import torch
 
-import minidl
 from minidl.arena.arena import FREE, KEPT, reading
 from minidl.arena.pickling import SlabPickler, filling
 from minidl.record import recorder
@@ -169,12 +167,3 @@ def test_a_real_run_s_batches_are_sent_and_mapped_once() -> None:
     ends = trace.select("slab_release")["z"].tolist()
     assert ends.count(SlabEnd.FREED) + ends.count(SlabEnd.KEPT) == 24
     assert 1 <= ends.count(SlabEnd.KEPT) <= 4, "the batch that is visible, and those that came before their turn"
-    assert os.getpid() == trace.manifest["pid"]
-
-
-@pytest.mark.live
-def test_nothing_of_slabs_is_recorded_without_them(tmp_path: Path) -> None:
-    with minidl.trace(tmp_path / "t"):
-        for _ in minidl.DataLoader(recorded.Wide(4), 2, num_workers=1):
-            pass
-    assert told(read_trace(tmp_path / "t")) == []
