@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
 from pathlib import Path
@@ -18,6 +19,8 @@ import minidl
 from minidl.check import check
 from minidl.tracefile.reader import read_trace
 
+pytestmark = pytest.mark.live
+
 SIZE = 5000
 
 
@@ -33,17 +36,12 @@ def served(context: Any, **options: Any) -> list[Any]:
     return [(images.tolist(), numbers.tolist(), words) for images, numbers, words in loader]
 
 
-@pytest.mark.live
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [("fork", {}), ("fork", {"in_order": False}), *slow(("spawn", {}))],
-)
+@pytest.mark.parametrize(("method", "options"), [("fork", {"in_order": False}), *slow(("spawn", {}))])
 def test_the_same_batches(method: str, options: Any) -> None:
     found = served(minidl.observe(method, transport="arena"), **options)
     assert sorted(found, key=lambda batch: batch[1]) == served("fork")
 
 
-@pytest.mark.live
 def test_it_is_traced_and_keeps_every_rule(tmp_path: Path) -> None:
     with minidl.trace(tmp_path / "t"):
         found = served(minidl.observe(transport="arena"))
@@ -66,7 +64,6 @@ class Unknown:
         return getattr(multiprocessing.get_context("fork"), name)
 
 
-@pytest.mark.live
 @pytest.mark.parametrize(("context", "takes"), [(multiprocessing, True), (Unknown(), False)])
 def test_a_module_is_a_context_and_an_unknown_one_sends_no_slabs(tmp_path: Path, context: Any, takes: bool) -> None:
     """fastai's loader has the module multiprocessing for a context."""
@@ -81,7 +78,6 @@ def test_a_module_is_a_context_and_an_unknown_one_sends_no_slabs(tmp_path: Path,
     assert len(trace.select("slab_send")) == 6 * takes
 
 
-@pytest.mark.live
 def test_workers_persist_and_a_loop_may_end_early() -> None:
     loader = DataLoader(
         Wide(40), 4, num_workers=2, persistent_workers=True,
@@ -94,23 +90,18 @@ def test_workers_persist_and_a_loop_may_end_early() -> None:
     loader._iterator._shutdown_workers()  # type: ignore[union-attr]
 
 
-@pytest.mark.live
-def test_a_batch_that_can_not_be_pickled_is_an_error_and_no_hang(tmp_path: Path) -> None:
-    for traced in (False, True):
-        loader = DataLoader(
-            wl.Numbers(4),
-            num_workers=1,
-            collate_fn=unpicklable,
-            multiprocessing_context=minidl.observe(transport="arena"),
-        )
-        with minidl.trace(tmp_path / "t") if traced else torch.no_grad():
-            iterator = iter(loader)
-            with pytest.raises(Exception, match="while worker 0 pickled a batch"):
-                next(iterator)
-            iterator._shutdown_workers()
-            del iterator
-            gc.collect()
-    assert len(read_trace(tmp_path / "t").select("task_error")) >= 1
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_batch_that_can_not_be_pickled_is_an_error_and_no_hang(tmp_path: Path, traced: bool) -> None:
+    context = minidl.observe(transport="arena")
+    loader = DataLoader(wl.Numbers(4), num_workers=1, collate_fn=unpicklable, multiprocessing_context=context)
+    with minidl.trace(tmp_path / "t") if traced else contextlib.nullcontext():
+        iterator = iter(loader)
+        with pytest.raises(Exception, match="while worker 0 pickled a batch"):
+            next(iterator)
+        iterator._shutdown_workers()
+        del iterator
+        gc.collect()
+    assert not traced or len(read_trace(tmp_path / "t").select("task_error")) >= 1
 
 
 def unpicklable(samples: list[Any]) -> Any:
