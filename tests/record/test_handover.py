@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -52,37 +53,30 @@ RANKS = """
 """A program of two ranks: a relaunched rank is a program of its own, as Lightning's `ddp` starts it."""
 
 
+OURS, TORCHS = "minidl.record.stand_in", "torch.utils.data.dataloader"
+
+
 def run(place: Path, *arguments: object, **env: str) -> tuple[subprocess.CompletedProcess[str], Trace]:
     done = python("-m", "minidl", "run", "--trace", "trace", *arguments, cwd=place, **env)
     return done, read_trace(place / "trace")
 
 
-def yields(trace: Trace) -> dict[int, int]:
-    """Rank -> how many batches its iterators have yielded."""
-    found: dict[int, int] = {}
-    for row in trace.select("yield"):
-        rank = trace.processes[row["process"]].rank
-        found[rank] = found.get(rank, 0) + 1
-    return found
+def yields(trace: Trace) -> Counter[int]:
+    """How many batches the iterators of each rank have yielded."""
+    return Counter(trace.processes[row["process"]].rank for row in trace.select("yield"))
 
 
 @pytest.mark.live
 @pytest.mark.parametrize(
-    "how",
-    [
-        "relaunch",
-        *slow("spawn"),
-        "fork",
-        *slow("forkserver"),
-    ],
+    ("how", "options", "loader"),
+    [("relaunch", [], OURS), ("fork", ["--observe"], TORCHS), *slow(("spawn", [], OURS), ("forkserver", [], OURS))],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else value,
 )
-def test_all_ranks_are_in_one_trace(tmp_path: Path, how: str) -> None:
+def test_all_ranks_are_in_one_trace(tmp_path: Path, how: str, options: list[str], loader: str) -> None:
     write(tmp_path / "train.py", RANKS)
-    done, trace = run(tmp_path, "train.py", how, tmp_path)
-    assert (done.returncode, sorted(done.stdout.splitlines())) == (
-        0,
-        ["0 minidl.record.stand_in [[0, 2], [4, 6]]", "1 minidl.record.stand_in [[1, 3], [5, 7]]"],
-    ), done.stderr
+    done, trace = run(tmp_path, *options, "train.py", how, tmp_path)
+    said = [f"0 {loader} [[0, 2], [4, 6]]", f"1 {loader} [[1, 3], [5, 7]]"]
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, said), done.stderr
     assert "recorded;" not in done.stderr
     assert check(trace) == []
     assert trace.problems == []
@@ -92,15 +86,6 @@ def test_all_ranks_are_in_one_trace(tmp_path: Path, how: str) -> None:
     assert {facts["rank"] for facts in trace.loaders.values()} == {0, 1}
     report = audit([trace])
     assert (report.ranks, report.world, report.mistakes) == ([0, 1], 2, 0)
-
-
-@pytest.mark.live
-def test_torchs_own_loader_is_observed_in_all_ranks(tmp_path: Path) -> None:
-    write(tmp_path / "train.py", RANKS)
-    done, trace = run(tmp_path, "--observe", "train.py", "relaunch", tmp_path)
-    assert "1 torch.utils.data.dataloader [[1, 3], [5, 7]]" in done.stdout.splitlines()
-    assert check(trace) == []
-    assert yields(trace) == {0: 2, 1: 2}
 
 
 @pytest.mark.live
@@ -146,8 +131,8 @@ def test_a_launcher_that_is_a_console_script(tmp_path: Path) -> None:
 
 HELPERS = """
     import subprocess, sys
+    subprocess.run([sys.executable, "-c", "import helped"], check=True)
     for flags in ([], ["-I"], ["-S"]):
-        subprocess.run([sys.executable, *flags, "-c", "import helped"], check=not flags)
         subprocess.run([sys.executable, *flags, "-c", "import sys; print('torch' in sys.modules, sys.meta_path)"])
     from multiprocessing import resource_tracker
     resource_tracker.ensure_running()
