@@ -221,7 +221,7 @@ OTHER_TESTS = {
     "hang": "headline",
     "loader": "layers shutdown thread_peers",
     "speed": "slow_programs",
-    "record": "interruptions observe_arena observe_differential pairs references ring tracing",
+    "record": "interruptions observe_arena observe_differential pairs ring tracing",
     "views": "damaged instrument replay_page_of_five same_facts",
     "wire": "transport",
 }
