@@ -354,3 +354,12 @@ def made_killed(directory: Path, workers: int = 2, dead: int = 1, **run: Any) ->
 HEALTHY = {"batches": 12}
 SLABS: dict[str, Any] = HEALTHY | {"slabs": True}
 HUNG = {"batches": 30, "cost": lambda task: NEVER if task == 9 else 900_000 + 150_000 * (task % 3), "polls": 6}
+
+WAITS_FOR_TASK_0: list[dict[str, int]] = [
+    {"time": 1, "code": ev.EPOCH[0], "y": 1, "z": 2},
+    {"time": 2, "code": ev.TASK_ASSIGNED, "task": 0, "worker": 0, "x": 1, "y": 1},
+    {"time": 3, "code": ev.INDEX_PUT, "task": 0, "worker": 0},
+    {"time": 4, "code": ev.NEXT[0], "task": 0},
+    {"time": 5, "code": ev.RESULT_GET[0], "task": 0, "worker": 0},
+]
+"""The events of a loop, for `write_process`, that waits for task 0 of its one worker."""
