@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_trace import HEALTHY, HUNG, LOADER_PID, Run, made, write
+from made_trace import HEALTHY, HUNG, LOADER_PID, WAITS_FOR_TASK_0, Run, made, write
 from oracle_trace import stop_recording, write_process
 
 from minidl import cli
@@ -31,6 +31,7 @@ from minidl.hang.live import LiveTrace, find_trace
 from minidl.hang.snapshot import WINDOW, Doing, IteratorSnapshot, Job, Snapshot, snapshot
 from minidl.hang.top import follow
 from minidl.loader.protocol import LoaderState
+from minidl.process_stat import descendants_of
 from minidl.record.recorder import Recorder, TraceConfig, create
 from minidl.tracefile import events as ev
 from minidl.tracefile.format import HEADER_BYTES, RECORD, TraceError
@@ -97,31 +98,34 @@ def test_a_stall_says_what_became_of_the_worker(tmp_path: Path, life: ProcessLif
     assert words in only(shot).stalled
 
 
-def test_a_loader_that_no_longer_records_is_shown_as_it_was_then(tmp_path: Path) -> None:
-    """Its disk is full; the job runs on, and nothing is said to stall."""
-    path = write(tmp_path / "t", Run(**HUNG))
+def stopped_recording(directory: Path, pid: int, last: int) -> tuple[Trace, int]:
+    """The trace of a hang, in which the disk is full for a process, and when it was."""
+    path = write(directory, Run(**HUNG))
     since = last_of(read_trace(path))
-    stop_recording(path, LOADER_PID, 7, errno.ENOSPC, since)
-    trace = read_trace(path)
-    shot = snapshot(trace, since + 600 * SECOND, dict.fromkeys((LOADER_PID, 1100, 1101), ProcessLife.ALIVE))
+    stop_recording(path, pid, last, errno.ENOSPC, since)
+    return read_trace(path), since
+
+
+ALL_LIVE = dict.fromkeys((LOADER_PID, 1100, 1101), ProcessLife.ALIVE)
+
+
+def test_a_loader_that_no_longer_records_is_shown_as_it_was_then(tmp_path: Path) -> None:
+    """The job runs on, and nothing is said to stall."""
+    trace, since = stopped_recording(tmp_path / "t", LOADER_PID, 7)
+    shot = snapshot(trace, since + 600 * SECOND, ALL_LIVE)
     assert shot.state == "running, but its recording has stopped (see below): shown as of its last event"
     assert only(shot).doing.seconds < 60
     assert only(shot).stalled == ""
-    assert shot.notes == [
-        "loader (pid 1000) stopped recording (No space left on device): its last 7 events are missing"
-    ]
+    said = "loader (pid 1000) stopped recording (No space left on device): its last 7 events are missing"
+    assert shot.notes == [said]
     gone = snapshot(trace, since + 600 * SECOND, {LOADER_PID: ProcessLife.GONE})
     assert "has ended after its recording" in gone.state
 
 
 def test_a_worker_that_no_longer_records_is_said_to_be_unknown(tmp_path: Path) -> None:
-    path = write(tmp_path / "t", Run(**HUNG))
-    since = last_of(read_trace(path))
-    stop_recording(path, 1101, 7, errno.ENOSPC, since)
-    trace = read_trace(path)
-    shot = snapshot(trace, since + 30 * SECOND, dict.fromkeys((LOADER_PID, 1100, 1101), ProcessLife.ALIVE))
-    worker = only(shot).workers[1]
-    assert (worker.doing.words, shot.state) == ("no longer recorded", "running")
+    trace, since = stopped_recording(tmp_path / "t", 1101, 7)
+    shot = snapshot(trace, since + 30 * SECOND, ALL_LIVE)
+    assert (only(shot).workers[1].doing.words, shot.state) == ("no longer recorded", "running")
     assert "worker 1 (pid 1101), no longer recorded" in only(shot).stalled
 
 
@@ -242,122 +246,98 @@ def test_rates_are_of_the_last_seconds(tmp_path: Path) -> None:
     assert early.batches_per_s == pytest.approx(1.0)
 
 
-def state_of(
-    events: list[dict[str, int]], tmp_path: Path, now: int = 20 * SECOND, **params: object
-) -> IteratorSnapshot:
-    number = len(list(tmp_path.iterdir()))
+def state_of(events: list[dict[str, int]], directory: Path, **params: object) -> IteratorSnapshot:
+    """What a loader of one process is at, 20 s after time 0."""
     line = {"kind": "loader", "loader": 1, **params}
-    write_process(tmp_path / str(number), events, pid=100, role="loader", loader=1, lines=[line])
-    return only(snapshot(read_trace(tmp_path / str(number)), now))
+    write_process(directory, events, pid=100, role="loader", loader=1, lines=[line])
+    return only(snapshot(read_trace(directory), 20 * SECOND))
 
 
-def test_what_a_loader_is_at(tmp_path: Path) -> None:
-    epoch, ended = {"code": ev.EPOCH[0], "x": 4}, {"code": ev.EPOCH[1]}
-    next_, get = {"code": ev.NEXT[0], "task": 3}, {"code": ev.RESULT_GET[0], "task": 3, "worker": 1}
-    shutdown, join = {"code": ev.SHUTDOWN[0]}, {"code": ev.JOIN[0], "worker": 2, "x": ev.Actor.WORKER}
-    found = {
-        name: state_of(events, tmp_path, **params)
-        for name, events, params in (
-            ("start", [{"code": ev.WORKER_START[0], "worker": 1}], {}),
-            ("sampler", [epoch, {"code": ev.SAMPLER_NEXT[0], "task": 0}], {}),
-            ("wait", [epoch, next_, get], {}),
-            ("any", [epoch, next_, get], {"in_order": False}),
-            ("alone", [epoch, next_, {"code": ev.FETCH[0], "task": 3}, {"code": ev.SAMPLE[0], "task": 3, "y": 9}], {}),
-            ("paused", [epoch, ended], {"num_workers": 2}),
-            ("alone, ended", [epoch, ended], {"num_workers": 0}),
-            ("resuming", [epoch, ended, {"code": ev.RESUME_PUT, "x": 5, "worker": 0}, get | {"task": -1}], {}),
-            ("long ago", [get], {}),
-            ("shutdown", [epoch, ended, shutdown, join], {}),
-            ("pin thread", [shutdown, join | {"x": ev.Actor.PIN_THREAD}], {}),
-            ("ended", [epoch, ended, shutdown, {"code": ev.SHUTDOWN[1]}], {}),
-        )
-    }
-    assert {name: (loader.state, loader.doing.words) for name, loader in found.items()} == {
-        "start": (LoaderState.STARTING, "starting worker 1"),
-        "sampler": (LoaderState.PRIMING, "asking the sampler"),
-        "wait": (LoaderState.WAITING, "waiting for task 3 of worker 1"),
-        "any": (LoaderState.WAITING, "waiting for a result"),
-        "alone": (LoaderState.WAITING, "in next, in sample 9 (task 3)"),
-        "paused": (LoaderState.EXHAUSTED, "between two epochs"),
-        "alone, ended": (LoaderState.EXHAUSTED, "has ended"),
-        "resuming": (LoaderState.RESUMING, "waiting for its workers to resume"),
-        "long ago": (LoaderState.NEW, "waiting for task 3 of worker 1"),
-        "shutdown": (LoaderState.STOPPING_PIN, "shutting down, waiting for worker 2 to end"),
-        "pin thread": (LoaderState.STOPPING_PIN, "shutting down, waiting for the pin thread to end"),
-        "ended": (LoaderState.CLOSED, "has ended"),
-    }
-    assert {name for name, loader in found.items() if loader.over} == {"alone, ended", "ended"}
-    stalled = {name for name, loader in found.items() if loader.stalled}
-    assert stalled == {"wait", "any", "alone", "resuming", "long ago", "shutdown", "pin thread"}
-    assert {loader.epoch for name, loader in found.items() if name not in ("start", "long ago", "pin thread")} == {4}
-    assert found["long ago"].epoch == -1
+EPOCH, ENDED, SHUTDOWN = {"code": ev.EPOCH[0], "x": 4}, {"code": ev.EPOCH[1]}, {"code": ev.SHUTDOWN[0]}
+NEXT, GET = {"code": ev.NEXT[0], "task": 3}, {"code": ev.RESULT_GET[0], "task": 3, "worker": 1}
+JOIN = {"code": ev.JOIN[0], "worker": 2, "x": ev.Actor.WORKER}
+FETCHES = [{"code": ev.FETCH[0], "task": 3}, {"code": ev.SAMPLE[0], "task": 3, "y": 9}]
+RESUMES = [{"code": ev.RESUME_PUT, "x": 5, "worker": 0}, GET | {"task": -1}]
 
 
-PUT = [
-    {"code": ev.EPOCH[0], "time": 1},
-    {"code": ev.TASK_ASSIGNED, "time": 2, "task": 0, "worker": 0, "x": 1, "y": 1},
-    {"code": ev.INDEX_PUT, "time": 3, "task": 0, "worker": 0},
-    {"code": ev.NEXT[0], "time": 4, "task": 0},
-    {"code": ev.RESULT_GET[0], "time": 5, "task": 0, "worker": 0},
-]
+@pytest.mark.parametrize(
+    ("events", "params", "state", "words", "seen"),
+    [
+        ([{"code": ev.WORKER_START[0], "worker": 1}], {}, LoaderState.STARTING, "starting worker 1", ""),
+        ([EPOCH, {"code": ev.SAMPLER_NEXT[0], "task": 0}], {}, LoaderState.PRIMING, "asking the sampler", ""),
+        ([EPOCH, NEXT, GET], {}, LoaderState.WAITING, "waiting for task 3 of worker 1", "stalled"),
+        ([EPOCH, NEXT, GET], {"in_order": False}, LoaderState.WAITING, "waiting for a result", "stalled"),
+        ([EPOCH, NEXT, *FETCHES], {}, LoaderState.WAITING, "in next, in sample 9 (task 3)", "stalled"),
+        ([EPOCH, ENDED], {"num_workers": 2}, LoaderState.EXHAUSTED, "between two epochs", ""),
+        ([EPOCH, ENDED], {"num_workers": 0}, LoaderState.EXHAUSTED, "has ended", "over"),
+        ([EPOCH, ENDED, *RESUMES], {}, LoaderState.RESUMING, "waiting for its workers to resume", "stalled"),
+        ([GET], {}, LoaderState.NEW, "waiting for task 3 of worker 1", "stalled"),
+        ([EPOCH, ENDED, SHUTDOWN, JOIN], {}, LoaderState.STOPPING_PIN, "shutting down, waiting for worker 2 to end",
+         "stalled"),
+        ([SHUTDOWN, JOIN | {"x": ev.Actor.PIN_THREAD}], {}, LoaderState.STOPPING_PIN,
+         "shutting down, waiting for the pin thread to end", "stalled"),
+        ([EPOCH, ENDED, SHUTDOWN, {"code": ev.SHUTDOWN[1]}], {}, LoaderState.CLOSED, "has ended", "over"),
+    ],
+    ids=["start", "sampler", "wait", "any", "alone", "paused", "alone, ended", "resuming", "long ago", "shutdown",
+         "pin thread", "ended"],
+)  # fmt: skip
+def test_what_a_loader_is_at(
+    tmp_path: Path, events: list[dict[str, int]], params: dict[str, object], state: LoaderState, words: str, seen: str
+) -> None:
+    loader = state_of(events, tmp_path, **params)
+    assert (loader.state, loader.doing.words) == (state, words)
+    assert (loader.over, bool(loader.stalled)) == (seen == "over", seen == "stalled")
+    assert loader.epoch == (4 if EPOCH in events else -1)
+
+
 GOT = {"code": ev.INDEX_GET[1], "time": 6, "task": 0, "worker": 0, "x": ev.Message.TASK}
 DONE = {"code": ev.RESULT_PUT, "time": 7, "task": 0, "worker": 0}
 IDLE = {"code": ev.INDEX_GET[0], "time": 8, "worker": 0}
-FEEDER = 201
+COLLATES = {"code": ev.COLLATE[0], "time": 8, "task": 0, "worker": 0}
+IN_THE_QUEUE = "worker 0 has put task 0 into the result queue; its feeder"
 
 
-def feeding(code: int, time_ns: int) -> dict[str, int]:
-    return {"code": code, "time": time_ns, "task": 0, "worker": 0, "tid": FEEDER}
+def feeding(*codes: int) -> list[dict[str, int]]:
+    """The events of a worker that has put its result, and whose feeder thread then does these steps."""
+    of_feeder = {"task": 0, "worker": 0, "tid": 201}
+    return [GOT, DONE, IDLE, *({"code": code, "time": 9 + n} | of_feeder for n, code in enumerate(codes))]
 
 
 @pytest.mark.parametrize(
     ("events", "reason"),
     [
         ([IDLE], "waiting for worker 0 (pid 200), waiting for a task; task 0 is still in its index queue"),
-        (
-            [GOT, {"code": ev.COLLATE[0], "time": 8, "task": 0, "worker": 0}],
-            "waiting for worker 0 (pid 200), collating task 0",
-        ),
-        ([GOT, DONE, IDLE], "worker 0 has put task 0 into the result queue; its feeder has not begun to pickle it"),
-        (
-            [GOT, DONE, IDLE, feeding(ev.RESULT_PICKLE[0], 9)],
-            "worker 0 has put task 0 into the result queue; its feeder is pickling task 0",
-        ),
-        (
-            [GOT, DONE, IDLE, feeding(ev.RESULT_PICKLE[0], 9), feeding(ev.RESULT_PICKLE[1], 10)],
-            "worker 0 has put task 0 into the result queue; its feeder has not written it",
-        ),
-        (
-            [GOT, DONE, IDLE, feeding(ev.RESULT_WRITE[0], 11)],
-            "worker 0 has put task 0 into the result queue; its feeder is writing task 0 to the pipe",
-        ),
-        (
-            [GOT, DONE, IDLE, feeding(ev.RESULT_WRITE[0], 11), feeding(ev.RESULT_WRITE[1], 12)],
-            "worker 0 has put task 0 into the result queue; its feeder has written it to the pipe, "
-            "but the loader has not read it yet",
-        ),
+        ([GOT, COLLATES], "waiting for worker 0 (pid 200), collating task 0"),
+        (feeding(), f"{IN_THE_QUEUE} has not begun to pickle it"),
+        (feeding(ev.RESULT_PICKLE[0]), f"{IN_THE_QUEUE} is pickling task 0"),
+        (feeding(*ev.RESULT_PICKLE), f"{IN_THE_QUEUE} has not written it"),
+        (feeding(ev.RESULT_WRITE[0]), f"{IN_THE_QUEUE} is writing task 0 to the pipe"),
+        (feeding(*ev.RESULT_WRITE), f"{IN_THE_QUEUE} has written it to the pipe, but the loader has not read it yet"),
     ],
 )
 def test_why_a_task_is_not_here(tmp_path: Path, events: list[dict[str, int]], reason: str) -> None:
-    write_process(tmp_path / "t", PUT, pid=100, role="loader", loader=1)
+    write_process(tmp_path / "t", WAITS_FOR_TASK_0, pid=100, role="loader", loader=1)
     ready = {"code": ev.WORKER_READY, "time": 1, "worker": 0}
     write_process(tmp_path / "t", [ready, *events], pid=200, role="worker", worker=0, loader=1)
     loader = only(snapshot(read_trace(tmp_path / "t"), 20 * SECOND))
     assert loader.stalled == f"stalled for 20.0 s: {reason}"
 
 
-def test_a_pin_thread_that_keeps_a_batch_is_named(tmp_path: Path) -> None:
-    ready = [{"code": ev.READY_GET[0], "time": 5, "task": 0, "worker": 0}]
-    got = [{"code": ev.RESULT_GET[1], "time": 9, "task": 0, "worker": 0, "tid": 101, "x": ev.Message.RESULT}]
-    put = [{"code": ev.READY_PUT, "time": 10, "task": 0, "worker": 0, "tid": 101}]
-    for events, reason in ((got, "the pin thread has it"), (got + put, "it is in the ready queue")):
-        loader = state_of(PUT[:-1] + ready + events, tmp_path)
-        assert loader.depths["pin thread" if events is got else "ready queue"] == 1
-        # The worker that made it has recorded nothing here, so only the places say where it is.
-        assert loader.pinned
-        worker = {"code": ev.WORKER_START[1], "time": 2, "worker": 0, "x": 200}
-        with_worker = state_of([PUT[0], worker, *PUT[1:-1], *ready, *events], tmp_path)
-        assert with_worker.stalled == f"stalled for 20.0 s: task 0 has left worker 0: {reason}"
+@pytest.mark.parametrize(
+    ("put", "place", "reason"),
+    [(False, "pin thread", "the pin thread has it"), (True, "ready queue", "it is in the ready queue")],
+)
+def test_a_pin_thread_that_keeps_a_batch_is_named(tmp_path: Path, put: bool, place: str, reason: str) -> None:
+    """The worker that made it has recorded nothing here, so only the places say where it is."""
+    of_task = {"task": 0, "worker": 0}
+    epoch, *asks, _ = WAITS_FOR_TASK_0
+    made_it = {"code": ev.WORKER_START[1], "time": 2, "worker": 0, "x": 200}
+    ready = {"code": ev.READY_GET[0], "time": 5} | of_task
+    got = {"code": ev.RESULT_GET[1], "time": 9, "tid": 101, "x": ev.Message.RESULT} | of_task
+    puts = [{"code": ev.READY_PUT, "time": 10, "tid": 101} | of_task] * put
+    loader = state_of([epoch, made_it, *asks, ready, got, *puts], tmp_path)
+    assert (loader.pinned, loader.depths[place]) == (True, 1)
+    assert loader.stalled == f"stalled for 20.0 s: task 0 has left worker 0: {reason}"
 
 
 def test_a_worker_that_never_spoke_is_shown(tmp_path: Path) -> None:
@@ -452,12 +432,9 @@ def test_a_process_that_is_gone_is_read_once(tmp_path: Path, monkeypatch: pytest
 def python(program: str, *arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
     """A Python that runs `program` and says a line on stdout when it is where it should be."""
     process = subprocess.Popen(
-        [sys.executable, "-c", program, *arguments],
-        stdout=subprocess.PIPE,
-        stdin=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True,
         env=os.environ | environment,
-    )
+    )  # fmt: skip
     try:
         assert process.stdout.readline() == "ready\n"
         yield process
@@ -493,27 +470,21 @@ def test_life() -> None:
 
 RECORDS = """
 import sys
-from minidl.record.recorder import TraceConfig, create, start
-for place in sys.argv[1:]:
-    from minidl.record.recorder import Recorder
-    pen = Recorder(TraceConfig(str(create(place))))
+from minidl.record.recorder import Recorder, TraceConfig, create
+pens = [Recorder(TraceConfig(str(create(place)))) for place in sys.argv[1:]]
+for pen in pens:
     pen.emit(10, 1)
-    globals()[place] = pen
 """
 
 
 @pytest.mark.live
-def test_a_trace_is_found_by_its_process(tmp_path: Path) -> None:
+def test_a_trace_is_found_by_its_process_and_by_the_one_that_started_it(tmp_path: Path) -> None:
     place = tmp_path / "a trace with spaces"
-    with python(RECORDS + WAITS, str(place)) as child:
-        assert find_trace(str(child.pid)) == place
-
-
-@pytest.mark.live
-def test_a_trace_is_found_by_the_process_that_started_it(tmp_path: Path) -> None:
     outer = "import subprocess, sys; subprocess.run([sys.executable, '-c', *sys.argv[1:]])"
-    with python(outer, RECORDS + WAITS, str(tmp_path / "t")) as parent:
-        assert find_trace(str(parent.pid)) == tmp_path / "t"
+    with python(outer, RECORDS + WAITS, str(place)) as parent:
+        assert find_trace(str(parent.pid)) == place
+        (records,) = descendants_of(parent.pid)
+        assert find_trace(str(records)) == place
         parent.communicate("")  # the child reads the same end of input
 
 
@@ -577,10 +548,10 @@ def test_a_live_hang_is_seen_and_what_is_left_of_it(tmp_path: Path, monkeypatch:
         def waits() -> bool:
             loader = only(look(job.pid))
             stuck = [w.doing.words for w in loader.workers if w.worker == 1]
-            return loader.doing.words == "waiting for task 3 of worker 1" and stuck == ["in sample 7 (task 3)"]
+            waits = loader.doing.words == "waiting for task 3 of worker 1" and stuck == ["in sample 7 (task 3)"]
+            return waits and loader.depths["reorder buffer"] == 1
 
         until(waits)
-        until(lambda: only(look(job.pid)).depths["reorder buffer"] == 1)
         shot = look(job.pid)
         loader = only(shot)
         stuck = loader.workers[1]
