@@ -144,14 +144,19 @@ def test_a_sleep_has_its_end_and_a_process_that_is_gone_is_left_out() -> None:
     assert collect(program.pid, interval=0.0, py_spy=False).processes == ()
 
 
-def test_a_child_waited_for() -> None:
-    code = f"import subprocess, sys; p = subprocess.Popen(['sleep', '999']); {READY} p.wait()"
-    with child(code) as program:
+WAITS_FOR_CHILD = f"import subprocess, sys; p = subprocess.Popen(['sleep', '999']); {READY} p.wait()"
+
+
+def test_a_child_waited_for_is_looked_at_too_beside_another_process() -> None:
+    """Of another rank its workers tell that it iterates."""
+    with child(WAITS_FOR_CHILD) as program, child(f"import time; {READY} time.sleep(999)") as other:
         found = look(program.pid)
         sleeper = found.process(program.pid).children  # type: ignore[union-attr]
         try:
             kind, _, holders = blocked(found, program.pid)
             assert (kind, holders) == (Blocked.CHILD, set(sleeper))
+            beside = collect(other.pid, [program.pid], interval=0.0, py_spy=False).processes
+            assert {one.pid for one in beside} == {other.pid, program.pid, *sleeper}
         finally:
             for pid in sleeper:
                 os.kill(pid, signal.SIGKILL)
@@ -230,17 +235,6 @@ def look_at_fork(parent: int, pid: int) -> RunEvidence:
         if main is not None and main.call.name == "futex" and main.slept:
             return found
     raise AssertionError(f"process {pid} never waited for its lock: {main}")
-
-
-def test_the_children_of_the_others_are_looked_at_too() -> None:
-    """Of another rank its workers tell that it iterates."""
-    code = f"import subprocess, sys; p = subprocess.Popen(['sleep', '999']); {READY} p.wait()"
-    with child(f"import time; {READY} time.sleep(999)") as one, child(code) as other:
-        seen = [p.pid for p in collect(one.pid, [other.pid], interval=0.0, py_spy=False).processes]
-        sleeper = [pid for pid in seen if pid not in (one.pid, other.pid)]
-        for pid in sleeper:
-            os.kill(pid, signal.SIGKILL)
-        assert len(sleeper) == 1
 
 
 @pytest.mark.skipif(py_spy() is None, reason="py-spy is not installed")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import inspect
 import json
 import os
 import select
@@ -56,10 +57,8 @@ def test_the_fault_that_ended_a_process_is_read(tmp_path: Path, words: str, sign
     crash = crash_in(file)
     assert (None if crash is None else crash.signum) == signum
     if crash is not None:
-        assert [(one.function, one.base) for one in crash.stack] == [
-            ("<module>", "train.py:9"),
-            ("load", "tiles.py:31"),
-        ]
+        stack = [("<module>", "train.py:9"), ("load", "tiles.py:31")]
+        assert [(one.function, one.base) for one in crash.stack] == stack
 
 
 def in_poll(fd: int) -> object:
@@ -117,11 +116,9 @@ def child(folder: Path, call: Callable[[int], object]) -> Any:
     pid = os.fork()
     if not pid:
         with contextlib.suppress(BaseException):
+            side = folder / f"{os.getpid()}-1.meta.jsonl"
             stack_dumps.answer(
-                str(folder),
-                lambda kind, **facts: (folder / f"{os.getpid()}-1.meta.jsonl").write_text(
-                    json.dumps(facts | {"kind": kind}) + "\n"
-                ),
+                str(folder), lambda kind, **facts: side.write_text(json.dumps(facts | {"kind": kind}) + "\n")
             )
             os.write(told, b"!")
             os.write(tell, f"{call(r)} {ctypes.get_errno()}".encode())
@@ -172,62 +169,51 @@ def test_a_call_that_goes_on_is_named(tmp_path: Path, call: Callable[[int], obje
 
 
 C_CALLS = """
-    import ctypes, glob, os, select, threading, time
-    import torch
-    from torch.utils.data import DataLoader, Dataset
+import ctypes, glob, os, select, threading, time
+import torch
+from torch.utils.data import DataLoader, Dataset
 
-    LIBC = ctypes.CDLL(None, use_errno=True)
-    READ, WRITE = os.pipe()
+LIBC, MINUTE = ctypes.CDLL(None, use_errno=True), 60_000
+READ, WRITE = os.pipe()
 
-    def in_poll():
-        return LIBC.poll((ctypes.c_int * 2)(READ, 1), 1, 60_000)
+{calls}
+def in_short_usleeps(fd):
+    while not select.select([fd], [], [], 0)[0]:
+        if LIBC.usleep(900_000):
+            return -1
+    return 1
 
-    def in_select():
-        return LIBC.select(READ + 1, (ctypes.c_long * 16)(1 << READ), None, None, None)
+CALLS = in_poll, in_select, in_epoll_wait, in_short_usleeps
 
-    def in_epoll_wait():
-        epoll = select.epoll()
-        epoll.register(READ)
-        return LIBC.epoll_wait(epoll.fileno(), ctypes.create_string_buffer(12), 1, 60_000)
+class Samples(Dataset):
+    def __len__(self):
+        return len(CALLS)
 
-    def in_usleep():
-        while not select.select([READ], [], [], 0)[0]:
-            if LIBC.usleep(900_000):
-                return -1
-        return 1
+    def __getitem__(self, index):
+        return torch.tensor([index, CALLS[index](READ), ctypes.get_errno()])
 
-    CALLS = in_poll, in_select, in_epoll_wait, in_usleep
+def looks():
+    return sum(open(name, "rb").read().count(b'{{"look":') for name in glob.glob("trace/watch-*"))
 
-    class Samples(Dataset):
-        def __len__(self):
-            return len(CALLS)
+def until_looks(number):
+    end = time.monotonic() + 60
+    while looks() < number and time.monotonic() < end:
+        time.sleep(0.05)
+    os.write(WRITE, b"!")
 
-        def __getitem__(self, index):
-            return torch.tensor([index, CALLS[index](), ctypes.get_errno()])
-
-    def looks():
-        return sum(open(name, "rb").read().count(b'{"look":') for name in glob.glob("trace/watch-*"))
-
-    def until_looks(number):
-        end = time.monotonic() + 60
-        while looks() < number and time.monotonic() < end:
-            time.sleep(0.05)
-        os.write(WRITE, b"!")
-
-    if __name__ == "__main__":
-        waiting = threading.Thread(target=until_looks, args=(1,))
-        waiting.start()
-        loader = DataLoader(Samples(), batch_size=1, num_workers=4)
-        for batch in loader:
-            index, found, errno = batch[0].tolist()
-            print(CALLS[index].__name__, found, errno)
-        waiting.join()
-        os.read(READ, 1)
-        waiting = threading.Thread(target=until_looks, args=(looks() + 1,))
-        waiting.start()
-        print("own", in_poll(), ctypes.get_errno())
-        waiting.join()
-"""
+if __name__ == "__main__":
+    waiting = threading.Thread(target=until_looks, args=(1,))
+    waiting.start()
+    for batch in DataLoader(Samples(), batch_size=1, num_workers=4):
+        index, found, errno = batch[0].tolist()
+        print(CALLS[index].__name__, found, errno)
+    waiting.join()
+    os.read(READ, 1)
+    waiting = threading.Thread(target=until_looks, args=(looks() + 1,))
+    waiting.start()
+    print("own", in_poll(READ), ctypes.get_errno())
+    waiting.join()
+""".format(calls="\n".join(map(inspect.getsource, (in_poll, in_select, in_epoll_wait))))
 
 
 @pytest.mark.live
@@ -244,5 +230,5 @@ def test_a_recorded_program_sees_no_interrupted_call(tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=110, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout.split("\n")) == (
-        0, ["in_poll 1 0", "in_select 1 0", "in_epoll_wait 1 0", "in_usleep 1 0", "own 1 0", ""]
+        0, ["in_poll 1 0", "in_select 1 0", "in_epoll_wait 1 0", "in_short_usleeps 1 0", "own 1 0", ""]
     ), done.stderr  # fmt: skip
