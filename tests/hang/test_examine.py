@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,17 +23,22 @@ import minidl
 from minidl import cli
 from minidl.hang import examine
 from minidl.hang.consult import opinion
-from minidl.hang.evidence.model import SeenProcess
+from minidl.hang.evidence.model import RunEvidence, SeenProcess
 from minidl.hang.examine import of_trace
 from minidl.hang.finding import Finding, HangCause, RecordedWait, RunOutcome, Sure
 from minidl.hang.headline import headline
 from minidl.process_stat import descendants_of
 from minidl.tracefile.format import TraceError
-from minidl.tracefile.reader import read_trace
+from minidl.tracefile.reader import Trace, read_trace
 
 SECOND = 1_000_000_000
 TRACES = Path(__file__).parent.parent.parent / "traces"
 TOLD = RecordedWait(hung=True, seconds=60.0, pid=LOOP, task=9, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
+
+
+def seen_in(trace: Trace) -> Finding:
+    """What the doctor says of a trace, at once."""
+    return of_trace(trace, py_spy=False, seconds=0)
 
 
 def committed(kind: str) -> list[Path]:
@@ -43,7 +49,7 @@ def committed(kind: str) -> list[Path]:
     "path", committed("killed") + committed("stopped") + committed("torn"), ids=lambda path: path.stem
 )
 def test_a_committed_trace_without_evidence_says_what_was_not_seen_and_claims_no_cause(path: Path) -> None:
-    said = of_trace(read_trace(path), py_spy=False, seconds=0)
+    said = seen_in(read_trace(path))
     if said.outcome is RunOutcome.HUNG:
         assert (said.cause, said.sure) == (HangCause.UNKNOWN, Sure.UNKNOWN)
         assert "has no evidence of it" in said.not_seen[0]
@@ -56,7 +62,7 @@ def test_a_directory_of_ranks_is_one_job_and_names_the_rank_that_is_wrong(tmp_pa
     for name, path in (("rank-0", TRACES / "demo-cpu-4-workers.minidl"), ("rank-1", killed)):
         shutil.copy(path, tmp_path / f"{name}.minidl")
     said = examine.examine(str(tmp_path), py_spy=False, seconds=0)
-    assert said.title == of_trace(read_trace(killed), py_spy=False, seconds=0).title
+    assert said.title == seen_in(read_trace(killed)).title
     (other,) = [line.text for line in said.evidence if line.text.startswith("rank 0: ")]
     assert "supply-bound" in other
     for name in ("rank-0", "rank-1"):
@@ -72,7 +78,7 @@ def test_of_a_program_that_ends_while_it_is_looked_at_the_trace_says_how(monkeyp
     monkeypatch.setattr(examine, "look_at", lambda *args, **options: ended)
     trace = read_trace(path)
     trace.once("headline", lambda: Finding(RunOutcome.RUNNING, "it ran when it was read first"))
-    said = of_trace(trace, py_spy=False, seconds=0)
+    said = seen_in(trace)
     assert said.title == headline(read_trace(path)).title != ended.title
 
 
@@ -105,15 +111,22 @@ if __name__ == "__main__":
 """
 
 
+def looked_at(
+    monkeypatch: pytest.MonkeyPatch, seen: list[RunEvidence], wait: Callable[[], RecordedWait | None], seconds: float
+) -> Finding:
+    """What the doctor says after looks that give this evidence; what it does not need is left."""
+    monkeypatch.setattr(examine, "collect", lambda *args, **options: seen.pop(0))
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    return examine.look_at(os.getpid(), wait, py_spy=False, seconds=seconds)
+
+
 @pytest.mark.parametrize(("idle", "looks"), [(41.0, 1), (2.0, 2)])
 def test_threads_that_have_slept_since_before_the_first_look_are_looked_at_once(
     monkeypatch: pytest.MonkeyPatch, idle: float, looks: int
 ) -> None:
     reads = worker(1, user("recv()"), call=Syscall("recvfrom", timeout=-1.0), idle=idle)
     seen = [look(loop(1), worker(0, step="idle"), reads, moment=4 * i * SECOND) for i in range(3)]
-    monkeypatch.setattr(examine, "collect", lambda *args, **options: seen.pop(0))
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    said = examine.look_at(os.getpid(), lambda: None, py_spy=False, seconds=3.5)
+    said = looked_at(monkeypatch, seen, lambda: None, 3.5)
     assert (said.still, len(seen)) == (idle, 3 - looks)
 
 
@@ -127,14 +140,12 @@ def test_a_program_that_hangs_after_its_trace_has_ended_is_looked_at(tmp_path: P
             trace = read_trace(tmp_path / "t")
             (end,) = (line for line in trace.lines if line["kind"] == "trace_end")
             end["monotonic_ns"] -= 6 * SECOND  # less is no hang
-            said = of_trace(trace, py_spy=False, seconds=0)
+            said = seen_in(trace)
         finally:
             program.kill()
-    assert (
-        said.outcome is RunOutcome.MAYBE_HUNG
-    )  # after its loaders, and without a stack, nothing says that it has to go on
+    assert said.outcome is RunOutcome.MAYBE_HUNG, "after its loaders, without a stack: it need not go on"
     assert said.who["pid"] == program.pid
-    assert of_trace(trace, py_spy=False, seconds=0).sentence.startswith("fine")  # it is gone
+    assert seen_in(trace).sentence.startswith("fine")  # it is gone
 
 
 @pytest.mark.live
@@ -210,14 +221,11 @@ def test_what_is_neither_a_trace_nor_a_process_is_named(capsys: pytest.CaptureFi
 
 def test_a_wait_that_has_ended_between_two_looks_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker has sent its batch when it is looked at again: the loop waits for another one, which is no hang."""
-    waits = [
-        RecordedWait(since=1, past=0.1, pid=LOOP, task=3, worker=1),
-        RecordedWait(since=40 * SECOND, past=30.0, pid=LOOP, task=5),
-    ]
+    first = RecordedWait(since=1, past=0.1, pid=LOOP, task=3, worker=1)
+    other = RecordedWait(since=40 * SECOND, past=30.0, pid=LOOP, task=5)
     idle = [worker(0, step="idle"), worker(1, step="idle")]
     seen = [look(loop(1), *idle, moment=moment * SECOND) for moment in (36, 40, 44)]
-    monkeypatch.setattr(examine, "collect", lambda *args, **options: seen.pop(0))
-    said = examine.look_at(os.getpid(), lambda: waits[0 if len(seen) == 2 else 1], py_spy=False, seconds=0.001)
+    said = looked_at(monkeypatch, seen, lambda: first if len(seen) == 2 else other, 0.001)
     assert said.outcome is not RunOutcome.HUNG
 
 
@@ -227,8 +235,7 @@ def test_workers_that_take_turns_are_looked_at_twice_though_the_loop_has_waited_
     told = RecordedWait(since=1, past=0.1, pid=LOOP, task=3, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
     turns = [worker(1, user("with drive:"), call=LOCKED, index=index, idle=2.0) for index in (37, 38, 39)]
     seen = [look(loop(1), worker(0, step="idle"), turn, moment=(36 + 4 * i) * SECOND) for i, turn in enumerate(turns)]
-    monkeypatch.setattr(examine, "collect", lambda *args, **options: seen.pop(0))
-    assert examine.look_at(os.getpid(), lambda: told, py_spy=False, seconds=0.001).outcome is not RunOutcome.HUNG
+    assert looked_at(monkeypatch, seen, lambda: told, 0.001).outcome is not RunOutcome.HUNG
 
 
 @pytest.mark.parametrize("cause", [HangCause.COMPUTING, HangCause.DEVICE])
