@@ -5,18 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import minidl
 from minidl.hang.watch import digest as module
 from minidl.hang.watch.digest import EVERY, Digest
-from minidl.job.digests import JobRecord, keep, load, read_job
+from minidl.job.digests import JobRecord, keep, load
 
 
 class Time:
@@ -76,39 +74,18 @@ def test_a_trace_that_is_no_rank_has_no_digest(monkeypatch: pytest.MonkeyPatch) 
     assert clock.begun == 0
 
 
-PROGRAM = """
-import torch
-from torch.utils.data import DataLoader, TensorDataset
-for batch in DataLoader(TensorDataset(torch.arange(40.0)), batch_size=4, num_workers=1):
-    pass
-"""
-
-
-@pytest.mark.live
-def test_a_rank_has_its_digest_when_it_has_ended(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(PROGRAM)
-    command = [sys.executable, "-m", "minidl", "run", "--trace", "job", "train.py"]
-    environment = dict(os.environ, RANK="1", WORLD_SIZE="2")
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True, timeout=60
-    )
-    assert done.stderr.splitlines()[-1] == "minidl: recorded in job/rank-1; next: minidl summary job"
-    rank = tmp_path / "job" / "rank-1"
-    until = time.monotonic() + 30
-    while load(rank) is None and time.monotonic() < until:
-        time.sleep(0.1)
-    (table,) = (load(rank) or JobRecord()).ranks
-    assert (table.facts.rank, table.facts.over, len(table.steps), table.facts.problem) == (1, True, 10, "")
-    job = read_job([tmp_path / "job"])
-    assert job is not None
-    keep(rank, 2)
-    (table,) = (load(rank) or JobRecord()).ranks
+def test_a_digest_says_how_many_were_dropped_and_an_error_is_raised(tmp_path: Path) -> None:
+    place = tmp_path / "trace"
+    with minidl.trace(place):
+        assert list(minidl.DataLoader(range(4), batch_size=None)) == [0, 1, 2, 3]
+    keep(place, 2)
+    (table,) = (load(place) or JobRecord()).ranks
     assert table.facts.problem == "2 digests could not be written"
-    with np.load(rank / "steps.npz") as kept:
+    with np.load(place / "steps.npz") as kept:
         assert json.loads(kept["about"].tobytes())["version"]
-    os.chmod(rank, 0o500)
+    os.chmod(place, 0o500)
     try:
         with contextlib.nullcontext() if os.geteuid() == 0 else pytest.raises(PermissionError):
-            keep(rank, 0)
+            keep(place, 0)
     finally:
-        os.chmod(rank, 0o700)
+        os.chmod(place, 0o700)

@@ -21,6 +21,7 @@ from minidl.hang.headline import headline
 from minidl.hang.life import ProcessLife, life
 from minidl.hang.watch import watcher
 from minidl.hang.watch.watcher import EARLY_LOOKS, MOST_LOOKS, MOST_LOOKS_OF_A_RUN, Watcher, first_look, next_look
+from minidl.job.digests import JobRecord, load, read_job
 from minidl.record import watchdog
 from minidl.record.recorder import TraceConfig
 from minidl.tracefile.calls import OpenCall
@@ -63,14 +64,14 @@ def run(folder: Path, program: str, *options: str) -> subprocess.CompletedProces
     return python("-m", "minidl", "run", "--trace", "trace", *options, "train.py", cwd=folder)
 
 
-def finished(folder: Path) -> Trace:
+def finished(folder: Path, place: str = "trace") -> Trace:
     """The trace, once its watchdog has ended, which is soon after the run."""
     until = time.monotonic() + 30
     while time.monotonic() < until:
-        if (trace := read_trace(folder / "trace")).watched.complete and not watchdogs(folder / "trace"):
+        if (trace := read_trace(folder / place)).watched.complete and not watchdogs(folder / place):
             break
         time.sleep(0.05)
-    assert watchdogs(folder / "trace") == []
+    assert watchdogs(folder / place) == []
     return trace
 
 
@@ -322,9 +323,11 @@ def test_a_crash_leaves_the_stack_that_it_came_in(tmp_path: Path, options: tuple
 
 
 @pytest.mark.live
-def test_a_healthy_run_is_sampled_and_says_nothing(tmp_path: Path) -> None:
-    done = run(tmp_path, HEALTHY, "--observe")
-    trace = finished(tmp_path)
+def test_a_healthy_rank_is_sampled_and_says_nothing_and_has_its_digest_when_it_has_ended(tmp_path: Path) -> None:
+    write(tmp_path / "train.py", HEALTHY)
+    command = ("-m", "minidl", "run", "--trace", "job", "--observe", "train.py")
+    done = python(*command, cwd=tmp_path, RANK="1", WORLD_SIZE="2")
+    trace = finished(tmp_path, "job/rank-1")
     # its own code may be slow on a busy machine
     looks = [one for one in trace.watched.looks if one.stall.call is not Call.OWN]
     assert (done.returncode, looks, trace.watched.said) == (0, [], [])
@@ -335,7 +338,14 @@ def test_a_healthy_run_is_sampled_and_says_nothing(tmp_path: Path) -> None:
     assert last.cpu_ms >= first.cpu_ms  # on a busy machine, the first one may come at the end
     assert trace.watched.cpu_of(main.pid, trace.start, trace.watched.until) is not None
     assert trace.watched.machine_busy(trace.start, trace.watched.until) is not None
+    assert done.stderr.splitlines()[-1] == "minidl: recorded in job/rank-1; next: minidl summary job"
     assert "LoaderHangError" not in done.stderr
+    until = time.monotonic() + 30
+    while load(trace.path) is None and time.monotonic() < until:
+        time.sleep(0.05)
+    (table,) = (load(trace.path) or JobRecord()).ranks
+    assert (table.facts.rank, table.facts.over, len(table.steps), table.facts.problem) == (1, True, 20, "")
+    assert read_job([tmp_path / "job"]) is not None
 
 
 def test_without_a_watchdog_nothing_is_there(tmp_path: Path) -> None:
