@@ -1500,6 +1500,8 @@ SLOW = [
          sentence=f"hung for 42.0 s: the loop (pid 100) waits for worker 1 (pid 102), {AT}: it polls: it slept for "
          "about 0.05 s repeatedly in the 4.5 s observed"),
     case("one look shows no polling", looks=[look(loop(1), IDLE, short_nap(100), moment=LATER)], never="polls"),
+    case("a longer sleep belongs to another rhythm", looks=naps(20, short_nap(100, idle=3.3)), told=told(),
+         never="polls"),
     case("short sleeps of a worker that started between the looks: nothing says yet whether it stays",
          looks=then_and_now([loop(1), IDLE], [loop(1), IDLE, short_nap(20)]), told=told(12.0, 0.0), outcome=MAYBE_HUNG),
     case("a short sleep that is never seen at one call is told as polling",
@@ -1562,6 +1564,9 @@ UNSEEN = [
          told=told(60.0, 0.0, task=9), says=("worker 1 (pid 102)", "asleep (the kernel's hrtimer_nanosleep)")),
     case("if only times can be seen the worker that does not poll is named", looks=[blind(NO_STACK, bare=True)],
          outcome=MAYBE_HUNG, cause=HangCause.UNKNOWN, worker=1),
+    case("if only times can be seen the kernel's table has the locks",
+         looks=[replace(blind(NO_STACK, bare=True), locks=(OF_400, WAITED_FOR))], cause=HangCause.FILE_LOCK,
+         says="process 400 (not examined) took it, and may have passed it on"),
     case("the lock is its own by the kernel's table alone",
          looks=[replace(blind(look(loop(1), IDLE, TWICE), bare=True), locks=(OF_102, WAITED_FOR))],
          cause=HangCause.SELF_LOCK, sure=Sure.LIKELY, worker=1),
