@@ -1314,6 +1314,8 @@ LOST_AND_ENDED = [
          ends="the batch after step = 5 was lost on its way to the loop"),
     case("the trace tells the task, too", looks=later(counting("step"), IDLE, IDLE_FEEDS),
          told=told(task=9), ends="task 9 was lost on its way to the loop"),
+    case("a variable of another name does not", looks=later(counting("epoch"), IDLE, IDLE_FEEDS),
+         ends="the batch was lost on its way to the loop"),
     case("a result that did not fit into /dev/shm is lost", looks=shared_memory(3 << 20, 16 << 20), sure=Sure.LIKELY,
          cause=HangCause.LOST_RESULT, ends="lost on its way to the loop: /dev/shm has 3.0 MiB of 16.0 MiB left",
          fix=f"{SHARED_MEMORY}; then look for a traceback"),
