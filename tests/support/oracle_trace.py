@@ -57,18 +57,8 @@ def write_process(
     (directory / (stem + SIDE_SUFFIX)).write_text("".join(json.dumps(line) + "\n" for line in side))
     records = []
     for number, event in enumerate(events, 1):
-        full = {
-            "time": number,
-            "loader": 1,
-            "tid": pid,
-            "task": -1,
-            "worker": -1,
-            "x": 0,
-            "y": 0,
-            "z": 0,
-            "seq": number,
-        }
-        records.append(full | event)
+        usual = {"time": number, "seq": number, "loader": 1, "tid": pid, "task": -1, "worker": -1}
+        records.append({**usual, "x": 0, "y": 0, "z": 0, **event})
     need = max((ring or r["seq"] for r in records), default=0)
     count = need if slots is None else slots
     data = bytearray(Header(pid, start_ns, ring=ring, slots=count).page() + bytes(count * SLOT_BYTES))
@@ -79,6 +69,17 @@ def write_process(
     path = directory / (stem + EVENTS_SUFFIX)
     path.write_bytes(data)
     return path
+
+
+def trace_of(directory: Path, events: Iterable[dict[str, int]], **process: object) -> Trace:
+    """Read a trace of one process, written by `write_process`: a loader, unless `role` says something else."""
+    write_process(directory, events, **{"role": "loader"} | process)  # type: ignore[arg-type]
+    return read_trace(directory)
+
+
+def rows_of(columns: str, *rows: tuple[int, ...], **same: int) -> list[dict[str, int]]:
+    """Give events for `write_process`: each row has the values of these columns, and all have the same others."""
+    return [dict(zip(columns.split(), row, strict=True)) | same for row in rows]
 
 
 def stop_recording(directory: Path, pid: int, lost: int, errno: int, since: int) -> None:

@@ -144,7 +144,8 @@ def test_a_worker_that_hangs_before_it_is_ready_is_seen_in_its_step(
     assert open_ in summary(trace).text()
     assert open_ in critical_path(trace, 0)
     replay = Replay(trace)
-    worker = replay.to(len(replay)).worker(0)
+    assert [state.violation for state in replay.walk() if state.violation] == []
+    worker = replay.state.worker(0)
     assert (worker.state, worker.doing) == (WorkerState.STARTING, words)
 
 
