@@ -6,30 +6,26 @@ import itertools
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import made_trace
 import numpy as np
 import pytest
 from made_trace import Run, made, made_killed
-from oracle_trace import write_process
-from pictures import Bars, artists, drawn_bars
+from oracle_trace import rows_of, trace_of, write_process
+from pictures import artists, drawn_bars
 from sizes import slow
 
 from minidl.tracefile import events as ev
-from minidl.tracefile.reader import Trace, read_trace
+from minidl.tracefile.reader import Trace
 from minidl.views import picture
 from minidl.views.colours import paint
 from minidl.views.picture import timeline
-from minidl.views.scene import Fate, legend_of, per_pixel, scene_of
+from minidl.views.scene import legend_of, per_pixel, scene_of
 
 matplotlib = pytest.importorskip("matplotlib")
-
-
-def wide(trace: Trace, **options: object) -> Bars:
-    """What the lanes hold: the bars that are a pixel wide, by (lane, row, code)."""
-    bars = scene_of(trace, **options).bars  # type: ignore[arg-type]
-    return Counter((int(b["lane"]), int(b["row"]), int(b["code"])) for b in bars)
 
 
 def texts(figure: object) -> list[str]:
@@ -62,36 +58,43 @@ def test_two_runs_are_drawn_on_one_scale_from_their_first_batches(tmp_path: Path
 LONG_HANG = made_trace.HUNG | {"poll": 5_000_000_000}
 
 
-def test_the_headline_is_the_title_and_its_bar_is_outlined_and_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("run", "wrong"), [(LONG_HANG, True), ({"batches": 200, "step": 10_000}, False)])
+def test_the_headline_is_the_title_and_its_bar_is_outlined_and_named(
+    tmp_path: Path, run: dict[str, Any], wrong: bool
+) -> None:
     """In red only if it went wrong."""
-    said = {}
-    for name, run in (("hung", LONG_HANG), ("slow", {"batches": 200, "step": 10_000})):
-        figure = timeline(made(tmp_path / name, Run(**run)))
-        drawn = scene_of(read_trace(tmp_path / name))
-        frames = artists(figure, "framed")
-        ((_, arrow),) = artists(figure, "cause")
-        for shape in (arrow, *(outline for _, outline in frames)):
-            red = matplotlib.colors.to_hex(shape.get_edgecolor()) == picture.RED  # type: ignore[attr-defined]
-            assert red == (name == "hung")
-        assert {tuple(key) for key, _ in frames} == set(drawn.framed.rows)  # type: ignore[union-attr]
-        assert drawn.headline.title in " ".join(texts(figure))
-        said[name] = texts(figure)
-    assert "sample 38: did not end" in said["hung"], "for how long is said once, in the title"
-    assert "end of the trace, 30.01 s" in said["hung"], "the line before what is not in the trace"
-    assert not any("end of the trace" in text for text in said["slow"])
-    assert "s since the first event" in said["hung"], "the title's unit"
+    trace = made(tmp_path, **run)
+    figure, drawn = timeline(trace), scene_of(trace)
+    frames = artists(figure, "framed")
+    ((_, arrow),) = artists(figure, "cause")
+    edges = {matplotlib.colors.to_hex(shape.get_edgecolor()) for shape in (arrow, *(outline for _, outline in frames))}
+    assert edges == {picture.RED} if wrong else picture.RED not in edges
+    assert {tuple(key) for key, _ in frames} == set(drawn.framed.rows)
+    said = texts(figure)
+    assert drawn.headline.title in " ".join(said)
+    assert ("sample 38: did not end" in said) == wrong, "for how long is said once, in the title"
+    ends = [text for text in said if "end of the trace" in text]
+    assert ends == (["end of the trace, 30.01 s"] if wrong else []), "the line before what is not in the trace"
+    assert ("s since the first event" in said) == wrong, "the title's unit"
 
 
-def test_a_death_is_marked_on_the_lane_that_died_and_weakly_where_it_was_found(killed: Trace) -> None:
-    figure = timeline(killed)
+def test_a_death_is_marked_on_the_lane_that_died_and_weakly_where_it_was_found(tmp_path: Path) -> None:
+    figure = timeline(made_killed(tmp_path / "killed"))
     colours = {t.get_text(): t.get_color() for t in figure.findobj(matplotlib.text.Text)}
     assert colours["killed by SIGKILL; last sign of life"] == picture.RED
     assert colours["found dead worker 1"] == picture.FAINT
 
 
-@pytest.fixture
-def killed(tmp_path: Path) -> Trace:
-    return made_killed(tmp_path / "killed")
+def boxes_of(texts: Iterable[Any]) -> list[Any]:
+    return [text.get_window_extent() for text in texts]
+
+
+def overlapping(boxes: list[Any], across: float = 0, down: float = 0) -> list[Any]:
+    """The pairs of boxes that cover each other by more than so many pixels."""
+    return [
+        (a, b) for a, b in itertools.combinations(boxes, 2)
+        if min(a.x1, b.x1) - max(a.x0, b.x0) > across and min(a.y1, b.y1) - max(a.y0, b.y0) > down
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("width", [6, *slow(13)])
@@ -100,26 +103,18 @@ def test_no_label_covers_another(tmp_path: Path, run: dict[str, object] | None, 
     trace = made_killed(tmp_path / "t", workers=4, dead=3) if run is None else made(tmp_path / "t", **run)
     figure = timeline(trace, width=width)
     figure.draw_without_rendering()
-    shown = [*figure.axes[0].texts, *figure.texts, *figure.legends]
-    boxes = [(part, part.get_window_extent()) for part in shown]
+    boxes = boxes_of([*figure.axes[0].texts, *figure.texts, *figure.legends])
     assert len(boxes) > 8
-    for (one, a), (other, b) in itertools.combinations(boxes, 2):
-        across, down = min(a.x1, b.x1) - max(a.x0, b.x0), min(a.y1, b.y1) - max(a.y0, b.y0)
-        assert across <= 1 or down <= 2, (one, other)
+    assert overlapping(boxes, across=1, down=2) == []
 
 
 # --- Bars -------------------------------------------------------------------------------------------------------------
-def test_bars_are_where_their_spans_are(healthy: Trace) -> None:
-    figure = timeline(healthy, width=400)
+def test_bars_lie_in_their_rows(healthy: Trace) -> None:
     drawn = scene_of(healthy)
-    for (lane, row, code), shape in artists(figure, "bars"):
-        bars = drawn.bars
-        mine = bars[(bars["lane"] == lane) & (bars["row"] == row) & (bars["code"] == code)]
-        corners = np.array([path.vertices[:4] for path in shape.get_paths()])  # type: ignore[attr-defined]
-        np.testing.assert_allclose(corners[:, 0, 0] * 1e6, mine["begin"])  # the axis is in ms
-        np.testing.assert_allclose(corners[:, 2, 0] * 1e6, mine["end"])
+    for (lane, row, _), shape in artists(timeline(healthy, width=400), "bars"):
+        y = np.array([path.vertices[:4, 1] for path in shape.get_paths()])  # type: ignore[attr-defined]
         place = drawn.lanes[lane]
-        assert place.row_top(row) <= corners[:, :, 1].min() < corners[:, :, 1].max() <= place.bottom + 1e-9
+        assert place.row_top(row) <= y.min() < y.max() <= place.bottom + 1e-9
 
 
 def test_narrow_bars_become_columns(healthy: Trace) -> None:
@@ -136,57 +131,41 @@ def test_narrow_bars_become_columns(healthy: Trace) -> None:
 
 def test_a_column_is_as_dense_as_its_bars_fill_it(tmp_path: Path) -> None:
     """Two fetches fill a half and a quarter of two pixels; each pixel's rectangle is that opaque."""
-    pixels = round((13 - picture.LEFT - picture.RIGHT) * picture.DPI)
-    size = 1000
-    at = [(0, 500), (5 * size, 5 * size + 250), (pixels * size - 1, pixels * size)]  # the last one sets the scale
-    events = [{"time": 10 + t, "code": code, "task": n, "worker": 0}
-              for n, span in enumerate(at) for t, code in zip(span, ev.FETCH, strict=True)]  # fmt: skip
-    write_process(tmp_path, events, role="worker", worker=0)
-    ((_, shape),) = artists(timeline(read_trace(tmp_path), width=13), "narrow")
+    last = round((13 - picture.LEFT - picture.RIGHT) * picture.DPI) * 1000  # a pixel is 1000 ns
+    spans = [(0, 500), (5000, 5250), (last - 1, last)]  # the last one sets the scale
+    steps = [(10 + t, code, n) for n, span in enumerate(spans) for t, code in zip(span, ev.FETCH, strict=True)]
+    trace = trace_of(tmp_path, rows_of("time code task", *steps, worker=0), role="worker", worker=0)
+    ((_, shape),) = artists(timeline(trace, width=13), "narrow")
     opacity = shape.get_facecolors()[:, 3]  # type: ignore[attr-defined]
     np.testing.assert_allclose(opacity, [0.5, 0.25, picture.FAINTEST])
 
 
 def test_what_did_not_end_fades_and_says_so(hung: Trace) -> None:
-    figure = timeline(hung, width=400)
-    drawn = scene_of(hung)
+    figure, drawn = timeline(hung, width=400), scene_of(hung)
     assert max(figure.axes[0].get_xticks()) * 1e6 <= drawn.last < drawn.end, "ms: no number is beyond the trace's end"
     _, fading = drawn_bars(figure)
-    bars = scene_of(hung).bars
-    assert fading.total() == (bars["fate"] == Fate.OPEN).sum() == 6
+    assert fading.total() == 6
     for _, shape in artists(figure, "open"):
         opacity = shape.get_facecolors()[:, 3]  # type: ignore[attr-defined]
         assert (np.diff(opacity) < 0).all()
         assert opacity[-1] < 0.2
     said = {text.strip() for text in texts(figure)}
-    assert {"fetch 9: did not end", "wait for task 9: did not end"} <= said
+    assert {"fetch 9: did not end", "wait for task 9: did not end", "no end recorded"} <= said
     assert any(text.startswith("sample 38: did not end") for text in said)  # with its length: the headline is about it
-    assert "no end recorded" in said
 
 
-def test_a_simulated_pin_is_dotted_and_the_legend_says_so(tmp_path: Path) -> None:
-    figure = timeline(made(tmp_path / "a", batches=12, pin=True, simulated=True), width=400)
-    assert hatched(figure, picture.DOTS) == {ev.PIN[0]}
-    assert "simulated" in texts(figure)
-    real = timeline(made(tmp_path / "b", batches=12, pin=True), width=400)
-    assert "simulated" not in texts(real)
-    assert not hatched(real, picture.DOTS)
+@pytest.mark.parametrize("simulated", [True, False])
+def test_a_simulated_pin_is_dotted_and_waits_and_nothing_else_are_hatched(tmp_path: Path, simulated: bool) -> None:
+    figure = timeline(made(tmp_path, batches=12, pin=True, simulated=simulated), width=400)
+    hatches = {key[2]: shape.get_hatch() for key, shape in artists(figure, "bars")}  # type: ignore[attr-defined]
+    assert {code for code in hatches if hatches[code] == picture.DOTS} == ({ev.PIN[0]} if simulated else set())
+    waits = {code for code in hatches if paint(code).waits}
+    assert {code for code in hatches if hatches[code] == picture.WAIT} == waits != set()
+    assert ("simulated" in texts(figure)) == simulated
 
 
-def hatched(figure: object, hatch: str) -> set[int]:
-    """The codes of the bars with this hatch."""
-    return {key[2] for key, shape in artists(figure, "bars") if shape.get_hatch() == hatch}  # type: ignore[attr-defined]
-
-
-def test_waits_and_nothing_else_are_hatched(tmp_path: Path) -> None:
-    figure = timeline(made(tmp_path / "a", batches=12, pin=True), width=400)
-    there = {key[2] for key, _ in artists(figure, "bars")}
-    assert hatched(figure, picture.WAIT) == {code for code in there if paint(code).waits} != set()
-
-
-def test_without_its_headline_a_picture_tells_no_verdict(tmp_path: Path) -> None:
-    trace = made(tmp_path / "trace", **made_trace.HUNG)
-    told, silent = timeline(trace), timeline(trace, headline=False)
+def test_without_its_headline_a_picture_tells_no_verdict(hung: Trace) -> None:
+    told, silent = timeline(hung), timeline(hung, headline=False)
     for part in ("framed", "cause"):
         assert (len(artists(told, part)), len(artists(silent, part))) == (1, 0)
     assert [text.get_text() for text in silent.texts] == [text.get_text() for text in told.texts[-1:]]
@@ -195,69 +174,49 @@ def test_without_its_headline_a_picture_tells_no_verdict(tmp_path: Path) -> None
 
 
 def test_the_legend_names_what_occurs_in_the_tables_colours(healthy: Trace) -> None:
-    figure = timeline(healthy)
-    (legend,) = figure.legends
+    (legend,) = timeline(healthy).legends
     labels = [text.get_text() for text in legend.get_texts()]
-    looks = [paint(code) for code in sorted(set(scene_of(healthy).bars["code"].tolist()))]
-    work = list(dict.fromkeys(look.label for look in looks if not look.soft))
-    drawn = scene_of(healthy)
-    assert labels == [sign.label for sign in legend_of(drawn)]
-    assert labels[: len(work)] == work
-    assert {"epoch, next", "waiting", "numbers: t task, s sample, w worker, e epoch"} < set(labels)
+    assert labels == [sign.label for sign in legend_of(scene_of(healthy))]
+    assert {"fetch", "epoch, next", "waiting", "numbers: t task, s sample, w worker, e epoch"} < set(labels)
     assert "pin" not in labels
-    assert "fetch" in labels
     colour = matplotlib.colors.to_hex(legend.get_patches()[labels.index("fetch")].get_facecolor())
     assert colour == ev.EVENTS[ev.FETCH[0]].colour
 
 
 # --- Arrows, alarms, counters -----------------------------------------------------------------------------------------
 def test_arrows_of_the_chosen_batches(healthy: Trace) -> None:
-    figure = timeline(healthy, batches=[3, 5])
-    drawn = scene_of(healthy)
-    assert Counter(key[0] for key, _ in artists(figure, "arrow")) == {3: 6, 5: 6}
-    ends = [patch._posA_posB for (batch,), patch in artists(figure, "arrow") if batch == 3]  # type: ignore[attr-defined]
-    arrows = drawn.arrows(drawn.pick([3]))
-    np.testing.assert_allclose([tail[0] * 1e6 for tail, _ in ends], arrows["left"])
-    np.testing.assert_allclose([head[0] * 1e6 for _, head in ends], arrows["reached"])
-    assert "batch 3" in texts(figure)
+    figure, drawn = timeline(healthy, batches=[0, 1, 2, 3]), scene_of(healthy)
+    shapes = artists(figure, "arrow")
+    assert Counter(key[0] for key, _ in shapes) == {0: 6, 1: 6, 2: 6, 3: 6}
+    ends = np.array([patch._posA_posB for _, patch in shapes]) * 1e6  # type: ignore[attr-defined]
+    arrows = drawn.arrows(drawn.pick([0, 1, 2, 3]))
+    np.testing.assert_allclose(np.sort(ends[:, 0, 0]), np.sort(arrows["left"]))
+    np.testing.assert_allclose(np.sort(ends[:, 1, 0]), np.sort(arrows["reached"]))
     assert not artists(timeline(healthy), "arrow")
-
-
-def test_the_numbers_of_batches_that_begin_together_do_not_cover_each_other(healthy: Trace) -> None:
-    figure = timeline(healthy, batches=[0, 1, 2, 3])
     figure.draw_without_rendering()
-    boxes = [t.get_window_extent() for t in figure.axes[0].texts if t.get_text().startswith("batch ")]
-    assert len(boxes) == 4
-    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+    numbers = [t for t in figure.axes[0].texts if t.get_text().startswith("batch ")]
+    assert [t.get_text() for t in numbers] == [f"batch {n}" for n in range(4)]
+    assert overlapping(boxes_of(numbers)) == [], "the batches begin together"
 
 
 def test_what_went_wrong_is_written_beside_its_mark(tmp_path: Path) -> None:
-    events = [
-        {"code": ev.NEXT[0]},
-        {"code": ev.FOUND_DEAD, "worker": 1, "x": ev.Actor.WORKER, "y": 7, "z": -9},
-        {"code": ev.TASK_ERROR, "task": 2, "worker": 1, "z": 1},
-    ]
-    write_process(tmp_path, events, role="loader", lines=[{"kind": "string", "id": 1, "text": r"KeyError: '$\frac$'"}])
-    figure = timeline(read_trace(tmp_path))
+    dead = {"code": ev.FOUND_DEAD, "worker": 1, "x": ev.Actor.WORKER, "y": 7, "z": -9}
+    failed = {"code": ev.TASK_ERROR, "task": 2, "worker": 1, "z": 1}
+    text = {"kind": "string", "id": 1, "text": r"KeyError: '$\frac$'"}
+    figure = timeline(trace_of(tmp_path, [{"code": ev.NEXT[0]}, dead, failed], lines=[text]))
     assert figure._repr_png_()  # type: ignore[attr-defined]
-    said = texts(figure)
-    assert "found dead worker 1" in said
-    assert r"task error worker 1: KeyError: '$\frac$'" in said
+    assert {"found dead worker 1", r"task error worker 1: KeyError: '$\frac$'"} <= set(texts(figure))
 
 
-def test_a_loaders_state_is_marked_where_it_is_sent_and_where_it_counts(tmp_path: Path) -> None:
-    events = [
-        {"time": 0, "code": ev.NEXT[0]},
-        {"time": 5, "code": ev.WORKERS_CHOSEN, "x": 2},
-        {"time": 10, "code": ev.RESUMED, "x": 1, "y": 1, "z": 0},
-        {"time": 30, "code": ev.STATE_KEPT, "task": 0, "worker": 0, "x": 1},
-        {"time": 40, "code": ev.STATE_TAKEN, "x": 2, "y": 0, "z": 0},
-        {"time": 90, "code": ev.NEXT[1]},
-    ]
+def test_a_loaders_state_is_marked_where_it_is_sent_and_where_it_counts(tmp_path: Path, healthy: Trace) -> None:
+    events = rows_of(
+        "time code task worker x y",
+        (0, ev.NEXT[0], -1, -1, 0, 0), (5, ev.WORKERS_CHOSEN, -1, -1, 2, 0), (10, ev.RESUMED, -1, -1, 1, 1),
+        (30, ev.STATE_KEPT, 0, 0, 1, 0), (40, ev.STATE_TAKEN, -1, -1, 2, 0), (90, ev.NEXT[1], -1, -1, 0, 0),
+    )  # fmt: skip
     write_process(tmp_path, events, role="loader")
-    sent = [{"time": 20, "code": ev.STATE_PUT, "task": 0, "worker": 0, "x": 64, "y": 1}]
-    write_process(tmp_path, sent, pid=1001, role="worker", worker=0)
-    trace = read_trace(tmp_path)
+    sent = rows_of("time code task worker x y", (20, ev.STATE_PUT, 0, 0, 64, 1))
+    trace = trace_of(tmp_path, sent, pid=1001, role="worker", worker=0)
     figure, drawn = timeline(trace), scene_of(trace)
     for code in picture.STATES:
         ((_, shape),) = [found for found in artists(figure, "state") if found[0] == [code]]
@@ -265,29 +224,23 @@ def test_a_loaders_state_is_marked_where_it_is_sent_and_where_it_counts(tmp_path
         place = drawn.lanes[mark["lane"]]
         assert shape.get_xdata().tolist() == [mark["time"]]  # type: ignore[attr-defined]  # the axis is in ns
         assert place.top <= shape.get_ydata()[0] <= place.bottom  # type: ignore[attr-defined]
-    assert {"resumed after 1 batch", "state taken: 2 batches"} <= set(texts(figure))
-    assert {"resumed", "state_put", "state_kept", "state_taken"} <= set(texts(figure))
+    said = {"resumed after 1 batch", "state taken: 2 batches", "resumed", "state_put", "state_kept", "state_taken"}
+    assert said <= set(texts(figure))
+    assert not any("state" in text for text in texts(timeline(healthy)))
 
 
 def test_captions_of_states_do_not_cover_each_other(tmp_path: Path) -> None:
     """The last one is written, and of those before it the ones that there is room for; every line is drawn."""
     times = [100, 3000, *range(9000, 9400, 50)]
-    taken = [{"time": time, "code": ev.STATE_TAKEN, "x": n, "y": 0, "z": 0} for n, time in enumerate(times)]
-    write_process(
-        tmp_path, [{"time": 0, "code": ev.NEXT[0]}, *taken, {"time": 9500, "code": ev.NEXT[1]}], role="loader"
-    )
-    figure = timeline(read_trace(tmp_path))
+    taken = [(time, ev.STATE_TAKEN, n) for n, time in enumerate(times)]
+    events = rows_of("time code x", (0, ev.NEXT[0], 0), *taken, (9500, ev.NEXT[1], 0))
+    figure = timeline(trace_of(tmp_path, events))
     figure.draw_without_rendering()
     shown = [t for t in figure.axes[0].texts if t.get_text().startswith("state taken")]
-    assert [t.get_text() for t in shown[:1]] == ["state taken: 9 batches"]
+    assert shown[0].get_text() == "state taken: 9 batches"
     assert 3 <= len(shown) < len(times)
-    boxes = [t.get_window_extent() for t in shown]
-    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+    assert overlapping(boxes_of(shown)) == []
     assert sum(line.get_linestyle() == "--" for line in figure.axes[0].get_lines()) == len(times)
-
-
-def test_a_picture_without_states_says_nothing_of_them(healthy: Trace) -> None:
-    assert not any("state" in text for text in texts(timeline(healthy)))
 
 
 @pytest.mark.parametrize("run", [made_trace.HEALTHY, made_trace.HUNG])
@@ -306,13 +259,9 @@ def test_counters_are_step_plots_of_the_lanes_counters(tmp_path: Path, run: dict
 
 def test_a_loaders_counters_have_its_own_colour_also_where_another_lacks_one(tmp_path: Path) -> None:
     """Loader 1 has no reorder buffer here; loader 2's is not drawn in loader 1's colour."""
-    events = []
-    for loader in (1, 2):
-        for time, code, x, y in ((10, ev.EPOCH[0], 0, 2), (20, ev.TASK_ASSIGNED, 1, 1), (90, ev.EPOCH[1], 0, 0)):
-            events.append({"time": time, "code": code, "loader": loader, "x": x, "y": y})
-    events.append({"time": 30, "code": ev.REORDER_STORE, "loader": 2, "task": 0, "y": 1})
-    write_process(tmp_path, sorted(events, key=lambda event: event["time"]), role="loader")
-    figure = timeline(read_trace(tmp_path))
+    steps = (10, ev.EPOCH[0], 0, 2), (20, ev.TASK_ASSIGNED, 1, 1), (30, ev.REORDER_STORE, 0, 1), (90, ev.EPOCH[1], 0, 0)
+    rows = [(*step, loader) for step in steps for loader in (1, 2) if loader == 2 or step[1] != ev.REORDER_STORE]
+    figure = timeline(trace_of(tmp_path, rows_of("time code x y loader", *rows)))
     colours = {line.get_gid(): line.get_color() for axes in figure.axes for line in axes.get_lines() if line.get_gid()}
     assert colours["counter reorder buffer 1"] == colours["counter outstanding 1"] != colours["counter outstanding 0"]
     lanes = [matplotlib.colors.to_hex(patch.get_facecolor()) for _, patch in artists(figure, "actor")]
@@ -322,11 +271,10 @@ def test_a_loaders_counters_have_its_own_colour_also_where_another_lacks_one(tmp
 
 
 @pytest.mark.parametrize("width", [2.5, 6])
-def test_the_legend_stays_inside_the_figure_and_above_the_lanes(tmp_path: Path, width: float) -> None:
-    figure = timeline(made(tmp_path / "trace", **made_trace.HUNG), width=width)
+def test_the_legend_stays_inside_the_figure_and_above_the_lanes(hung: Trace, width: float) -> None:
+    figure = timeline(hung, width=width)
     figure.draw_without_rendering()
-    (legend,) = figure.legends
-    box, lanes_top = legend.get_window_extent(), figure.axes[0].get_window_extent().y1
+    (box,), lanes_top = boxes_of(figure.legends), figure.axes[0].get_window_extent().y1
     assert box.x1 <= figure.bbox.x1
     assert lanes_top <= box.y0 <= lanes_top + 0.45 * figure.dpi
 
@@ -339,23 +287,21 @@ def test_a_width_without_room_is_refused(healthy: Trace, width: float) -> None:
 
 # --- The window, and what is not there --------------------------------------------------------------------------------
 def test_a_window_and_workers_narrow_it_down(healthy: Trace) -> None:
-    options = {"since": 0.002, "until": 0.004, "workers": [1]}
-    figure = timeline(healthy, width=400, **options)  # type: ignore[arg-type]
-    assert drawn_bars(figure)[0] == wide(healthy, **options)
+    options: dict[str, Any] = {"since": 0.002, "until": 0.004, "workers": [1]}
+    figure = timeline(healthy, width=400, **options)
+    bars = scene_of(healthy, **options).bars
+    assert drawn_bars(figure)[0] == Counter(bars[["lane", "row", "code"]].tolist())
     assert figure.axes[0].get_xlim() == (2, 4)
-    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    assert "worker 1" in labels
-    assert "worker 0" not in labels
+    labels = {label.get_text() for label in figure.axes[0].get_yticklabels()}
+    assert ("worker 1" in labels, "worker 0" in labels) == (True, False)
 
 
 def test_an_empty_trace_is_drawn_as_one(tmp_path: Path) -> None:
-    write_process(tmp_path, [], role="loader")
-    assert timeline(read_trace(tmp_path))._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
+    assert timeline(trace_of(tmp_path, []))._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
 
 
 def test_what_the_trace_lacks_is_said(tmp_path: Path) -> None:
-    write_process(tmp_path, [{"code": ev.NEXT[0]}, {"code": 9999}], role="loader")
-    trace = read_trace(tmp_path)
+    trace = trace_of(tmp_path, [{"code": ev.NEXT[0]}, {"code": 9999}])
     said = [text for text in texts(timeline(trace)) if text.startswith("Missing from the trace")]
     assert len(said) == len(trace.problems)
     assert any("code 9999" in line for line in said)
@@ -371,16 +317,19 @@ def test_it_saves_and_shows_itself(healthy: Trace, tmp_path: Path) -> None:
     assert any(text.startswith(r"cost: 5 $ \frac $: ") for text in texts(figure))
 
 
+PROGRAM = """
+import sys, minidl
+from minidl.views.picture import timeline
+assert 'matplotlib' not in sys.modules, 'imported too early'
+timeline(minidl.read_trace(sys.argv[1])).savefig(sys.argv[2])
+assert 'matplotlib.pyplot' not in sys.modules, 'pyplot was imported'
+"""
+
+
 @pytest.mark.live
-def test_it_needs_no_display_and_leaves_pyplot_alone(tmp_path: Path) -> None:
-    made_trace.write(tmp_path / "trace", Run(**made_trace.HEALTHY))
-    program = (
-        "import sys, minidl\nfrom minidl.views.picture import timeline\n"
-        "assert 'matplotlib' not in sys.modules, 'imported too early'\n"
-        f"timeline(minidl.read_trace({str(tmp_path / 'trace')!r})).savefig({str(tmp_path / 'a.png')!r})\n"
-        "assert 'matplotlib.pyplot' not in sys.modules, 'pyplot was imported'\n"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])
+def test_it_needs_no_display_and_leaves_pyplot_alone(healthy: Trace, tmp_path: Path) -> None:
+    program = [sys.executable, "-c", PROGRAM, str(healthy.path), str(tmp_path / "a.png")]
+    subprocess.run(program, check=True, cwd=Path(__file__).parents[2])
 
 
 def test_without_matplotlib_the_remedy_is_named(healthy: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
