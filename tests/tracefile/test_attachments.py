@@ -13,18 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from minidl.tracefile import attachments
-from minidl.tracefile.attachments import (
-    SLICE,
-    Attachment,
-    Name,
-    SliceTrack,
-    arrows,
-    chunk,
-    closing,
-    description,
-    note,
-)
-from minidl.tracefile.format import TraceError
+from minidl.tracefile.attachments import SLICE, Attachment, Name, SliceTrack, arrows, chunk, closing, description, note
 from minidl.tracefile.reader import read_trace
 
 FIRST = description("functions", "viztracer", "1.1.1", 71, "its own", 300, worker=2, loader=1, begun_ns=10**9)
@@ -33,22 +22,16 @@ NAMES = [Name("</script>", "a.py:3"), Name("g")]
 NAME = "functions-71-5.attachment.jsonl"
 
 
-def slices(*values: tuple[int, int, int, int]) -> Any:
-    return np.array(list(values), SLICE)
-
-
-ROWS = slices((2 * 10**9, 3 * 10**9, 0, 0), (2 * 10**9 + 1, 2 * 10**9 + 1, 1, 1), (10**9, 3 * 10**9, 0, 1))
+ROWS = np.array([(2 * 10**9, 3 * 10**9, 0, 0), (2 * 10**9 + 1, 2 * 10**9 + 1, 1, 1), (10**9, 3 * 10**9, 0, 1)], SLICE)
 WHOLE = FIRST + chunk(TRACKS, NAMES, ROWS, {1: {"why": "\ud800"}}) + closing()
 
 
 def test_what_is_written_is_read() -> None:
-    more = chunk(
-        [TRACKS[1], SliceTrack(0, 7, "stream 7", "GPU 0")], [Name("h"), NAMES[0]], slices((5, 6, 1, 0), (7, 8, 0, 1))
-    )
-    one = Attachment(
-        NAME, FIRST + chunk(TRACKS, NAMES, ROWS, {1: {"n": 1}}) + more + arrows([(0, 3), (9, 0)]) + closing()
-    )
-    assert one.slices.tracks == [*TRACKS, SliceTrack(0, 7, "stream 7", "GPU 0")]
+    stream = SliceTrack(0, 7, "stream 7", "GPU 0")
+    more = chunk([TRACKS[1], stream], [Name("h"), NAMES[0]], np.array([(5, 6, 1, 0), (7, 8, 0, 1)], SLICE))
+    first = chunk(TRACKS, NAMES, ROWS, {1: {"n": 1}})
+    one = Attachment(NAME, FIRST + first + more + arrows([(0, 3), (9, 0)]) + closing())
+    assert one.slices.tracks == [*TRACKS, stream]
     assert one.slices.names == [*NAMES, Name("h")]
     assert one.slices.rows.tolist() == [*ROWS.tolist(), (5, 6, 2, 2), (7, 8, 1, 0)]
     assert one.slices.args == {1: {"n": 1}}
@@ -74,45 +57,23 @@ def test_a_file_that_is_cut_short_is_read_as_far_as_it_goes(length: int) -> None
     assert one.line
 
 
-CHUNK = json.loads(chunk(TRACKS, NAMES, ROWS))
-SENSELESS = [
-    b"\xff\xfe",
-    b"[]",
-    b'{"end": false, "begin": []}',
-    b'{"what": 1}',
-    b'{"arrows": [[1]]}',
-    b"[" * 100_000,
-    *(
-        json.dumps(CHUNK | change).encode()
-        for change in (
-            {"since": -1},
-            {"since": 1 << 62},
-            {"since": True},
-            {"begin": [1, 2]},
-            {"begin": [0, 0, -1]},
-            {"begin": [0, 0, 0.5]},
-            {"begin": [0, 0, 1 << 70]},
-            {"begin": [[0], [0], [0]]},
-            {"begin": "012"},
-            {"duration": [0, 0, -1]},
-            {"track": [0, 1, 2]},
-            {"name": [0, 0, "x"]},
-            {"tracks": [[1, 2, "three"], [0, 0, "", ""]]},
-            {"names": [["a", "b", "c"], ["d", "e"]]},
-            {"tracks": []},
-            {"args": {"3": {}}},
-            {"args": {"-1": {}}},
-            {"args": {"0": 5}},
-            {"args": []},
-        )
-    ),
-]
+SENSELESS: list[dict[str, Any]] = [
+    {"since": -1}, {"since": 1 << 62}, {"since": True}, {"begin": [1, 2]}, {"begin": [0, 0, -1]}, {"begin": "012"},
+    {"begin": [0, 0, 0.5]}, {"begin": [0, 0, 1 << 70]}, {"begin": [[0], [0], [0]]}, {"duration": [0, 0, -1]},
+    {"track": [0, 1, 2]}, {"name": [0, 0, "x"]}, {"tracks": [[1, 2, "three"], [0, 0, "", ""]]}, {"tracks": []},
+    {"names": [["a", "b", "c"], ["d", "e"]]}, {"args": {"3": {}}}, {"args": {"-1": {}}}, {"args": {"0": 5}},
+    {"args": []},
+]  # fmt: skip
+"""Changes of a line of slices."""
+
+NO_SLICES = [b"\xff\xfe", b"[]", b'{"end": false, "begin": []}', b'{"what": 1}', b'{"arrows": [[1]]}', b"[" * 100_000]
 
 
-@pytest.mark.parametrize("line", SENSELESS, ids=lambda line: line[:60].decode("latin-1"))
-def test_a_line_that_makes_no_sense_ends_the_reading(line: bytes) -> None:
+@pytest.mark.parametrize("line", [*NO_SLICES, *SENSELESS], ids=lambda line: str(line)[:60])
+def test_a_line_that_makes_no_sense_ends_the_reading(line: bytes | dict[str, Any]) -> None:
     good = chunk(TRACKS, NAMES, ROWS)
-    one = Attachment(NAME, FIRST + good + line + b"\n" + good + closing())
+    wrong = line if isinstance(line, bytes) else json.dumps(json.loads(good) | line).encode()
+    one = Attachment(NAME, FIRST + good + wrong + b"\n" + good + closing())
     assert len(one.slices.rows) == 3
     assert f"functions of worker 2 (pid 71) ({NAME}): line 3 is damaged or cut: the rest was not read" in one.problems
 
@@ -137,14 +98,12 @@ def test_what_has_no_description_is_left_out(first: bytes, problem: str) -> None
 def test_args_stay_valid_json_whatever_they_are() -> None:
     odd = b'{"a":NaN,"b":-Infinity,"c":1e999,"d":' + b"[" * 500 + b"]" * 500 + b',"e":{"f":1},"g":0.5,"h":null}'
     first = FIRST.replace(b'"begun_ns"', b'"odd":[NaN],"begun_ns"')
-    one = Attachment(
-        NAME, first + chunk(TRACKS, NAMES, ROWS).replace(b'"args":{}', b'"args":{"0":' + odd + b"}") + closing()
-    )
+    slices = chunk(TRACKS, NAMES, ROWS).replace(b'"args":{}', b'"args":{"0":' + odd + b"}")
+    one = Attachment(NAME, first + slices + closing())
     assert one.slices.args[0] == {
         "a": "NaN", "b": "-Infinity", "c": "1e999", "d": "[" * 500 + "]" * 500, "e": '{"f": 1}', "g": 0.5, "h": None,
     }  # fmt: skip
-    assert one.about["odd"] == '["NaN"]'
-    assert one.problems == []
+    assert (one.about["odd"], one.problems) == ('["NaN"]', [])
 
 
 def made(path: Path, **files: bytes) -> Path:
@@ -178,12 +137,8 @@ def test_of_too_many_bytes_a_packed_trace_keeps_the_small_ones(tmp_path: Path, m
 def test_attachments_make_no_trace_and_break_none(tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(WHOLE)
     assert read_trace(tmp_path).problems[0].startswith("there is no manifest.json")
-    (tmp_path / NAME).unlink()
-    with pytest.raises(TraceError):
-        read_trace(tmp_path)
     trace = read_trace(made(tmp_path / "trace", functions_71_5=WHOLE))
     (tmp_path / "trace" / NAME).unlink()
-    assert trace.attachments[0].problems == [
-        f"functions of worker 2 (pid 71) ({NAME}): cannot be read: No such file or directory"
-    ]
+    (problem,) = trace.attachments[0].problems
+    assert problem == f"functions of worker 2 (pid 71) ({NAME}): cannot be read: No such file or directory"
     assert read_trace(trace.pack(tmp_path / "packed")).attachments == []

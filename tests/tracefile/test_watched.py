@@ -40,9 +40,8 @@ def read(data: bytes) -> watched.Watched:
 def test_all_that_is_written_is_read() -> None:
     found = read(b"".join(LINES))
     assert (found.samples, found.ended, found.said) == ([ONE, TWO], [Ended(71, 9_500, -9)], ["iterator 3 hangs"])
-    assert [(one.stall, one.number, one.at, one.evidence) for one in found.looks] == [
-        (STALL, 1, 6_000, {"version": 99})
-    ]
+    (look,) = found.looks
+    assert (look.stall, look.number, look.at, look.evidence) == (STALL, 1, 6_000, {"version": 99})
     assert (found.hang_after_s, found.complete, found.damaged, found.until) == (2.5, True, 0, 9_500)
     assert found.cpu_ms == 41
     assert found.seen_alive() == {71: 5_000}, "a zombie is not alive"
@@ -100,21 +99,20 @@ def test_machines_are_not_mixed() -> None:
 
 
 def test_a_damaged_line_is_left_out_alone() -> None:
-    data = LINES[0] + LINES[1][:-30] + b"\n" + LINES[4] + b'{"sample": -4, "processes": {}}\n[1]\n' + LINES[5]
-    found = read(data)
+    found = read(LINES[0] + LINES[1][:-30] + b"\n" + LINES[4] + b'{"sample": -4, "processes": {}}\n[1]\n' + LINES[5])
     assert (found.samples, found.ended, found.damaged, found.complete) == ([TWO], [Ended(71, 9_500, -9)], 3, False)
 
 
 def test_a_number_that_no_array_holds_is_damage() -> None:
-    line = json.loads(LINES[1])
-    vitals = next(iter(line["processes"].values()))
-    wrong = [line | {"shm_free": 2**70}, line | {"oom_kills": -(2**70)}]
+    line, far = json.loads(LINES[1]), 2**70
+    (vitals,) = line["processes"].values()
     numbers = [n for n, value in enumerate(vitals) if isinstance(value, int)]
-    wrong += [line | {"processes": {"71": [*vitals[:n], 2**70, *vitals[n + 1 :]]}} for n in numbers]
-    wrong += [line | {"processes": {"71": [*vitals[:11], [[2**70, 1, 1]]]}}, line | {"machine": [2**70, 1, 1, 1, 1]}]
-    wrong += [line | {"others": [[1, "name", 2**70]]}, line | {"others": [[1]]}, line | {"machine": [1]}]
-    found = read(LINES[0] + b"".join(json.dumps(one).encode() + b"\n" for one in (*wrong, line)))
-    assert (len(found.samples), found.damaged) == (1, len(wrong))
+    processes = [[*vitals[:n], far, *vitals[n + 1 :]] for n in numbers] + [[*vitals[:11], [[far, 1, 1]]]]
+    changes: list[dict[str, Any]] = [{"processes": {"71": one}} for one in processes]
+    changes += [{"shm_free": far}, {"oom_kills": -far}, {"machine": [far, 1, 1, 1, 1]}, {"machine": [1]}]
+    changes += [{"others": [[1, "name", far]]}, {"others": [[1]]}]
+    found = read(LINES[0] + b"".join(json.dumps(line | change).encode() + b"\n" for change in [*changes, {}]))
+    assert (len(found.samples), found.damaged) == (1, len(changes))
 
 
 def test_no_bytes_raise() -> None:
@@ -127,8 +125,7 @@ def test_no_bytes_raise() -> None:
 
 
 def test_a_trace_keeps_it_apart_from_other_attachments_and_packs_it(tmp_path: Path) -> None:
-    made_trace.write(tmp_path / "trace", made_trace.Run(2))
-    assert not read_trace(tmp_path / "trace").watched, "an older trace has none"
+    assert not made_trace.made(tmp_path / "trace", batches=2).watched, "an older trace has none"
     (tmp_path / "trace" / "watch-70-1.attachment.jsonl").write_bytes(b"".join(LINES))
     trace = read_trace(tmp_path / "trace")
     assert (trace.attachments, trace.watched.samples) == ([], [ONE, TWO])
