@@ -37,17 +37,11 @@ def test_after_a_call_the_programs_own_code_runs(code: int) -> None:
     assert (calls.open(), calls.longest) == ([OpenCall(1, Call.NEXT, 14)], {Call.NEXT: 2, Call.OWN: 5})
 
 
-def test_polls_and_samples_are_no_progress() -> None:
+def test_polls_and_samples_are_no_progress_and_iterators_are_told_apart() -> None:
     calls = OpenCalls()
     calls.take(rows((ev.NEXT[0], 7)))
     calls.take(rows((ev.RESULT_GET[0], 8), (ev.RESULT_GET[1], 9), (ev.SAMPLER_NEXT[0], 10), (ev.FOUND_DEAD, 11)))
-    assert calls.open() == [OpenCall(1, Call.NEXT, 7)]
-
-
-def test_iterators_are_told_apart() -> None:
-    calls = OpenCalls()
-    calls.take(rows((ev.NEXT[0], 7)))
-    calls.take(rows((ev.NEXT[0], 8), (ev.YIELD, 9), loader=2))
+    calls.take(rows((ev.NEXT[0], 12), (ev.YIELD, 13), loader=2))
     assert calls.open() == [OpenCall(1, Call.NEXT, 7)]
 
 

@@ -22,15 +22,12 @@ def test_a_number_is_a_whole_number_in_its_range(name: str) -> None:
         assert read_facts(json.dumps({name: value}).encode()) == ({name: value}, [])
     for value in (least - 1, most + 1, True, "1", 1.0, [1], {}, 10**400):
         assert read_facts(json.dumps({name: value}).encode()) == ({}, [name]), value
+    assert NUMBERS["world_size"][-1] == MOST_RANKS
+    assert NUMBERS["monotonic_ns"][-1] == LATEST - 1
 
 
 def test_none_is_a_value_only_where_a_program_may_choose_it() -> None:
     assert read_facts(b'{"prefetch_factor": null, "command": null, "at_ns": null}') == ({"prefetch_factor": None}, [])
-
-
-def test_the_most_that_a_run_may_have() -> None:
-    assert NUMBERS["world_size"][-1] == MOST_RANKS
-    assert NUMBERS["monotonic_ns"][-1] == LATEST - 1
 
 
 @pytest.mark.parametrize(
@@ -63,15 +60,12 @@ def test_numbers_that_strict_viewers_refuse() -> None:
 
 
 def test_a_reader_says_which_facts_it_left_out(tmp_path: Path) -> None:
-    lines: list[dict[str, object]] = [
-        {"kind": "loader", "loader": 1, "num_workers": 1 << 62, "batch_size": 4},
-        {"kind": "loader", "loader": "two", "batch_size": 4},
-    ]
+    facts = {"kind": "loader", "batch_size": 4}
+    lines = [facts | {"loader": 1, "num_workers": 1 << 62}, facts | {"loader": "two"}]
     write_process(tmp_path, [{"code": ev.YIELD}], lines=lines)
     (tmp_path / "manifest.json").write_text(json.dumps({"format": 1, "cpus": "all", "versions": 3}))
     trace = read_trace(tmp_path)
-    assert trace.loaders == {1: {"batch_size": 4}}
-    assert trace.manifest == {"format": 1}
+    assert (trace.loaders, trace.manifest) == ({1: {"batch_size": 4}}, {"format": 1})
     assert trace.problems == [
         "manifest.json: its cpus cannot be read",
         "manifest.json: its versions cannot be read",

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from oracle_trace import write_process
+from oracle_trace import rows_of, trace_of
 from pages import Read
 
 from minidl import cli
@@ -17,12 +17,12 @@ from minidl.speed.summary import summary
 from minidl.tracefile import events as ev
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.loaders import dataloaders, first_epochs, only
-from minidl.tracefile.reader import Trace, read_trace
+from minidl.tracefile.reader import Trace
 from minidl.views.chrome import to_chrome
 from minidl.views.export import Export
 from minidl.views.layout import Emitters
 from minidl.views.page import html
-from minidl.views.scene import caption, scene_of
+from minidl.views.scene import Scene, caption, scene_of
 
 TRAIN = {"dataset": "Photos", "sampler": "RandomSampler", "made_at": "src/train.py:12", "dataloader": 1}
 VAL = {"dataset": "Photos", "sampler": "SequentialSampler", "made_at": "src/train.py:13", "dataloader": 2}
@@ -34,69 +34,61 @@ def epochs(path: Path, *params: dict[str, Any]) -> Trace:
         (0, ev.EPOCH[0]), (1, ev.NEXT[0]), (3, ev.YIELD), (4, ev.NEXT[1]), (5, ev.CONSUMER[0]), (9, ev.CONSUMER[1]),
         (10, ev.EPOCH[1]),
     ]  # fmt: skip
-    events = [
-        {"time": 1 + 100 * n + t, "code": c, "task": 0, "loader": n}
-        for n in range(1, len(params) + 1)
-        for t, c in steps
-    ]
+    numbers = range(1, len(params) + 1)
+    events = rows_of("time code loader", *((1 + 100 * n + t, code, n) for n in numbers for t, code in steps), task=0)
     lines = [{"kind": "loader", "loader": n, **given} for n, given in enumerate(params, 1)]
-    write_process(path, events, lines=lines, role="loader")
-    return read_trace(path)
+    return trace_of(path, events, lines=lines)
+
+
+PHOTOS = ("Photos by RandomSampler, train.py:12", "Photos by SequentialSampler, train.py:13")
 
 
 def test_train_and_validation_are_told_apart_for_all_their_epochs(tmp_path: Path) -> None:
     trace = epochs(tmp_path, TRAIN, VAL, TRAIN, VAL)
-    assert [(one.name, one.iterators) for one in dataloaders(trace)] == [
-        ("Photos by RandomSampler, train.py:12", (1, 3)),
-        ("Photos by SequentialSampler, train.py:13", (2, 4)),
-    ]
+    assert [(one.name, one.iterators) for one in dataloaders(trace)] == [(PHOTOS[0], (1, 3)), (PHOTOS[1], (2, 4))]
     assert [(slot.title, slot.loaders) for slot in Emitters(trace).slots] == [
-        ("Photos by RandomSampler, train.py:12: iterators 1, 3", (1, 3)),
-        ("Photos by SequentialSampler, train.py:13: iterators 2, 4", (2, 4)),
-    ]
+        (f"{PHOTOS[0]}: iterators 1, 3", (1, 3)), (f"{PHOTOS[1]}: iterators 2, 4", (2, 4)),
+    ]  # fmt: skip
     assert [lane.name for lane in Export(trace).lanes] == ["train.py:12 consumer", "train.py:13 consumer", "loader"]
     text = summary(trace).text()
-    assert "Photos by RandomSampler, train.py:12: iterators 1, 3; together " in text
+    assert f"{PHOTOS[0]}: iterators 1, 3; together " in text
     assert text.index("train.py:12") < text.index("iterator 1") < text.index("train.py:13") < text.index("iterator 2")
 
 
 def test_two_of_one_name_are_numbered_and_those_that_say_nothing_stay_alone(tmp_path: Path) -> None:
     trace = epochs(tmp_path, TRAIN, TRAIN | {"dataloader": 3}, {}, {"dataset": "Photos"})
-    assert [(one.name, one.iterators) for one in dataloaders(trace)] == [
-        ("Photos by RandomSampler, train.py:12 #1", (1,)),
-        ("Photos by RandomSampler, train.py:12 #2", (2,)),
-        ("DataLoader", (3,)),
-        ("Photos", (4,)),
-    ]
+    names = {1: f"{PHOTOS[0]} #1", 2: f"{PHOTOS[0]} #2", 3: "DataLoader", 4: "Photos"}
+    assert {number: one.name for one in dataloaders(trace) for number in one.iterators} == names
 
 
 def test_one_can_be_looked_at_alone(tmp_path: Path) -> None:
     trace = epochs(tmp_path, TRAIN, VAL, TRAIN)
-    alone = only(trace, "Random")
-    assert (sorted(alone.loaders), set(alone.events["loader"].tolist())) == ([1, 3], {1, 3})
-    assert len(trace.loaders) == 3
-    assert only(trace, "train.py:13").loaders == {2: trace.loaders[2]}
+    train, val = only(trace, "Random"), only(trace, "train.py:13")
+    assert (sorted(train.loaders), set(train.events["loader"].tolist()), len(trace.loaders)) == ([1, 3], {1, 3}, 3)
+    assert val.loaders == {2: trace.loaders[2]}
+    assert val.start == trace.start < int(val.events["time"][0])
+    assert (first_epochs(train), first_epochs(val)) == ({1: 0, 3: 1}, {2: 0})
+    assert only(trace, None) is trace
     for wrong, said in (("Photos", "several DataLoaders are 'Photos': Photos by R"), ("x", "no DataLoader is 'x': Ph")):
         with pytest.raises(TraceError, match=said):
             only(trace, wrong)
+
+
+def said_of_epochs(drawn: Scene) -> list[str]:
+    return [caption(drawn, bar)[0] for bar in drawn.bars[drawn.bars["code"] == ev.EPOCH[0]]]
 
 
 def test_epochs_are_counted_by_dataloader_in_every_view(tmp_path: Path) -> None:
     """Workers that are started anew begin an iterator whose own epochs begin with 0."""
     trace = epochs(tmp_path, TRAIN, VAL, TRAIN, VAL, TRAIN)
     assert first_epochs(trace) == {1: 0, 2: 0, 3: 1, 4: 1, 5: 2}
-    drawn = scene_of(trace)
-    said = [caption(drawn, bar)[0] for bar in drawn.bars[drawn.bars["code"] == ev.EPOCH[0]]]
-    assert sorted(said) == ["epoch 0", "epoch 0", "epoch 1", "epoch 1", "epoch 2"]
+    assert sorted(said_of_epochs(scene_of(trace))) == ["epoch 0", "epoch 0", "epoch 1", "epoch 1", "epoch 2"]
     page = Read(html(trace))
     assert sorted(page["bar.bx"][page["bar.code"] == ev.EPOCH[0]].tolist()) == [0, 0, 1, 1, 2]
     assert page.words["ownEpochs"] == []
-    assert [name for name, _ in page.words["dataloaders"]] == [
-        "Photos by RandomSampler, train.py:12", "Photos by SequentialSampler, train.py:13",
-    ]  # fmt: skip
-    assert snapshot(trace, trace.last).loaders[-1].title() == (
-        "iterator 5 (Photos by RandomSampler, train.py:12): epoch 2, 0 yielded"
-    )
+    assert [name for name, _ in page.words["dataloaders"]] == list(PHOTOS)
+    last = snapshot(trace, trace.last).loaders[-1]
+    assert last.title() == f"iterator 5 ({PHOTOS[0]}): epoch 2, 0 yielded"
     at = Replay(trace, 3)
     at.to(1)
     assert (at.state.epoch, at.words) == (1, "epoch 1 begins")
@@ -109,17 +101,7 @@ def test_epochs_are_counted_by_dataloader_in_every_view(tmp_path: Path) -> None:
 def test_epochs_of_iterators_that_do_not_say_whose_they_are_stay_their_own(tmp_path: Path) -> None:
     trace = epochs(tmp_path, {"dataset": "Photos"}, {"dataset": "Photos"})
     assert first_epochs(trace) == {}
-    drawn = scene_of(trace)
-    said = [caption(drawn, bar)[0] for bar in drawn.bars[drawn.bars["code"] == ev.EPOCH[0]]]
-    assert said == ["iterator 1 epoch 0", "iterator 2 epoch 0"]
-
-
-def test_one_dataloader_alone_keeps_its_clock_and_its_epochs(tmp_path: Path) -> None:
-    trace = epochs(tmp_path, TRAIN, VAL, TRAIN, VAL)
-    val = only(trace, "train.py:13")
-    assert val.start == trace.start < int(val.events["time"][0])
-    assert first_epochs(val) == {2: 0, 4: 1}
-    assert only(trace, None) is trace
+    assert said_of_epochs(scene_of(trace)) == ["iterator 1 epoch 0", "iterator 2 epoch 0"]
 
 
 @pytest.mark.parametrize("command", [["replay"], ["top", "--once"], ["diff"], ["audit"]])

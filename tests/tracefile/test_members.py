@@ -88,8 +88,7 @@ def test_of_two_runs_into_a_directory_the_later_one_is_read_on_all_nodes(tmp_pat
     put(tmp_path, "a/rank-0.2", "b/rank-1.2")
     members = members_at([tmp_path])
     assert [one.path.name for one in members.places] == ["rank-0.2", "rank-1.2"]
-    place = members.of(1)
-    assert (place.node, members.of(7)) == ("b", None)
+    assert (members.of(1).node, members.of(7)) == ("b", None)
 
 
 def test_a_rank_of_an_old_run_on_another_node_is_left_out(tmp_path: Path) -> None:

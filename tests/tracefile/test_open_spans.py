@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
+import re
 import time
 from pathlib import Path
 
 import pytest
 import workloads as wl
-from made_trace import NEVER, Run
-from made_trace import write as write_made
+from made_trace import NEVER, made
 from programs import python, write
 from sizes import slow
 
@@ -24,7 +24,7 @@ from minidl.tracefile import watched
 from minidl.tracefile.events import EVENTS, Phase
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.open_spans import alive_until, how_ended, left_alive
-from minidl.tracefile.reader import read_trace
+from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.watched import Ended, Sample, Vitals
 from minidl.views.text import render
 
@@ -65,29 +65,31 @@ COMMANDS = {
 }
 
 
+def kept_by(place: Path, how: str, code: int, last: str = "") -> Trace:
+    """The trace of a program that keeps its iterators, does `last`, and ends with this exit code."""
+    write(place / "keeps.py", f"{KEEPS}\n        {last}\n")
+    write(place / "by_environment.py", BY_ENVIRONMENT)
+    environment = {"MINIDL_TRACE": "trace"} if how == "MINIDL_TRACE" else {}
+    done = python(*COMMANDS[how], cwd=place, **environment)
+    assert done.returncode == code, done.stderr
+    return read_trace(place / "trace")
+
+
 @pytest.mark.live
 @pytest.mark.parametrize("how", ["run", "ranks", *slow("observed", "MINIDL_TRACE")])
 def test_what_a_program_leaves_is_alive_at_its_end(tmp_path: Path, how: str) -> None:
-    write(tmp_path / "keeps.py", KEEPS)
-    write(tmp_path / "by_environment.py", BY_ENVIRONMENT)
-    environment = {"MINIDL_TRACE": "trace"} if how == "MINIDL_TRACE" else {}
-    done = python(*COMMANDS[how], cwd=tmp_path, **environment)
-    assert done.returncode == 0, done.stderr
-    trace = read_trace(tmp_path / "trace")
-    report = examine(trace)
-    assert (report.violations, report.open) == ([], [])
+    trace = kept_by(tmp_path, how, code=0)
+    report, told, alive = examine(trace), summary(trace), left_alive(trace)
+    assert (report.violations, report.open, told.open) == ([], [], [])
     left = {"ranks": 4, "observed": 0}.get(how, 2)  # minidl run shuts torch's own iterators down
-    assert len(report.alive) == left
-    assert all(text.startswith("iterator ") and "waiting for a task" in text for text in report.alive)
-    alive = left_alive(trace)
-    assert len(alive) == left
+    assert len(report.alive) == len(alive) == left
+    assert [text for text in report.alive if not re.match("iterator .*waiting for a task", text)] == []
     assert len(trace.loaders) == (6 if how == "ranks" else 3)
-    told = summary(trace)
-    assert (told.open, told.alive) == ([], report.alive)
-    assert (told.text().count("alive at the program's end\n") >= 1) == bool(left)
+    assert told.alive == report.alive
+    assert ("alive at the program's end\n" in told.text()) == bool(left)
     assert "did not end:" not in render(trace)
     assert ("alive at the program's end: " in render(trace)) == bool(left)
-    assert all(Replay(trace, number).ending == "alive at the program's end" for number in alive)
+    assert {Replay(trace, number).ending for number in alive} <= {"alive at the program's end"}
 
 
 HANGS = """
@@ -151,9 +153,7 @@ def test_a_worker_that_hangs_before_it_is_ready_is_seen_in_its_step(
 
 @pytest.mark.live
 def test_a_program_that_is_killed_has_no_end(tmp_path: Path) -> None:
-    write(tmp_path / "keeps.py", KEEPS + "\n        import os, signal\n        os.kill(os.getpid(), signal.SIGKILL)\n")
-    assert python(*RUN, "keeps.py", cwd=tmp_path).returncode == -9
-    trace = read_trace(tmp_path / "trace")
+    trace = kept_by(tmp_path, "run", code=-9, last="import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     report = examine(trace)
     assert report.alive == []
     assert any("in the consumer's code" in text for text in report.open)
@@ -161,36 +161,26 @@ def test_a_program_that_is_killed_has_no_end(tmp_path: Path) -> None:
 
 def test_a_watchdog_saw_until_when_each_process_was_there(tmp_path: Path) -> None:
     """A worker that emits nothing lives on; one that ends later than its last event has lived until then."""
-    run = Run(6, cost=lambda task: NEVER if task == 3 else 900_000)
-    write_made(tmp_path / "trace", run)
-    before = read_trace(tmp_path / "trace")
-    last, (main, zero, one) = alive_until(before), before.processes
-    assert last == [int(before.events["time"][-1])] * 3
+    trace = made(tmp_path / "trace", batches=6, cost=lambda task: NEVER if task == 3 else 900_000)
+    last, (main, zero, one) = trace.last, trace.processes
+    assert alive_until(trace) == [last] * 3
     vitals = Vitals("S", 1, 1, 1, 1, 1)
-    lines = [
-        watched.description("0", main.pid, 5),
-        watched.sample(Sample(last[0] + 50, {main.pid: vitals, one.pid: vitals})),
-        watched.ended(Ended(zero.pid, last[0] + 20, -9)),
-        watched.sample(Sample(last[0] + 90, {main.pid: vitals, one.pid: vitals._replace(state="Z")})),
+    samples = [
+        Sample(last + 50, {main.pid: vitals, one.pid: vitals}),
+        Sample(last + 90, {main.pid: vitals, one.pid: vitals._replace(state="Z")}),
     ]
+    lines = [watched.description("0", main.pid, 5), *map(watched.sample, samples)]
+    lines.append(watched.ended(Ended(zero.pid, last + 20, -9)))
     (tmp_path / "trace" / "watch-1-1.attachment.jsonl").write_bytes(b"".join(lines))
     trace = read_trace(tmp_path / "trace")
-    assert [at - last[0] for at in alive_until(trace)] == [90, 20, 50]
+    assert [at - last for at in alive_until(trace)] == [90, 20, 50]
     assert how_ended(trace) == [f"worker 0 (pid {zero.pid}) was seen to end by SIGKILL"]
 
 
 @pytest.mark.live
-@pytest.mark.parametrize(
-    "command",
-    [*slow("run", "observed"), "MINIDL_TRACE"],
-)
-def test_the_exception_that_ends_a_program_is_in_its_trace(tmp_path: Path, command: str) -> None:
-    write(tmp_path / "keeps.py", KEEPS + "\n        raise KeyError('no\\nsuch')\n")
-    write(tmp_path / "by_environment.py", BY_ENVIRONMENT)
-    env = {"MINIDL_TRACE": "trace"} if command == "MINIDL_TRACE" else {}
-    done = python(*COMMANDS[command], cwd=tmp_path, **env)
-    assert done.returncode == 1
-    trace = read_trace(tmp_path / "trace")
+@pytest.mark.parametrize("how", [*slow("run", "observed"), "MINIDL_TRACE"])
+def test_the_exception_that_ends_a_program_is_in_its_trace(tmp_path: Path, how: str) -> None:
+    trace = kept_by(tmp_path, how, code=1, last="raise KeyError('no\\nsuch')")
     (line,) = trace.described("uncaught")
     assert line["error"] == "KeyError: 'no\\nsuch'"
     assert "keeps.py:" in line["at"][0]

@@ -50,15 +50,11 @@ def test_shares() -> None:
 def test_counts_and_lists() -> None:
     assert [counted(n, "batch", "batches") for n in (0, 1, 2)] == ["0 batches", "1 batch", "2 batches"]
     assert counted(2, "event") == "2 events"
-    assert listed(range(3)) == "0, 1, 2"
-    assert listed(range(9), most=2) == "0, 1, ..."
+    assert (listed(range(3)), listed(range(9), most=2)) == ("0, 1, 2", "0, 1, ...")
 
 
 def test_control_characters_are_escaped() -> None:
     assert plain("a\x1b[31mé\n") == "a\\x1b[31mé\\n"
-
-
-def test_what_a_trace_lacks_is_escaped() -> None:
     assert lacking(["\x1b[2J"]) == ["missing from the trace: \\x1b[2J"]
 
 
@@ -70,12 +66,8 @@ def test_a_duration_that_is_too_long_for_the_units_of_a_picture_is_told_in_a_lon
 
 
 def test_names_and_values() -> None:
-    assert [name_of(code) for code in (*ev.FETCH, ev.YIELD, 9999)] == [
-        "fetch begin",
-        "fetch end",
-        "yield",
-        "event 9999",
-    ]
+    names = ["fetch begin", "fetch end", "yield", "event 9999"]
+    assert [name_of(code) for code in (*ev.FETCH, ev.YIELD, 9999)] == names
     ending = ev.EVENTS[ev.EPOCH[1]].fields[2]
     assert [value_of(ending, value) for value in (0, 99)] == ["exhausted", 99]
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made_trace import Run, made
-from oracle_trace import write_process
+from oracle_trace import rows_of, trace_of, write_process
 from perfetto_file import PerfettoFile, fields
 
 from minidl.hang.headline import headline
@@ -23,21 +23,23 @@ from minidl.views.export import COUNTERS
 from minidl.views.perfetto import number_field, varint, write_perfetto
 
 
+def ns(us: float) -> int:
+    return round(us * 1000)
+
+
 def ranked(path: Path, ranks: int = 11, then: Sequence[tuple[int, int]] = ()) -> Trace:
     """A trace of several ranks. then: codes of more events of the loaders, each ns after the first."""
     for rank in range(ranks):
-        for role, worker in (("loader", -1), ("worker", 1), ("worker", 0)):
-            pid = 100 * (rank + 1) + worker + 1
-            events = [{"code": ev.NEXT[0] if worker < 0 else ev.FETCH[0], "time": pid, "task": 0}]
-            events += [{"code": code, "time": pid + after, "task": 0} for code, after in then if worker < 0]
+        for worker in (-1, 1, 0):
+            pid, role = 100 * (rank + 1) + worker + 1, "loader" if worker < 0 else "worker"
+            steps = [(ev.NEXT[0], 0), *then] if worker < 0 else [(ev.FETCH[0], 0)]
+            events = rows_of("code time", *((code, pid + after) for code, after in steps), task=0)
             write_process(path, events, pid=pid, start_ns=pid, role=role, worker=worker, loader=rank + 1, rank=rank)
     return read_trace(path)
 
 
-def test_lanes_stand_in_the_order_of_their_roles_with_their_threads_and_queues_folded_under_them(
-    tmp_path: Path,
-) -> None:
-    file = PerfettoFile(made(tmp_path / "t", Run(batches=6, pin=True, simulated=True)), tmp_path)
+def test_lanes_stand_in_the_order_of_their_roles_with_threads_and_queues_folded_under_them(tmp_path: Path) -> None:
+    file = PerfettoFile(made(tmp_path / "t", batches=6, pin=True, simulated=True), tmp_path)
     assert file.titles() == ["headline"]
     lanes = ["consumer", "loader, pid 1000", "worker 1, pid 1101", "worker 0, pid 1100", "pin thread"]
     assert file.titles("headline") == [*lanes, "epoch", "batch in flight", "counters"]
@@ -47,12 +49,7 @@ def test_lanes_stand_in_the_order_of_their_roles_with_their_threads_and_queues_f
     assert not [one.title for one in file.tracks.values() if one.title.startswith("/")]
 
 
-def test_the_worker_that_the_headline_points_at_comes_first(hung: Trace, tmp_path: Path) -> None:
-    workers = [title for title in PerfettoFile(hung, tmp_path).titles("headline") if title.startswith("worker")]
-    assert workers == ["worker 1, pid 1101", "worker 0, pid 1100"]
-
-
-def test_the_workers_of_the_headlines_iterator_come_before_others(tmp_path: Path) -> None:
+def test_the_worker_that_the_headline_points_at_comes_first_and_then_those_of_its_iterator(tmp_path: Path) -> None:
     long_poll = made_trace.HUNG | {"poll": 5_000_000_000}
     trace = made(tmp_path / "t", Run(batches=3), Run(**long_poll, loader=2, first_pid=3000))
     workers = [title for title in PerfettoFile(trace, tmp_path).titles("headline") if title.startswith("worker")]
@@ -68,7 +65,7 @@ def test_each_rank_is_a_group_and_ranks_stand_in_the_order_of_their_numbers(tmp_
 
 
 def test_the_headline_lasts_as_long_as_the_trace_and_says_why_and_what_next(tmp_path: Path) -> None:
-    hung = made_trace.made(tmp_path / "t", **made_trace.HUNG)
+    hung = made(tmp_path / "t", **made_trace.HUNG)
     hung.problems.append("something is missing")
     found, file = headline(hung), PerfettoFile(hung, tmp_path)
     (one,) = (one for one in file.slices if file.title(one.track) == "headline")
@@ -95,18 +92,18 @@ def test_batches_in_flight_share_as_many_rows_as_there_are_at_once(hung: Trace, 
 
 def test_a_wait_is_joined_to_its_fetch_and_its_slowest_sample_even_if_they_began_later(tmp_path: Path) -> None:
     """A flow goes from what it comes from: the fetch, and the loop's next is where it ends."""
-    steps = [
-        (0, ev.INDEX_PUT, 0, 0), (2, ev.NEXT[0], -1, 0), (2, ev.RESULT_GET[0], 0, 0), (3, ev.FETCH[0], 0, 9),
-        (4, ev.SAMPLE[0], 0, 9), (5, ev.SAMPLE[1], 0, 9), (5, ev.SAMPLE[0], 0, 9), (30, ev.SAMPLE[1], 0, 9),
-        (31, ev.FETCH[1], 0, 9), (39, ev.RESULT_GET[1], 0, 0), (40, ev.YIELD, 0, 0), (41, ev.NEXT[1], 0, 0),
-    ]  # fmt: skip
-    events = [{"time": 1 + t, "code": c, "task": n, "worker": 0, "tid": 100 + thread} for t, c, n, thread in steps]
-    write_process(tmp_path, events, role="loader")
-    flows = PerfettoFile(read_trace(tmp_path), tmp_path).flows.values()
+    steps = rows_of(
+        "time code task tid",
+        (1, ev.INDEX_PUT, 0, 100), (3, ev.NEXT[0], -1, 100), (3, ev.RESULT_GET[0], 0, 100), (4, ev.FETCH[0], 0, 109),
+        (5, ev.SAMPLE[0], 0, 109), (6, ev.SAMPLE[1], 0, 109), (6, ev.SAMPLE[0], 0, 109), (31, ev.SAMPLE[1], 0, 109),
+        (32, ev.FETCH[1], 0, 109), (40, ev.RESULT_GET[1], 0, 100), (41, ev.YIELD, 0, 100), (42, ev.NEXT[1], 0, 100),
+        worker=0,
+    )  # fmt: skip
+    flows = PerfettoFile(trace_of(tmp_path, steps), tmp_path).flows.values()
     ways = [[(one.name, one.begin) for one in flow] for flow in flows]
-    assert [[("fetch 0", 3), ("next 0", 2)], [("sample 0", 5), ("next 0", 2)]] == [
-        way for way in ways if way[-1][0].startswith("next")
-    ]
+    assert [way for way in ways if way[-1][0].startswith("next")] == [
+        [("fetch 0", 3), ("next 0", 2)], [("sample 0", 5), ("next 0", 2)],
+    ]  # fmt: skip
 
 
 def test_a_hang_is_joined_to_what_holds_it_up(hung: Trace, tmp_path: Path) -> None:
@@ -121,28 +118,21 @@ def test_slices_nest_whatever_begins_and_ends_at_one_time(
 ) -> None:
     """Empty ones too. The reader of the tests ends the innermost slice of the track, as Perfetto does."""
     place = tmp_path_factory.mktemp("t")
-    events = []
-    for number, (begin, length) in enumerate(spans):
-        what = {"task": number, "tid": 100, "worker": 0}
-        events += [
-            {"code": ev.H2D[0], "time": 1 + begin, **what},
-            {"code": ev.H2D[1], "time": 1 + begin + length, **what},
-        ]
-    write_process(place, sorted(events, key=lambda e: e["time"]), role="loader")
-    trace = read_trace(place)
-    drawn = sorted((e["ts"], e["dur"]) for e in to_chrome(trace)["traceEvents"] if e["ph"] == "X")
-    file = PerfettoFile(trace, place)
-    assert drawn == sorted(
-        (one.begin / 1000, (one.end - one.begin) / 1000) for one in file.slices if one.name.startswith("h2d")
-    )
+    times = [(n, 1 + begin, 1 + begin + length) for n, (begin, length) in enumerate(spans)]
+    steps = [(time, code, n) for n, *both in times for time, code in zip(both, ev.H2D, strict=True)]
+    rows = rows_of("time code task", *sorted(steps, key=lambda step: step[0]), tid=100, worker=0)
+    trace = trace_of(place, rows)
+    drawn = sorted((ns(e["ts"]), ns(e["dur"])) for e in to_chrome(trace)["traceEvents"] if e["ph"] == "X")
+    slices = [one for one in PerfettoFile(trace, place).slices if one.name.startswith("h2d")]
+    assert sorted((one.begin, one.end - one.begin) for one in slices) == drawn
 
 
-@pytest.mark.parametrize("text", ['a "b" \\ c', "line\nline", "100 % %d", "данные 数据", "</script>\x00", "\udcff"])
+@pytest.mark.parametrize("text", ['a "b" \\ c', "line\nline", "100 % %d", "данные 数据", "</script>\x00", r"\udcff"])
 def test_texts_survive_whatever_is_in_them(tmp_path: Path, text: str) -> None:
-    lines = [{"kind": "string", "id": 1, "text": text.encode("utf-8", "backslashreplace").decode()}]
-    write_process(tmp_path, [{"code": ev.TASK_ERROR, "task": 0, "worker": 0, "z": 1}], lines=lines, role="worker")
-    (error,) = (one for one in PerfettoFile(read_trace(tmp_path), tmp_path).instants if one.name == "task_error")
-    assert error.args["text"] == text.encode("utf-8", "backslashreplace").decode()
+    lines = [{"kind": "string", "id": 1, "text": text}]
+    trace = trace_of(tmp_path, [{"code": ev.TASK_ERROR, "task": 0, "worker": 0, "z": 1}], lines=lines, role="worker")
+    (error,) = (one for one in PerfettoFile(trace, tmp_path).instants if one.name == "task_error")
+    assert error.args["text"] == text
 
 
 def test_what_other_recorders_saw_is_folded_under_the_process_that_they_saw(tmp_path: Path) -> None:
@@ -160,8 +150,7 @@ def test_what_other_recorders_saw_is_folded_under_the_process_that_they_saw(tmp_
 
 
 def test_a_trace_without_events_has_one_track(tmp_path: Path) -> None:
-    write_process(tmp_path, [], role="loader")
-    file = PerfettoFile(read_trace(tmp_path), tmp_path)
+    file = PerfettoFile(trace_of(tmp_path, []), tmp_path)
     assert (list(file.tree()), file.slices) == (["headline"], [])
 
 
@@ -185,10 +174,9 @@ def test_of_several_ranks_the_lanes_after_the_workers_are_folded(tmp_path: Path)
 
 
 def test_a_death_is_a_note_on_the_lane_that_died(tmp_path: Path) -> None:
-    gone = {"code": ev.WORKER_GONE, "worker": 0, "x": 101, "y": -9}
     write_process(tmp_path, [{"code": ev.FETCH[0], "time": 5, "task": 0}], pid=101, role="worker", worker=0)
-    write_process(tmp_path, [{"code": ev.NEXT[0], "time": 1}, {"time": 90, **gone}], pid=100, role="loader")
-    file = PerfettoFile(read_trace(tmp_path), tmp_path)
+    gone = {"time": 90, "code": ev.WORKER_GONE, "worker": 0, "x": 101, "y": -9}
+    file = PerfettoFile(trace_of(tmp_path, [{"code": ev.NEXT[0], "time": 1}, gone], pid=100), tmp_path)
     (death,) = (one for one in file.instants if "last sign of life" in one.name)
     assert (death.name, file.title(death.track)) == ("killed by SIGKILL; last sign of life", "worker 0, pid 101")
     assert death.begin == 4
