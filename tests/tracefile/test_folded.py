@@ -45,7 +45,7 @@ def test_the_newest_workers_keep_their_files_and_others_until_they_are_as_many_a
 
 def test_a_long_run_has_few_files_and_loses_nothing(tmp_path: Path) -> None:
     stems, most = [], 0
-    for number in range(1, 1 + 30 * KEPT):
+    for number in range(1, 1 + 16 * KEPT):
         stems.append(leave(tmp_path, number))
         if old := due([path.name.removesuffix(SIDE_SUFFIX) for path in tmp_path.glob(f"*{SIDE_SUFFIX}")], 1):
             fold(tmp_path, old, None)

@@ -109,6 +109,9 @@ if __name__ == "__main__":
 """
 
 
+STEPS = {"worker_init": "in worker_init_fn", "make_fetcher": "making its fetcher (an iterable dataset's __iter__)"}
+
+
 def hangs(place: Path, step: str) -> bool:
     """Whether the worker has begun the step, and the loader waits for it."""
     try:
@@ -120,15 +123,12 @@ def hangs(place: Path, step: str) -> bool:
 
 @pytest.mark.live
 @pytest.mark.parametrize(
-    ("step", "words"),
-    [("worker_init", "in worker_init_fn"), ("make_fetcher", "making its fetcher (an iterable dataset's __iter__)")],
+    ("library", "step"),
+    [("ours", "worker_init"), ("torch", "make_fetcher"), *slow(("ours", "make_fetcher"), ("torch", "worker_init"))],
 )
-@pytest.mark.parametrize("library", ["ours", "torch"])
-def test_a_worker_that_hangs_before_it_is_ready_is_seen_in_its_step(
-    tmp_path: Path, library: str, step: str, words: str
-) -> None:
+def test_a_worker_that_hangs_before_it_is_ready_is_seen_in_its_step(tmp_path: Path, library: str, step: str) -> None:
     """While the program runs, by `top`; of its trace, once it was killed, by every command."""
-    place = tmp_path / "trace"
+    words, place = STEPS[step], tmp_path / "trace"
     with wl.started(HANGS, library, step, place) as program:
         while not hangs(place, step):
             assert program.poll() is None, "the program has ended"

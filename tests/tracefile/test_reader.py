@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle_trace import recorded, rows_of, trace_of, write_process
 
@@ -164,7 +164,8 @@ def test_to_pandas_without_pandas(small: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.live
-@given(st.lists(st.text(), max_size=8))
+@settings(max_examples=5)
+@given(st.lists(st.text(), max_size=50))
 def test_texts_come_back(texts: list[str]) -> None:
     """What no encoding can write is escaped."""
     with tempfile.TemporaryDirectory() as directory:
@@ -532,7 +533,7 @@ def test_one_file_of_a_trace_points_to_its_directory(small: Path, name: str) -> 
 
 
 # --- While it is written ----------------------------------------------------------------------------------------------
-WRITTEN = 400_000
+WRITTEN = 150_000
 
 
 @pytest.fixture(params=[None, 2048 * 64], ids=["full", "ring"])

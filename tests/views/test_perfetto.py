@@ -106,12 +106,6 @@ def test_a_wait_is_joined_to_its_fetch_and_its_slowest_sample_even_if_they_began
     ]  # fmt: skip
 
 
-def test_a_hang_is_joined_to_what_holds_it_up(hung: Trace, tmp_path: Path) -> None:
-    flows = [[one.name for one in flow] for flow in PerfettoFile(hung, tmp_path).flows.values()]
-    assert ["fetch 9 (did not end)", "next (did not end)"] in flows
-    assert ["sample 38 (did not end)", "next (did not end)"] in flows
-
-
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=2, max_size=8))
 def test_slices_nest_whatever_begins_and_ends_at_one_time(
     tmp_path_factory: pytest.TempPathFactory, spans: list[tuple[int, int]]
