@@ -76,6 +76,7 @@ Moments = list[tuple[float, dict[str, Any]]]
 
 
 def since_begin(trace: Trace, said: list[tuple[int, dict[str, Any]]]) -> Moments:
+    """These moments, which are ns of the clock, counted from the trace's first event."""
     return [((at - int(trace.events["time"][0])) / 1e9, words) for at, words in said]
 
 
