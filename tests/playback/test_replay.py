@@ -611,10 +611,11 @@ def test_what_the_protocol_does_not_allow_is_said_and_stepping_goes_on(
 
 def test_any_events_at_all_are_followed(tmp_path: Path) -> None:
     rng = np.random.default_rng(7)
+    codes = rng.choice(list(ev.EVENTS), 3000)
     small, huge = rng.integers(-2, 6, (3000, 5)), rng.integers(-(1 << 62), 1 << 62, (3000, 5))
     values = np.where(rng.random((3000, 5)) < 0.05, huge, small)
-    columns = np.column_stack([rng.choice(list(ev.EVENTS), 3000), rng.integers(0, 3, 3000), values])
-    write_process(tmp_path, rows_of("code tid task worker x y z", *columns.tolist()))
+    tids = [int(rng.integers(3)) for _ in range(3000)]
+    write_process(tmp_path, rows_of("code tid task worker x y z", *np.column_stack([codes, tids, values]).tolist()))
     at = replay(tmp_path)
     states = list(at.walk())
     assert any(state.violation for state in states)

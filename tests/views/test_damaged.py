@@ -30,8 +30,8 @@ from minidl.views.viewer import focus
 pytest.importorskip("matplotlib")
 
 RUNS: list[dict[str, Any]] = [
-    made_trace.HEALTHY, made_trace.HUNG, made_trace.SLABS, {"batches": 8, "pin": True, "simulated": True},
-    {"batches": 5, "epochs": 2},
+    made_trace.HEALTHY, made_trace.HUNG, {"batches": 8, "pin": True, "simulated": True}, {"batches": 5, "epochs": 2},
+    made_trace.SLABS,
 ]  # fmt: skip
 
 

@@ -552,7 +552,10 @@ def test_steps_alike_are_framed_in_every_worker(tmp_path: Path) -> None:
     assert bar["begin"] <= cause.begin < cause.end <= bar["end"]
 
 
-@pytest.mark.parametrize("name", ["workers-0", "iterable-uneven-shards", "transport-upstream"])
+@pytest.mark.parametrize("name", [
+    "starved-gpu", "workers-0", "workers-4", "respawn", "iterable-uneven-shards", "head-of-line-in-order",
+    "transport-upstream",
+])  # fmt: skip
 def test_the_frame_is_about_the_steps_that_the_title_names(name: str) -> None:
     drawn, step = scene_of(read_trace(RECORDINGS / f"{name}.minidl")), "collate" if "transport" in name else "sample"
     assert step in drawn.headline.title
