@@ -387,16 +387,16 @@ def train(name: str) -> None:
 
 
 ALONE = """
-import ctypes, sys, torch
+import ctypes, importlib, sys, torch
 from minidl.device import sim
 sim.use()
 memory = torch.ones(9)
 assert sim.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0) == 0
 print("registered:", memory.is_pinned())
 sys.path.insert(0, sys.argv[1])
-import test_sim
+train = importlib.import_module("test_sim").train  # of this file
 for optimiser in ("SGD", "Adam"):
-    test_sim.train(optimiser)
+    train(optimiser)
 print("trained", flush=True)
 ctypes.string_at(torch.ones(4, device="sim").data_ptr(), 4)
 """

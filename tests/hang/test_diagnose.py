@@ -1575,10 +1575,111 @@ UNSEEN = [
 ]  # fmt: skip
 
 
+# --- Waits that no process is left to end -----------------------------------------------------------------------------
+WAITS_FOR_NEWS = (library("Condition.wait", SYNCHRONIZE), user("news.wait()"))
+WAITS_FOR_EVENT = (library("Condition.wait", SYNCHRONIZE), library("Event.wait", SYNCHRONIZE), user("ready.wait()"))
+ASLEEP = {"idle": 8.0, "switches": (5, 5)}
+SLEEPS_A_WHILE = nap("120 s more", 120.0)
+SETS_IT_LATE = thread(150, (user("time.sleep(300)", "watch"),), SLEEPS_A_WHILE, name="watch")
+INDEXES = sharing(process(300, LOOP, thread(300, (user("time.sleep(17)", "index"), FORK, MAIN), SLEEPS_A_WHILE)))
+SENDS = Syscall("sendto", "", (9,), (9,), timeout=-1.0)
+SENDS_BACK = process(300, LOOP, thread(300, (user("c.send(x)", "serve"),), replace(SENDS, fds=(8,)), idle=8.0),
+                     descriptors=(connection(8, 91, 90),))  # fmt: skip
+IN_ITS_POOL = tuple(
+    thread(190 + i, (*FUTURE, user("f.result()", "tile", 19), library("_worker", POOL[1])), LOCKED, name=f"tiles_{i}")
+    for i in (0, 1)
+)
+IN_ITS_LOOP = thread(
+    190, (*FUTURE, user("call(size())", "get", 22), library("run_forever", "/lib/python3.11/asyncio/base_events.py")),
+    LOCKED, name="aio",
+)  # fmt: skip
+SAVES = Frame("Saver.save", "/home/a/data.py", 12, {"self": "<Saver at 0x5>"}, "with self.lock:")
+HANDLES = Frame("on_signal", "/home/a/data.py", 20, {"frame": "<frame at 0x9>"}, "saver.save()")
+INTERRUPTED = Frame("Saver.save", "/home/a/data.py", 14, {"self": "<Saver at 0x5>"}, "time.sleep(1)",
+                    ("with self.lock:",))  # fmt: skip
+
+
+def soon(*inside: Frame, call: Syscall = LOCKED, **more: Any) -> SeenProcess:
+    """Worker 1 in a call for eight seconds: too short for a wait that a process may end."""
+    return worker(1, *inside, call=call, idle=8.0, **more)
+
+
+def both_ask_manager() -> list[SeenProcess]:
+    """Two workers wait for one lock of a manager, and the loop, which has it, for a batch of theirs."""
+    waiting, _, asks, manager = of_manager((311, "acquire"), (312, "acquire"))
+    ends = (connection(8, 91, 90), connection(9, 93, 92), connection(10, 95, 94))
+    manager = replace(manager, descriptors=ends, threads=tuple(replace(one, idle=8.0) for one in manager.threads))
+    other = worker(0, user("with lock:"), call=RECEIVES, descriptors=(connection(9, 92, 93),))
+    return [replace(waiting, descriptors=(*waiting.descriptors, connection(9, 94, 95))), other, asks, manager]
+
+
+CLOSED = [
+    case("a notify that only those who wait for it could send", sharing(loop(1)), sharing(IDLE),
+         sharing(soon(*WAITS_FOR_NEWS)), outcome=HUNG, cause=HangCause.NOBODY, fix="wait_for()",
+         ends="the notify of a shared Condition; the processes that share it wait for this one"),
+    case("an event that a thread of the loop's process sets late", sharing(loop(1, SETS_IT_LATE)), sharing(IDLE),
+         sharing(worker(1, *WAITS_FOR_EVENT, call=LOCKED)), outcome=MAYBE_HUNG, says="(the loop (pid 100) could)"),
+    case("an event of a program that another one has started, which may share it",
+         sharing(loop(1, stack=(*loop(1).threads[0].stack, library("BaseProcess._bootstrap", "/m/process.py")))),
+         sharing(IDLE), sharing(soon(*WAITS_FOR_EVENT)), outcome=MAYBE_HUNG),
+    case("a barrier for more parties than wait for it", sharing(loop(1)),
+         *(sharing(worker(i, library("Barrier.wait"), user("b.wait()"), call=LOCKED, idle=8.0)) for i in (0, 1)),
+         outcome=HUNG, cause=HangCause.BARRIER, fix="for as many parties as call wait()"),
+    case("a barrier that another process of the program reaches late", sharing(loop(1)), INDEXES,
+         *(sharing(worker(i, library("Barrier.wait"), user("b.wait()"), call=LOCKED)) for i in (0, 1)),
+         outcome=MAYBE_HUNG, says="process python (pid 300) has not reached it"),
+    case("a connection that the loop should accept, which waits for it", loop(1, descriptors=(connection(6, 70, 0),)),
+         IDLE, soon(user("sock.recv(1)"), call=RECEIVES, descriptors=(connection(9, 90, 70, BACKLOG),)),
+         outcome=HUNG, cause=HangCause.SOCKET, fix="accept and answer in a thread"),
+    case("a server whose thread answers late", *heard_by(SLEEPS_A_WHILE), outcome=MAYBE_HUNG, cause=HangCause.SOCKET),
+    case("two that send, and of which none receives", SENDS_BACK,
+         replace(IDLE, descriptors=(*IDLE.descriptors, connection(8, 91, 90))),
+         again(loop(stack=(user("c.send(x)", "score"), MAIN_OF), call=SENDS, descriptors=(connection(9, 90, 91),)),
+               **ASLEEP),
+         outcome=HUNG, fix="receive what the other end sends"),
+    case("tasks of a pool that wait for tasks of the pool", loop(1), IDLE,
+         soon(*FUTURE, user("map(tile)"), others=IN_ITS_POOL), outcome=HUNG, cause=HangCause.CYCLE,
+         says="all threads of its pool wait for results of that pool (tile at data.py:19)"),
+    case("a pool of which one thread is at work", loop(1), IDLE,
+         worker(1, *FUTURE, user("map(tile)"), call=LOCKED, others=(*IN_ITS_POOL, SETS_IT_LATE)),
+         outcome=MAYBE_HUNG, never="all threads of its pool"),
+    case("a coroutine that waits for another one of its own event loop", loop(1), IDLE,
+         soon(*FUTURE, user("store.get()"), others=(IN_ITS_LOOP,)), outcome=HUNG, cause=HangCause.CYCLE,
+         says="the thread of its event loop waits for a result itself", fix="await the result"),
+    case("a sampler that waits for what the loop reports", fix="the loop's own thread",
+         looks=later(again(loop(stack=(WAIT, user("changed.wait()", "Board.wait"), ASKS_SAMPLER), call=LOCKED),
+                           **ASLEEP), IDLE), outcome=HUNG, cause=HangCause.NOBODY),
+    case("a signal handler that takes the lock of the code below it, beside another thread", IDLE,
+         again(loop(0, SETS_IT_LATE, stack=(SAVES, HANDLES, INTERRUPTED, MAIN_OF), call=LOCKED), **ASLEEP),
+         outcome=HUNG, cause=HangCause.SELF_LOCK, says="a lock that the code which it interrupted holds",
+         fix="set a flag there"),
+    case("a manager's lock that only its waiting clients could release", *both_ask_manager(), outcome=HUNG,
+         says="could, and wait for it", fix="call release() before"),
+    case("a FIFO that a child of the program opens late", loop(1), worker(1, user("open(p)"), call=OPENS,
+                                                                          wchan="wait_for_partner"),
+         process(300, LOOP, thread(300, None, SLEEPS_A_WHILE), name="sh"), outcome=MAYBE_HUNG, cause=HangCause.FIFO),
+    case("a child that sees no end of its input, because the workers have a copy of its writing end",
+         loop(stack=(user("os.waitpid(gzip)"), MAIN_OF), call=Syscall("wait4", "for 300", target=300, timeout=-1.0)),
+         replace(IDLE, descriptors=(*IDLE.descriptors, pipe(7, 60, "w"))),
+         process(300, LOOP, thread(300, None, READS_FOR_EVER, idle=8.0), name="gzip", descriptors=(QUEUE,)),
+         outcome=HUNG, fix="before the workers", says="but waits for the reader"),
+    case("the holder of a file lock waits for another process",
+         looks=[look(loop(1), worker(0, user("sock.recv(1)"), call=RECEIVES,
+                                     descriptors=(HOLDS, connection(9, 90, 91))), ASKS,
+                     process(300, LOOP, thread(300, (user("accept()", "mirror"), MAIN_OF), ACCEPTS), name="mirror",
+                             descriptors=(connection(6, 70, 0), connection(8, 91, 90))), locks=(OF_101, WAITED_FOR))],
+         ends="waits for a client to connect; worker 0 (pid 101), which holds that lock, waits for it"),
+    case("the loop holds a lock of a file while it waits for a batch",
+         looks=[look(loop(1, descriptors=(with_locks(LOOP, "1: FLOCK ADVISORY WRITE 100"),)), IDLE, ASKS,
+                     locks=(replace(OF_101, pid=LOOP), WAITED_FOR))],
+         outcome=HUNG, cause=HangCause.CYCLE, fix="let the loop hold no lock"),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("looks", "wait", "expected"),
-    [*FILE_LOCKS, *POLLED_FILES, *IN_A_SAMPLE, *ONE_PROCESS, *SEMAPHORES, *CONNECTIONS, *ENDS_OF_CHAINS, *THE_LOOP,
-     *IN_RANKS, *LOST_AND_ENDED, *SLOW, *UNSEEN],
+    [*FILE_LOCKS, *POLLED_FILES, *IN_A_SAMPLE, *ONE_PROCESS, *SEMAPHORES, *CONNECTIONS, *ENDS_OF_CHAINS, *CLOSED,
+     *THE_LOOP, *IN_RANKS, *LOST_AND_ENDED, *SLOW, *UNSEEN],
 )  # fmt: skip
 def test_the_finding(looks: list[RunEvidence], wait: RecordedWait | None, expected: dict[str, object]) -> None:
     said = diagnose(looks, wait)
