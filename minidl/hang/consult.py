@@ -6,12 +6,15 @@ evidence adds nothing to the events.
 
 from __future__ import annotations
 
+import dataclasses
+
 from minidl.hang.diagnose import diagnose
 from minidl.hang.evidence.model import EvidenceError, RunEvidence
-from minidl.hang.finding import Finding, HangCause, RecordedWait, RunOutcome
-from minidl.hang.limits import LOOK, STILL
+from minidl.hang.finding import EvidenceLine, Finding, HangCause, RecordedWait, RunOutcome
+from minidl.hang.limits import LOOK, OLD, STILL
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.watched import StallLook
+from minidl.tracefile.words import seconds
 
 
 def recorded_looks(trace: Trace, told: RecordedWait) -> list[RunEvidence]:
@@ -38,7 +41,12 @@ def _readable(look: StallLook) -> RunEvidence | None:
 
 def diagnose_recorded(trace: Trace, told: RecordedWait) -> Finding | None:
     """The finding by the evidence of a trace's last wait."""
-    return opinion(recorded_looks(trace, told), told)
+    found, until = opinion(recorded_looks(trace, told), told), told.since + int(told.seconds * 1e9)
+    old = (until - max((one.at for one in trace.watched.looks), default=until)) / 1e9
+    if found is None or old < OLD:
+        return found
+    said = f"the watchdog's last look was {seconds(old)} before the recording ends: it may not show the last state"
+    return dataclasses.replace(found, evidence=(*found.evidence, EvidenceLine(said, "trace")))
 
 
 def opinion(looks: list[RunEvidence], told: RecordedWait) -> Finding | None:

@@ -44,6 +44,9 @@ GROWS: Final = (2.6, 1.8)
 """The next look comes after this many times as long a wait, after the first look and later: at 2 s, at 5 s, `STILL`
 later, and at 9, 17 and 30 s, when a wait that may only be slow is `OPEN`: a worker that starts imports for some s."""
 
+OLD: Final = 10.0
+"""A finding by a look that is this much older than the end of its recording says so."""
+
 LONGER: Final = 3
 """An early look also needs a wait this many times as long as the longest one before: slow work is no hang."""
 

@@ -36,8 +36,9 @@ from minidl.explore.guards import GUARDS, OURS
 from minidl.explore.model import Model
 from minidl.explore.search import shortest
 from minidl.explore.trace import write as explored
+from minidl.hang.consult import diagnose_recorded
 from minidl.hang.evidence.model import RunEvidence, Syscall
-from minidl.hang.finding import LONGEST, Finding, FocusScope, HangCause, RunOutcome, titled
+from minidl.hang.finding import LONGEST, Finding, FocusScope, HangCause, RecordedWait, RunOutcome, titled
 from minidl.hang.headline import hangs, headline, held_up
 from minidl.hang.places import LoaderStep
 from minidl.tracefile import events as ev
@@ -328,6 +329,18 @@ def joins(*outside: Frame) -> RunEvidence:
     stack = (Frame("Popen.poll", "/lib/python3.11/multiprocessing/popen_fork.py", 27), *outside)
     call = Syscall("wait4", "for a child", target=LOOP + 1, timeout=-1.0)
     return look(loop(0, stack=stack, call=call), worker(0, step="idle"))
+
+
+@pytest.mark.parametrize("apart", [4, 40])
+def test_a_finding_by_an_old_look_says_so(apart: int, tmp_path: Path) -> None:
+    """The last look is 3 s, or 39 s, before the recording's end."""
+    of_loader(tmp_path, [at(time, code) for time, code in ((1, ev.EPOCH[0]), (2, ev.NEXT[0]), (3, ev.NEXT[1]))])
+    end, stall = apart * SECOND, Stall(1, Call.NEXT, 2, LOOP)
+    looks_by_a_watchdog(tmp_path, stall, joins(EXITS), 2 * SECOND, 2.0)
+    told = RecordedWait(hung=True, since=2, seconds=end / SECOND, pid=LOOP)
+    found = diagnose_recorded(read_trace(tmp_path), told)
+    assert found is not None
+    assert any("last look was 39.0 s before" in line.text for line in found.evidence) is (apart == 40)
 
 
 def test_a_program_that_has_ended_and_whose_process_has_not_hangs(tmp_path: Path) -> None:
