@@ -259,6 +259,12 @@ def test_tests_import_nothing_from_each_other() -> None:
     assert not wrong, f"move what they share to tests/support: {wrong}"
 
 
+def test_tests_have_the_same_names_in_each_process(request: pytest.FixtureRequest) -> None:
+    """A name with an object's address differs, and pytest-xdist refuses to run such tests."""
+    named = {item.nodeid for item in request.session.items if " at 0x" in item.nodeid}
+    assert not named, "give these cases ids without an address"
+
+
 # --- The event table --------------------------------------------------------------------------------------------------
 @functools.cache
 def names_in(path: Path) -> frozenset[str]:

@@ -158,7 +158,7 @@ def test_an_epoch_that_is_left_does_not_reach_into_the_next() -> None:
     {"batch_sampler": [[0]], "drop_last": True}, {"batch_size": None, "drop_last": True},
     {"dataset": wl.Stream(3), "shuffle": True}, {"dataset": wl.Stream(3), "sampler": [0]},
     {"num_workers": 1, "prefetch_factor": -1},
-], ids=str)  # fmt: skip
+], ids=", ".join)  # fmt: skip
 def test_options_that_exclude_each_other_are_refused_as_by_torch(options: dict[str, Any]) -> None:
     for lib in (TORCH, mini):
         with pytest.raises(ValueError):

@@ -78,7 +78,7 @@ COMPUTING, LONG_STEPS = {"cpu": computes}, {"step": 20 * MS}
         ({}, {"num_workers": 2, "batch_size": 8}, [125]),
         ({}, {"num_workers": 2, "batch_size": 2}, [502]),
     ],
-    ids=str,
+    ids=lambda value: ", ".join(map(str, value)),
 )
 def test_workers_wait_together_and_compute_with_as_many_cpus(
     tmp_path: Path, run: dict[str, Any], values: dict[str, Any], expected: list[float]
