@@ -122,8 +122,8 @@ def test_the_slowest_sample_is_the_one_that_waited(tmp_path: Path) -> None:
 @pytest.mark.live
 def test_pinning_that_is_simulated_is_called_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
-    trace = record(tmp_path / "trace", num_workers=2, pin_memory=True)
-    (loader,) = summary(trace).loaders
+    (loader,) = record(tmp_path / "trace", num_workers=2, pin_memory=True).loaders
+    trace = read_trace(tmp_path / "trace")
     assert (loader.account.moved(Copy.PIN)[0], loader.pin_simulated) == (12 * KIB, True)
     assert "pinned (simulated) 12.0 KiB" in loader.text()
     assert loader.stages["wait"].count == len(trace.select("ready_get", Phase.END))

@@ -29,6 +29,6 @@ class Slides(Pictures):
         list(self.pools[0].map(self.tile, range(tiles)))
         return super().__getitem__(index)
 
-    def tile(self, number: int) -> int:
-        inner = [self.pools[1].submit(abs, side) for side in range(4)]
-        return sum(one.result() for one in inner) + number
+    def tile(self, number: int) -> list[Any]:
+        inner = [self.pools[1].submit(abs, number + side) for side in range(4)]
+        return [one.result() for one in inner]
