@@ -230,7 +230,8 @@ FILE_LOCKS = [
     case("two that wait for each other are a cycle",
          looks=[look(loop(1), locked(0, 71, 70), locked(1, 70, 71),
                      locks=tuple(FileLock(i, "FLOCK", "WRITE", 101 + i, 3, 70 + i) for i in (0, 1)))],
-         cause=HangCause.CYCLE, says="; worker 0 (pid 101) holds it, which closes a cycle (worker 1 (pid 102) -> "
+         cause=HangCause.CYCLE, fix="take the locks in one order",
+         says="; worker 0 (pid 101) holds it, which closes a cycle (worker 1 (pid 102) -> "
          "worker 0 (pid 101) -> worker 1 (pid 102)"),
     case("a mutex in shared memory names its owner, in another process",
          loop(1), worker(0, user("time.sleep(990)"), call=SLEEPS), worker(1, user("txn"), call=SHARED_MUTEX, owner=101),
@@ -1599,6 +1600,19 @@ INTERRUPTED = Frame("Saver.save", "/home/a/data.py", 14, {"self": "<Saver at 0x5
                     ("with self.lock:",))  # fmt: skip
 
 
+LISTENS = connection(6, 70, 0)
+
+
+def of_ranks(*calls: Syscall) -> list[SeenProcess]:
+    """Rank 0 of two asks rank 1's store for a key; rank 1, in this call, is there if one is given."""
+    asking, _, asks = asks_store()
+    asks = replace(asks, threads=(replace(asks.threads[0], idle=8.0),))
+    asking = replace(asking, rank=0, ranks=2)
+    others = (process(300, 1, thread(300, (user("prepare()", "main"), MAIN), call, idle=8.0), rank=1, ranks=2)
+              for call in calls)  # fmt: skip
+    return [asking, IDLE, asks, *others]
+
+
 def soon(*inside: Frame, call: Syscall = LOCKED, **more: Any) -> SeenProcess:
     """Worker 1 in a call for eight seconds: too short for a wait that a process may end."""
     return worker(1, *inside, call=call, idle=8.0, **more)
@@ -1622,6 +1636,12 @@ CLOSED = [
     case("an event of a program that another one has started, which may share it",
          sharing(loop(1, stack=(*loop(1).threads[0].stack, library("BaseProcess._bootstrap", "/m/process.py")))),
          sharing(IDLE), sharing(soon(*WAITS_FOR_EVENT)), outcome=MAYBE_HUNG),
+    case("an event that a thread of the waiter's own process may set", sharing(loop(1)), sharing(IDLE),
+         sharing(soon(*WAITS_FOR_EVENT, others=(PUMPS,))), outcome=MAYBE_HUNG),
+    case("an event that a thread sets when its child has ended", sharing(IDLE),
+         sharing(loop(1, thread(150, (user("p.stdout.read()", "watch"),), READS), descriptors=(QUEUE,))),
+         process(300, LOOP, thread(300, None, SLEEPS_A_WHILE), name="tool", descriptors=(PUTS,)),
+         sharing(worker(1, *WAITS_FOR_EVENT, call=LOCKED)), outcome=MAYBE_HUNG),
     case("a barrier for more parties than wait for it", sharing(loop(1)),
          *(sharing(worker(i, library("Barrier.wait"), user("b.wait()"), call=LOCKED, idle=8.0)) for i in (0, 1)),
          outcome=HUNG, cause=HangCause.BARRIER, fix="for as many parties as call wait()"),
@@ -1631,18 +1651,37 @@ CLOSED = [
     case("a connection that the loop should accept, which waits for it", loop(1, descriptors=(connection(6, 70, 0),)),
          IDLE, soon(user("sock.recv(1)"), call=RECEIVES, descriptors=(connection(9, 90, 70, BACKLOG),)),
          outcome=HUNG, cause=HangCause.SOCKET, fix="accept and answer in a thread"),
+    case("connections of all workers that the loop should accept", loop(1, descriptors=(LISTENS,)),
+         *(worker(i, user("sock.recv(1)"), call=RECEIVES, idle=8.0,
+                  descriptors=(LISTENS, connection(9, 90 + i, 70, BACKLOG))) for i in (0, 1)),
+         outcome=HUNG, cause=HangCause.SOCKET, fix="accept and answer in a thread"),
     case("a server whose thread answers late", *heard_by(SLEEPS_A_WHILE), outcome=MAYBE_HUNG, cause=HangCause.SOCKET),
     case("two that send, and of which none receives", SENDS_BACK,
          replace(IDLE, descriptors=(*IDLE.descriptors, connection(8, 91, 90))),
          again(loop(stack=(user("c.send(x)", "score"), MAIN_OF), call=SENDS, descriptors=(connection(9, 90, 91),)),
                **ASLEEP),
          outcome=HUNG, fix="receive what the other end sends"),
+    case("two that send, of which one gives up", SENDS_BACK,
+         replace(IDLE, descriptors=(*IDLE.descriptors, connection(8, 91, 90))),
+         again(loop(stack=(user("c.send(x)", "score"), MAIN_OF), call=replace(SENDS, timeout=60.0),
+                    descriptors=(connection(9, 90, 91),)), **ASLEEP),
+         outcome=MAYBE_HUNG),
+    case("a key that a rank elsewhere may set", *of_ranks(), outcome=MAYBE_HUNG, cause=HangCause.NOBODY),
+    case("a key that another rank sets late", *of_ranks(SLEEPS_A_WHILE), outcome=MAYBE_HUNG, cause=HangCause.NOBODY),
+    case("a key that another rank waits for, too", *of_ranks(READS_FOR_EVER), outcome=HUNG, cause=HangCause.NOBODY),
     case("tasks of a pool that wait for tasks of the pool", loop(1), IDLE,
          soon(*FUTURE, user("map(tile)"), others=IN_ITS_POOL), outcome=HUNG, cause=HangCause.CYCLE,
          says="all threads of its pool wait for results of that pool (tile at data.py:19)"),
-    case("a pool of which one thread is at work", loop(1), IDLE,
-         worker(1, *FUTURE, user("map(tile)"), call=LOCKED, others=(*IN_ITS_POOL, SETS_IT_LATE)),
-         outcome=MAYBE_HUNG, never="all threads of its pool"),
+    *(
+        case(f"a pool of which one thread {does}", loop(1), IDLE,
+             soon(*FUTURE, user("map(tile)"), others=(*IN_ITS_POOL, replace(IN_ITS_POOL[0], tid=195, **doing))),
+             outcome=MAYBE_HUNG, never="all threads of its pool")
+        for does, doing in {
+            "is at work": {"stack": SETS_IT_LATE.stack, "syscall": SLEEPS_A_WHILE},
+            "waits for an event": {"stack": (WAIT, library("Event.wait"), *IN_ITS_POOL[0].stack[2:])},
+            "waits for a lock": {"stack": (user("with lock:", "tile"), *IN_ITS_POOL[0].stack[3:])},
+        }.items()
+    ),
     case("a coroutine that waits for another one of its own event loop", loop(1), IDLE,
          soon(*FUTURE, user("store.get()"), others=(IN_ITS_LOOP,)), outcome=HUNG, cause=HangCause.CYCLE,
          says="the thread of its event loop waits for a result itself", fix="await the result"),
