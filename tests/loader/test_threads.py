@@ -291,9 +291,9 @@ def interrupt() -> None:
 def test_a_worker_that_ends_is_found_at_once(
     end: Any, code: int, pin_memory: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the exception that has ended it as the cause."""
+    """With the exception that has ended it as the cause; no liveness check comes before the test's time is over."""
     monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
-    began = time.monotonic()
+    wl.impatient(monkeypatch, 1000.0)
     iterator = iter(in_threads(wl.At(8, 3, end), pin_memory=pin_memory))
     with pytest.raises(
         RuntimeError, match=f"exited unexpectedly .worker 1: exit code {code}, last in task 3"
@@ -301,7 +301,6 @@ def test_a_worker_that_ends_is_found_at_once(
         list(iterator)
     assert isinstance(raised.value.__cause__, (SystemExit, GeneratorExit, KeyboardInterrupt))
     assert "thread(s)" in str(raised.value)
-    assert time.monotonic() - began < 4  # the liveness check comes after 5 s
     iterator.close()
 
 
