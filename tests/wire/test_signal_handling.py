@@ -335,3 +335,17 @@ def test_in_another_thread_nothing_is_put_off() -> None:
     thread.start()
     thread.join()
     assert seen == [signal.default_int_handler]
+
+
+def test_a_condition_drops_the_error_by_which_a_signals_handler_tells_a_death() -> None:
+    """A fact about Python: torch's loader, interrupted while it puts a task, finds that death by polling."""
+
+    class Interrupted:
+        def release(self) -> None:
+            raise RuntimeError("DataLoader worker is killed by signal")
+
+    condition: Any = threading.Condition()
+    condition._waiters.append(Interrupted())
+    with condition:
+        condition.notify()
+    assert not condition._waiters
