@@ -157,6 +157,7 @@ def test_order_lists_each_module_once() -> None:
     assert not gone, f"delete {', '.join(map(line_of, gone))}: no such file, or it has no code"
 
 
+@pytest.mark.heavy
 def test_imports_run_one_way() -> None:
     last = len(POSITION)
     wrong = [
@@ -168,6 +169,7 @@ def test_imports_run_one_way() -> None:
     assert not wrong
 
 
+@pytest.mark.heavy
 def test_no_class_name_is_defined_twice() -> None:
     whole_by_themselves = ("mini", "prove.lab.cases.")
     shared = {

@@ -33,6 +33,7 @@ def texts() -> dict[str, str]:
     return {name: re.sub(r"\s+(# )?", " ", text) for name, text in found.items()}
 
 
+@pytest.mark.heavy
 def test_each_citation_resolves() -> None:
     cited = 0
     for name, text in texts().items():

@@ -30,7 +30,7 @@ AT_MOST = {
     "minidl/prove": 6491,
     "minidl": 51065,
     "notebooks": 5457,
-    "tests": 48746,
+    "tests": 48846,
 }
 
 
@@ -41,6 +41,7 @@ def lines_in(place: Path) -> int:
     return sum(map(lines_in, place.rglob("*.py")))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("part", AT_MOST)
 def test_no_part_grows_without_a_word(part: str) -> None:
     has = sum(lines_in(ROOT / place) for place in part.split())

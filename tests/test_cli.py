@@ -125,6 +125,7 @@ FACTS = {
 MANIFEST_FACTS = "versions command host cpus cpu_quota cpus_allowed lacks rank ranks detail"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("value", [None, -1, 2**70, "x", [1], {"a": 1}], ids=repr)
 def test_facts_of_wrong_types_stop_no_command(value: object, tmp_path: Path) -> None:
     trace = made_trace.write(tmp_path / "t", made_trace.Run(6))
@@ -151,6 +152,7 @@ def test_a_packed_trace_that_is_cut_short_is_said(
     assert "cut.minidl: truncated: what is there was read" in told
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["head-of-line-in-order", "worker-sigkilled", "persistent"])
 @pytest.mark.parametrize("tenths", range(2, 10))
 def test_what_a_cut_took_away_is_no_violation(
@@ -265,6 +267,7 @@ def test_what_is_written(capsys: pytest.CaptureFixture[str], trace: Path, tmp_pa
         assert (tmp_path / name).read_bytes() == written.read_bytes()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", WRITTEN)
 def test_what_a_failed_command_would_replace_is_kept(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -405,6 +408,7 @@ def test_usage_errors_exit_with_2(capsys: pytest.CaptureFixture[str], argv: str)
     assert "usage: minidl" in capsys.readouterr().err
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_help_shows_an_example_which_parses(capsys: pytest.CaptureFixture[str], name: str) -> None:
     command = cli.COMMANDS[name]

@@ -18,6 +18,7 @@ from minidl.views.scene import window_of
 pytest.importorskip("matplotlib")
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("seed", [0, 1, 45, *slow(2, 3, 5, 19, 52)])
 def test_a_damaged_trace_stops_no_command_without_words(tmp_path: Path, seed: int) -> None:
     path = damages.write(damages.damaged(seed), tmp_path, seed)

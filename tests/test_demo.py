@@ -39,6 +39,7 @@ def test_the_photographs_are_real_files_of_eight_kinds() -> None:
         assert f"| {path.name} |" in (PHOTOGRAPHS / "README.md").read_text(), f"{path.name}: no licence is told"
 
 
+@pytest.mark.heavy
 def test_cuts_are_made_once_and_are_the_same_each_time(few: Path, tmp_path: Path) -> None:
     sources = few.parent / "sources"
     (tmp_path / "cat").mkdir()

@@ -116,6 +116,7 @@ def test_each_hole_of_the_explorer_is_explored_with_its_patch() -> None:
     assert needed == {guard for name in EXPLORED for guard in patched_in_the_explorer(name)[1]}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "full", [pytest.param([], id="merged"), pytest.param(["--full"], id="full", marks=pytest.mark.slow)]
 )

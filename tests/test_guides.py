@@ -50,6 +50,7 @@ def test_each_entry_is_said_somewhere() -> None:
     assert {outcome.value for outcome in RunOutcome if outcome.wrong} <= set(guides.PAGE_OF)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("trace", "page"), [("worker-sigkilled", "hang"), ("starved-gpu", "starves"), ("healthy-8-pinned", None)]
 )

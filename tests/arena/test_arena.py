@@ -237,6 +237,7 @@ def test_batches_of_usual_sizes_give_nothing_back(pair: Pair) -> None:
     assert sum(memory_of(pair)) >= 2_000_000
 
 
+@pytest.mark.heavy
 def test_slabs_that_a_loader_needs_no_more_give_their_memory_back(pair: Pair) -> None:
     kept = [pair.sent(torch.ones(1 << 18)) for _ in range(9)]
     assert sum(memory_of(pair)) == 9 << 20

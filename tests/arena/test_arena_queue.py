@@ -318,6 +318,7 @@ def test_descriptors_that_nobody_has_taken_are_closed(line: Line) -> None:
         os.fstat(fd)
 
 
+@pytest.mark.heavy
 def test_a_batch_of_many_large_leaves_takes_few_slabs_and_descriptors(line: Line) -> None:
     line.put(0, [torch.full((BIG << 4,), value, dtype=torch.uint8) for value in range(80)])
     assert [int(leaf[-1]) for leaf in line.get().data] == list(range(80))

@@ -551,6 +551,7 @@ def test_a_long_run_is_accepted_and_its_last_breach_is_found() -> None:
 
 
 # --- Damage -----------------------------------------------------------------------------------------------------------
+@pytest.mark.heavy
 @pytest.mark.parametrize("seed", [0, 1, 162])  # the last one's numbers overflow when they are added
 def test_a_damaged_trace_is_judged_and_fails_nobody(seed: int) -> None:
     """Any value may stand in any column; the report is made all the same, and no number is taken for a size.

@@ -34,6 +34,7 @@ def test_a_guard_has_the_explorers_shortest_run_without_it() -> None:
     assert (steps, wrong.partition(",")[0]) == (("loader is killed",), "the loader's process is gone")
 
 
+@pytest.mark.heavy
 def test_each_row_is_there_and_each_link_leads_to_one(made: str) -> None:
     tags = Parsed(made).tags
     ids = [attributes["id"] for _, attributes in tags if "id" in attributes]
@@ -48,6 +49,7 @@ def test_each_row_is_there_and_each_link_leads_to_one(made: str) -> None:
     assert all(f"without {guard}<" in made for entry in entries().values() for guard in entry.guards)
 
 
+@pytest.mark.heavy
 def test_a_release_that_names_its_source_is_linked(monkeypatch: pytest.MonkeyPatch) -> None:
     told = Message()
     for name, value in (("Version", "9.8"), ("Project-URL", "Docs, https://d"), ("Project-URL", "Source, https://s/m/")):
@@ -65,6 +67,7 @@ def test_a_release_that_names_its_source_is_linked(monkeypatch: pytest.MonkeyPat
     assert len(own) < len(links)
 
 
+@pytest.mark.heavy
 def test_it_refers_to_nothing_outside_and_holds_no_style_of_its_own(made: str) -> None:
     parsed = Parsed(made)
     for tag, attributes in parsed.tags:

@@ -10,6 +10,7 @@ from minidl import cli
 from minidl.companion.text import render, select
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("asked", "key"),
     [
@@ -45,6 +46,7 @@ def test_chinese_lines_keep_to_the_width() -> None:
     assert not [line for line in text if line.strip()[0] in "\u3002\uff0c\uff1b"]
 
 
+@pytest.mark.heavy
 def test_what_has_no_row_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="no row has 'no_such_thing': give a section"):
         render("no_such_thing")

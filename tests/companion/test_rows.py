@@ -42,6 +42,7 @@ def unresolved(entry: Entry) -> list[str]:
     return out
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("entry", entries().values(), ids=lambda entry: entry.key)
 def test_each_row_resolves(entry: Entry) -> None:
     assert not unresolved(entry), f"row {entry.key}"
@@ -98,6 +99,7 @@ def test_each_guard_and_event_is_told_of_in_each_language(file: str, names: Coll
     assert all(fields["ru"] and fields["zh"] for fields in told.values())
 
 
+@pytest.mark.heavy
 def test_lines_are_those_that_inspect_finds() -> None:
     """Parsing finds what importing would, for what can be imported."""
     compared = 0

@@ -25,6 +25,7 @@ def first(asked: str) -> set[str]:
     return {*on_page, *(entry.key for entry in select(asked)[0][:1])}
 
 
+@pytest.mark.heavy
 def test_searches_lead_to_their_rows_first() -> None:
     wrong = [
         each for each, (asked, keys) in enumerate(SEARCHES) if not first(asked) or first(asked) - {*keys.split(" or ")}

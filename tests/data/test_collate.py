@@ -167,6 +167,7 @@ class TestAgainstTorch:
         monkeypatch.setattr(torch.utils.data._utils.worker, "_worker_info", "x")
         agree(lambda lib: shown(lib.default_collate(SAMPLES[name])))  # both into shared memory
 
+    @pytest.mark.heavy
     def test_nested_tensors_are_refused(self) -> None:
         batch = [torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged)] * 2
         refusal = agree(lambda lib: lib.default_collate(batch))

@@ -131,6 +131,7 @@ class TestLibstdcxx:
 
 
 class TestCppSamplers:
+    @pytest.mark.heavy
     @pytest.mark.parametrize("largest", [70_000, *slow(1_000_003)])
     def test_recorded_answers_of_libtorch(self, largest: int) -> None:
         """Blocks of all ranks, with and without duplicates; shuffles; saved and loaded positions; two ways to draw."""

@@ -95,6 +95,7 @@ class TestOtherSamplers:
     def test_sequential(self, n: int) -> None:
         agree(lambda lib: [list(lib.SequentialSampler(range(n))), len(lib.SequentialSampler(range(n)))])
 
+    @pytest.mark.heavy
     @given(indices=st.lists(st.integers()) | st.text(), seed=SEEDS, taken=st.none() | st.integers(0, 5))
     def test_subset_random(self, indices: Any, seed: Any, taken: Any) -> None:
         agree(lambda lib: drawn(lib, lambda lib, g: lib.SubsetRandomSampler(indices, g), seed, taken))
@@ -181,6 +182,7 @@ class TestCost:
         most = 2**31 - 1
         assert [permutation(n, None) for n in (most, most + 1)] == [(most, torch.int32), (most + 1, torch.int64)]
 
+    @pytest.mark.heavy
     @pytest.mark.parametrize("cls", [RandomSampler, SubsetRandomSampler])
     def test_never_a_list_of_n_ints(self, cls: Any) -> None:
         n = 300_000

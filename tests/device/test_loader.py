@@ -384,6 +384,7 @@ STARTING = (recycle_slabs, recycle_slabs_of_failed_batches)
 @pytest.mark.parametrize(
     "guard", [pytest.param(name, marks=[pytest.mark.live] * (GUARDS[name][-1] in STARTING)) for name in GUARDS]
 )
+@pytest.mark.heavy
 def test_a_program_is_right_with_the_guard_and_wrong_without(guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
     *where, program = GUARDS[guard]
     assert program(DeviceLoader)
@@ -511,6 +512,7 @@ class Consumer:
             return [result.cpu() if isinstance(result, torch.Tensor) else result for result in self.got]
 
 
+@pytest.mark.heavy
 def test_values_and_order_are_the_loaders_whatever_takes_how_long() -> None:
     """Random programs against the same in this thread: each byte of each batch, with the collector off.
 
@@ -549,6 +551,7 @@ def comparison(seed: int) -> dict[str, int]:
     return {"batches": len(tensors), "bytes": size, "errors": len(expected) - len(tensors)}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("collects", [True, False])
 @pytest.mark.parametrize("prefetch", [1, 2, 4])
 @pytest.mark.parametrize("end", ["exhausted", "break"])

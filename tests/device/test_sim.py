@@ -214,6 +214,7 @@ def test_memory_is_cached_for_the_stream_that_freed_it() -> None:
     assert torch.empty(3000, device="sim").data_ptr() == place
 
 
+@pytest.mark.heavy
 def test_freed_memory_is_poisoned_after_the_work_that_uses_it() -> None:
     sim.sleep(FOREVER)
     used = torch.ones(100, device="sim")
@@ -228,6 +229,7 @@ def test_freed_memory_is_poisoned_after_the_work_that_uses_it() -> None:
 
 
 @pytest.mark.parametrize("told", [False, True])
+@pytest.mark.heavy
 def test_a_stream_that_is_not_told_of_reads_poison(told: bool) -> None:
     side, consumer = sim.Stream(), sim.current_stream()
     with side:

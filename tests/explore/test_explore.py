@@ -42,6 +42,8 @@ from minidl.tracefile.reader import Trace, read_trace
 from minidl.views.text import render
 from minidl.wire.messages import Result, ResumeIteration, WorkerExhausted
 
+pytestmark = pytest.mark.heavy
+
 SMALL = Configuration("small", tasks=2, prefetch=1, may_break=True)
 GOOD = (
     Configuration("plain", may_break=True),

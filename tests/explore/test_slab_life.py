@@ -15,6 +15,7 @@ from minidl.explore.slab_life import GUARDS, Guards
 explore_slabs = functools.cache(slab_life.explore_slabs)
 
 
+@pytest.mark.heavy
 def test_no_slab_is_written_while_its_batch_is_seen(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

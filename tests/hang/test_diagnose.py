@@ -1715,6 +1715,7 @@ CLOSED = [
 ]  # fmt: skip
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("looks", "wait", "expected"),
     [*FILE_LOCKS, *POLLED_FILES, *IN_A_SAMPLE, *ONE_PROCESS, *SEMAPHORES, *CONNECTIONS, *ENDS_OF_CHAINS, *CLOSED,

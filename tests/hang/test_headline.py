@@ -967,6 +967,7 @@ RECORDINGS: dict[str, tuple[RunOutcome, str]] = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("path", sorted(TRACES.glob("*.minidl")), ids=lambda path: path.stem)
 def test_each_recording_has_a_headline(path: Path) -> None:
     trace = read_trace(path)

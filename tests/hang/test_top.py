@@ -187,6 +187,7 @@ class Model:
             self.places[task] = step
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("pin", "workers"), [(False, 1), (True, 3)])
 def test_queues_at_every_moment_are_those_of_a_model(tmp_path: Path, pin: bool, workers: int) -> None:
     """Two epochs: what workers did for a task of the first is nothing for the task of that number in the second."""
@@ -715,6 +716,7 @@ def grow(source: Path, target: Path, until: int, missing: dict[int, int] | None 
         (target / path.name).write_bytes(data)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("pin", [False, True])
 def test_look_by_look_a_growing_trace_shows_what_it_shows_at_once(
     tmp_path: Path, pin: bool, monkeypatch: pytest.MonkeyPatch

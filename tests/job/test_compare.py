@@ -43,6 +43,7 @@ def test_waits_are_those_of_the_steps_that_two_ranks_have() -> None:
     assert JobDiff(job, job).parts()["samples"] == (pytest.approx(40_000), pytest.approx(40_000))
 
 
+@pytest.mark.heavy
 def test_the_command_compares_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = str(copied(tmp_path / "a", "workers-1", "workers-2"))
     b = str(copied(tmp_path / "b", "workers-4", "workers-8"))

@@ -41,6 +41,7 @@ def same(one: RankTable, other: RankTable) -> bool:
     return one.facts == other.facts and bool(np.array_equal(one.steps, other.steps))
 
 
+@pytest.mark.heavy
 def test_a_digest_gives_what_the_events_give_and_is_read_instead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,6 +61,7 @@ def test_a_trace_of_several_ranks_has_their_tables_in_one_digest(tmp_path: Path)
     assert all(map(same, made.ranks, kept.ranks))
 
 
+@pytest.mark.heavy
 def test_a_digest_that_is_older_than_its_trace_or_damaged_is_made_again(tmp_path: Path) -> None:
     path = copied(tmp_path, "workers-2") / "rank-0.minidl"
     made, kept = make(path), place_of(path)
@@ -89,6 +91,7 @@ def test_a_digest_keeps_any_number_of_steps(tmp_path: Path, steps: int) -> None:
     assert same(*kept.ranks, table)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "wrong",
     [None, {"rank": "1"}, {"last": [1, 2, True, 4]}, {"last": ["1", 2, True]}, {"ended": 1 << 63}]
@@ -166,6 +169,7 @@ def test_ranks_that_cannot_be_read_are_said_and_none_at_all_is_an_error(tmp_path
         read(place)
 
 
+@pytest.mark.heavy
 def test_a_rank_of_a_job_and_of_a_joined_trace(tmp_path: Path) -> None:
     place = copied(tmp_path, "workers-2", "workers-4")
     assert trace_of([place], 1).path.name == "rank-1.minidl"
@@ -176,6 +180,7 @@ def test_a_rank_of_a_job_and_of_a_joined_trace(tmp_path: Path) -> None:
     assert 0 < len(alone) < len(read_trace(TRACES / "ranks-4-one-gpu.minidl")) / 2
 
 
+@pytest.mark.heavy
 def test_a_rank_is_chosen_by_the_number_that_the_report_gives_it(tmp_path: Path) -> None:
     place = copied(tmp_path, "workers-2", "ranks-4-one-gpu")
     unnamed = [(place / f"rank-{at}.minidl").rename(place / f"{at}.minidl") for at in range(2)]
@@ -187,6 +192,7 @@ def test_a_rank_is_chosen_by_the_number_that_the_report_gives_it(tmp_path: Path)
     assert trace_of(unnamed[:1], 0, or_alone=True).path == unnamed[0]
 
 
+@pytest.mark.heavy
 def test_of_a_long_job_the_same_steps_of_all_ranks_are_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = copied(tmp_path, *["workers-2"] * 4)
     whole = read(place)

@@ -77,6 +77,7 @@ def test_a_job_as_characters() -> None:
     assert in_text(JobReport(MadeJob(4, 0).record()), 60).startswith("fine: ")
 
 
+@pytest.mark.heavy
 def test_the_command_draws_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = str(copied(tmp_path / "job", "workers-4", "workers-1"))
     assert cli.main(["timeline", job]) == cli.OK
@@ -88,6 +89,7 @@ def test_the_command_draws_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "\nrank 3    " in capsys.readouterr().out
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("options", "said"),
     [(["-o", "x.html"], "is a job"), (["--since", "1"], "need --rank N"), (["-o", "x"], "no suffix")],

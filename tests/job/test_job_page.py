@@ -45,6 +45,7 @@ def test_the_ranks_that_matter_come_first_with_their_steps(ranks: int, rows: int
     assert module._shown(JobReport(MadeJob(4, 0).record()))["columns"] == 0
 
 
+@pytest.mark.heavy
 def test_the_server_shows_a_job_and_each_of_its_ranks(job: Path) -> None:
     with Viewer(JobPage([job], live=False)) as viewer:
         answers = {}
@@ -73,6 +74,7 @@ def test_the_page_of_a_rank_that_runs_follows_it(tmp_path: Path) -> None:
     assert type(JobPage([tmp_path / "packed"], live=True).rank(1)).__name__ == "Page"
 
 
+@pytest.mark.heavy
 def test_the_command_takes_a_job_and_options_of_one_trace_need_a_rank(
     job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

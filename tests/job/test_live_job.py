@@ -52,6 +52,7 @@ def test_a_digest_that_is_a_little_behind_its_rank_is_taken_if_that_is_allowed(t
     assert load(path, behind=50) is None
 
 
+@pytest.mark.heavy
 def test_top_shows_a_job_or_a_rank_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = str(copied(tmp_path, "workers-2", "workers-2"))
     assert cli.main(["top", "--once", job]) == cli.OK

@@ -105,6 +105,7 @@ def run(trace: str) -> int:
     return cli.main(["run", "--hang-after", "off", "--trace", trace, "--log-to", "mlflow", "ok.py"])
 
 
+@pytest.mark.heavy
 def test_the_commands_log_a_trace_and_a_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[tuple[str, float]]
 ) -> None:

@@ -21,6 +21,8 @@ from minidl.job.remote import read_remote
 from minidl.job.report import JobReport
 from minidl.tracefile.format import TraceError
 
+pytestmark = pytest.mark.heavy
+
 TRACES = Path(__file__).parent.parent.parent / "traces"
 
 

@@ -41,6 +41,7 @@ def test_a_made_run_to_the_microsecond(tmp_path: Path) -> None:
     assert (table.facts.taken, table.facts.last, table.facts.workers) == (14, (1, 7, True), 2)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["workers-4", "workers-0", "demo-cpu-4-workers", "many-small-tensors", "persistent"])
 def test_the_waits_of_all_steps_are_those_of_the_wall_clock(name: str) -> None:
     trace = read_trace(TRACES / f"{name}.minidl")

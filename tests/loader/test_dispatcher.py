@@ -22,6 +22,7 @@ from minidl.loader.dispatcher import (
 )
 
 
+@pytest.mark.heavy
 @given(scripts())
 @settings(max_examples=300)
 def test_every_step_is_what_the_model_says(script: Script) -> None:

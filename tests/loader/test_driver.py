@@ -366,6 +366,7 @@ def test_an_interrupted_shutdown_goes_on_with_its_leftovers(performed: int) -> N
     assert driver.close() is END
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("pin", [False, True])
 def test_an_exception_at_any_instruction_of_close_leaves_steps_that_end_everything(pin: bool) -> None:
     """As a signal's handler may raise one. Whoever closes again ends the workers."""
@@ -445,6 +446,7 @@ def configurations(draw: Any) -> Configuration:
     )
 
 
+@pytest.mark.heavy
 @given(configurations(), st.lists(st.integers(0, 99), max_size=150))
 @settings(max_examples=200)
 def test_whatever_happens_the_rules_hold(configuration: Configuration, choices: list[int]) -> None:

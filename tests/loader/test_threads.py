@@ -304,6 +304,7 @@ def test_a_worker_that_ends_is_found_at_once(
     iterator.close()
 
 
+@pytest.mark.heavy
 def test_a_worker_that_ends_before_its_first_task() -> None:
     with pytest.raises(RuntimeError, match="exit code 0, last in worker_init_fn"):
         list(in_threads(wl.Numbers(4), worker_init_fn=lambda worker_id: sys.exit()))
@@ -474,6 +475,7 @@ RECORDED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("taken", [2, 99])
 @pytest.mark.parametrize("case", RECORDED)

@@ -577,6 +577,7 @@ def tried(check: Any, given: Any) -> Any:
     return given(here) if check is one_page.try_put_index else here(given)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "case", [*PURE, *(pytest.param(case, marks=pytest.mark.live) for case in LIVE)], ids=lambda case: case[0].__name__
 )
@@ -599,6 +600,7 @@ def test_a_loader_that_waits_for_ever_is_told_so_and_leaves_no_worker() -> None:
 RUNS = {f"{check.__module__}.{check.__name__}" for check, _, _ in LIVE}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("module", "name", "right"),
     [pytest.param(*case, marks=pytest.mark.live if f"course.{case[0]}.{case[1]}" in RUNS else (), id=f"{case[1]}-{at}")

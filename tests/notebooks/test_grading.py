@@ -93,6 +93,7 @@ def anna(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.heavy
 def test_a_student_gets_no_solution_and_no_link_that_leads_nowhere(anna: Path) -> None:
     assert {path.name for path in anna.iterdir() if path.is_dir()} == {"course", "labs", "traces"}
     for path in (*anna.glob("*.ipynb"), *anna.glob("labs/*.ipynb")):
@@ -147,6 +148,7 @@ def edited(folder: Path, name: str, changes: dict[str, str]) -> None:
     path.write_text(json.dumps(notebook))
 
 
+@pytest.mark.heavy
 def test_an_untouched_copy_and_an_empty_folder_have_begun_nothing(tmp_path: Path) -> None:
     build(tmp_path / "bo", Handout("bo"))
     (tmp_path / "nobody").mkdir()
@@ -310,6 +312,7 @@ def test_a_cause_planned_for_a_student_is_judged_in_the_students_language(
     assert right == [True] + [None] * 5
 
 
+@pytest.mark.heavy
 def test_a_notebook_becomes_slides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("nbconvert", reason="slides need nbconvert: pip install -e '.[notebooks]'")
     code, out, _ = command(capsys, "slides", tmp_path, "--only", "00", "--language", "zh")

@@ -85,6 +85,7 @@ RIGHT: list[tuple[list[Change], list[int]]] = [
 """Ways to write a right program, and what it gets of three tasks."""
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("changes", "got"), RIGHT)
 def test_a_right_program_is_right_in_each_order(changes: list[Change], got: list[int]) -> None:
     module, said = changed(*changes), []
@@ -137,6 +138,7 @@ def test_a_wait_with_a_timeout_ends() -> None:
     schedules.explored(program, "this", random.Random(0), kills=1)
 
 
+@pytest.mark.heavy
 def test_the_same_dice_try_the_same_orders() -> None:
     trails = []
     for _ in range(2):

@@ -20,6 +20,8 @@ from course import asking, texts
 from course.command import LANGUAGES, of_file
 from course.handout import originals
 
+pytestmark = pytest.mark.heavy
+
 NAMES = [*(path.stem for path in originals()), *texts.SHARED]
 BEGUN = set(NAMES)
 """What is translated into all languages: all there is. Leave out a new notebook that both languages do not have yet."""

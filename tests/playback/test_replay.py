@@ -222,6 +222,7 @@ def test_the_table_of_events_and_the_lifecycles_tell_the_same_call(name: str, re
             assert [one.call for one in calls.open()] == [state.call], run.words
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("most_kept", [7, stepper.MOST_KEPT])
 def test_going_back_is_going_forward_mirrored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_kept: int) -> None:
     """However few copies are kept of a run, the states are the same."""

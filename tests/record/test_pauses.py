@@ -95,6 +95,7 @@ def _collect_until_interrupted() -> None:
         gc.collect()
 
 
+@pytest.mark.heavy
 def test_an_error_of_a_signal_s_handler_comes_out_of_a_pause(pauses: Pauses) -> None:
     """A callback in Python would run the handler after the collection, and the collector would drop its error."""
 

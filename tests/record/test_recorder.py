@@ -294,6 +294,7 @@ def emit_until_interrupted(pen: Recorder) -> None:
         pen.emit(ev.YIELD)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, TimeoutError])
 def test_what_a_signal_handler_raises_passes_through(pen: Recorder, error: type[BaseException]) -> None:
     """The loader's SIGCHLD handler raises; were `emit` to swallow it, a dead worker would go unnoticed."""
@@ -534,6 +535,7 @@ def left_at(place: Path) -> object:
 FIRST = [*range(FIRST_SLOTS)]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("accident", "before", "reason", "left"),
     [

@@ -326,6 +326,7 @@ VALIDATIONS: dict[str, tuple[Callable[[], None], list[tuple[int, int]]]] = {
 """A program, and of each of its validations the task and the number of evaluated batches."""
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", VALIDATIONS)
 def test_a_validation_lies_around_what_is_evaluated(name: str, tmp_path: Path) -> None:
     program, expected = VALIDATIONS[name]
@@ -400,6 +401,7 @@ def test_a_module_in_another_one_looks_at_no_variable_of_its_thread(
     assert looks == [False, False, True] * 3
 
 
+@pytest.mark.heavy
 def test_a_compiled_function_that_calls_a_module_is_traced_whole(tmp_path: Path) -> None:
     net, graphs = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), []
 

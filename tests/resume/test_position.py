@@ -241,6 +241,7 @@ def everything(one: Course) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("first", [0, *slow(1)])
 def test_an_exception_at_any_instruction_of_the_counting_changes_nothing_in_the_end(first: int) -> None:
     """As a signal's handler may raise one: what is asked for again gives the state that it would have given."""
@@ -283,6 +284,7 @@ class Asking:
         return self.step
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("first", "held"), [(0, 2), (1, None), *slow((0, None), (1, 2))])
 def test_a_signals_handler_may_count_at_any_instruction_of_a_count(first: int, held: int | None) -> None:
     """All, or all but what a framework holds: nothing is counted twice, nor what it holds."""

@@ -36,6 +36,7 @@ def imagined(directory: Path, parts: Parts | None) -> Trace:
     return made_trace.made(directory, batches=200, **({} if parts is None else {"cpu": parts}))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", RUNS)
 def test_what_fetches_did_is_told_apart(name: str, tmp_path: Path) -> None:
     parts, held = RUNS[name]

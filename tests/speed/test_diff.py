@@ -56,6 +56,7 @@ SIX = {"epochs": 3, "batches": 6}
 LARGE = SLOW | {"batch_size": 8}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("a", "b", "told"),
     [
@@ -438,6 +439,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert {"what": "waiting for samples", "rank": None, "per": "batch"}.items() <= facts["loop"][1].items()
 
 
+@pytest.mark.heavy
 def test_the_command_draws_both_timelines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     pair(tmp_path, {}, SLOW)

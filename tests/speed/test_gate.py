@@ -30,6 +30,7 @@ def run(ms: float = 4, **more: Any) -> dict[str, Any]:
     return {"batches": 60, "cost": steady(ms)} | more
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("a", "b", "asked", "exceeded", "reason"),
     [

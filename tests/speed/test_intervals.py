@@ -18,6 +18,7 @@ def noisy(dice: np.random.Generator, count: int, alike: float, spread: float) ->
     return (1e6 * np.exp(spread * noise[50:])).astype(np.int64)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("counts", "alike", "spread"),
     [((8, 30), 0.0, 0.3), ((30, 16), 0.5, 0.3), ((60, 60), 0.5, 1.0), ((100, 60), 0.8, 0.3), ((400, 400), 0.9, 0.3)],

@@ -68,6 +68,7 @@ def test_contents_beyond_the_limit_are_not_unpacked(tmp_path: Path, monkeypatch:
     )
 
 
+@pytest.mark.heavy
 @pytest.mark.usefixtures("small_limit")
 @pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE])
 def test_what_no_size_announces_is_limited_while_it_is_unpacked(tmp_path: Path, kind: bytes) -> None:

@@ -54,6 +54,7 @@ VIEWS: dict[str, Callable[[Trace], object]] = {
 }  # fmt: skip
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("seed", [0, 1, 5, *slow(2, 3, 4, 6, 7)])
 def test_each_view_opens_it_or_says_why_not(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)

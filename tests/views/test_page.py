@@ -73,6 +73,7 @@ def test_the_page_says_what_is_to_blame_as_the_figure_does(tmp_path: Path) -> No
     assert {page["framed"]["words"], page["end_of_trace"]} <= set(said)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
 def test_figure_page_and_replay_have_one_legend(tmp_path: Path, run: dict[str, object]) -> None:
     trace = made(tmp_path, **run)

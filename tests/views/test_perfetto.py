@@ -106,6 +106,7 @@ def test_a_wait_is_joined_to_its_fetch_and_its_slowest_sample_even_if_they_began
     ]  # fmt: skip
 
 
+@pytest.mark.heavy
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=2, max_size=8))
 def test_slices_nest_whatever_begins_and_ends_at_one_time(
     tmp_path_factory: pytest.TempPathFactory, spans: list[tuple[int, int]]

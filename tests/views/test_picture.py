@@ -58,6 +58,7 @@ def test_two_runs_are_drawn_on_one_scale_from_their_first_batches(tmp_path: Path
 LONG_HANG = made_trace.HUNG | {"poll": 5_000_000_000}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("run", "wrong"), [(LONG_HANG, True), ({"batches": 200, "step": 10_000}, False)])
 def test_the_headline_is_the_title_and_its_bar_is_outlined_and_named(
     tmp_path: Path, run: dict[str, Any], wrong: bool
@@ -97,6 +98,7 @@ def overlapping(boxes: list[Any], across: float = 0, down: float = 0) -> list[An
     ]  # fmt: skip
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("width", [6, *slow(13)])
 @pytest.mark.parametrize("run", [LONG_HANG, {"batches": 40, "step": 10_000, "workers": 4}, None])
 def test_no_label_covers_another(tmp_path: Path, run: dict[str, object] | None, width: float) -> None:
@@ -184,6 +186,7 @@ def test_the_legend_names_what_occurs_in_the_tables_colours(healthy: Trace) -> N
 
 
 # --- Arrows, alarms, counters -----------------------------------------------------------------------------------------
+@pytest.mark.heavy
 def test_arrows_of_the_chosen_batches(healthy: Trace) -> None:
     figure, drawn = timeline(healthy, batches=[0, 1, 2, 3]), scene_of(healthy)
     shapes = artists(figure, "arrow")
@@ -308,6 +311,7 @@ def test_what_the_trace_lacks_is_said(tmp_path: Path) -> None:
 
 
 # --- As a matplotlib figure -------------------------------------------------------------------------------------------
+@pytest.mark.heavy
 def test_it_saves_and_shows_itself(healthy: Trace, tmp_path: Path) -> None:
     figure = timeline(healthy, title=r"cost: 5 $ \frac $")  # text; as mathematics it would be an error
     assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]

@@ -5,9 +5,12 @@ from __future__ import annotations
 import runpy
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.heavy
 def test_replays_are_one_page_that_loads_nothing() -> None:
     """Each is there without a problem of its recording; of the five, the two that are made soonest are tried."""
     docs = runpy.run_path(str(ROOT / "docs" / "replays.py"))

@@ -166,6 +166,7 @@ def test_the_page(trace: Trace) -> None:
 
 
 # --- The figure -------------------------------------------------------------------------------------------------------
+@pytest.mark.heavy
 def test_the_figure(trace: Trace) -> None:
     """Each bar's begin and end as far as they are sure after a double of ms."""
     drawn = scene_of(trace)
@@ -319,6 +320,7 @@ def own_time(drawn: Scene, lane: int, begin: float, end: float) -> dict[str, flo
     return out
 
 
+@pytest.mark.heavy
 def test_the_terminals_lanes_and_characters(trace: Trace) -> None:
     """Each cell's letter, but for numbers and words written over it, is that of what took most time there."""
     drawn = scene_of(trace)
@@ -358,6 +360,7 @@ def test_the_terminal_says_what_is_simulated_and_lists_what_has_no_end(trace: Tr
     )
 
 
+@pytest.mark.heavy
 def test_the_terminals_arrows(trace: Trace) -> None:
     drawn = scene_of(trace)
     for task in sorted(set(drawn.batches["task"].tolist())):

@@ -552,6 +552,7 @@ def test_steps_alike_are_framed_in_every_worker(tmp_path: Path) -> None:
     assert bar["begin"] <= cause.begin < cause.end <= bar["end"]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", [
     "starved-gpu", "workers-0", "workers-4", "respawn", "iterable-uneven-shards", "head-of-line-in-order",
     "transport-upstream",

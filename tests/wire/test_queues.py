@@ -187,6 +187,7 @@ def test_where_no_thread_can_be_started_a_message_is_written_at_once(pipe: Any) 
 
 @pytest.mark.usefixtures("no_new_thread")
 @pytest.mark.parametrize("why", ["a long message", "a full pipe", "a lock whose holder is dead"])
+@pytest.mark.heavy
 def test_and_where_that_could_mean_to_wait_it_is_an_error(pipe: Any, why: str) -> None:
     message = "x" * (select.PIPE_BUF if why == "a long message" else 1)
     if why == "a full pipe":
@@ -257,6 +258,7 @@ def test_a_closed_queue_is_not_read(pipe: Any) -> None:
         pipe.get()
 
 
+@pytest.mark.heavy
 def test_only_a_lock_that_is_held_by_nobody_who_writes_jams(pipe: Any) -> None:
     assert not pipe.jammed()
     assert not pipe.jammed()  # it has let go of what it took

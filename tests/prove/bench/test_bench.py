@@ -277,6 +277,7 @@ def test_an_epochs_cpu_time_is_its_own(tmp_path: Path) -> None:
     assert 0 < sum(epoch.extra["CPU µs, loader"] for epoch in measured) * 20 * 1000 < time.process_time_ns()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("variant", [loader.TORCH, loader.PLAIN])
 @pytest.mark.parametrize("kind", loader.KINDS)
 def test_every_loader_serves_every_batch(variant: str, kind: str, tmp_path: Path) -> None:

@@ -146,6 +146,7 @@ def test_the_list_of_recordings(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(SCENES)
 
 
+@pytest.mark.heavy
 def test_what_is_committed_is_as_the_table_says() -> None:
     text = (ROOT / "traces" / "README.md").read_text()
     between = text.split(table.BEGIN)[1].split(table.END)[0]

@@ -26,6 +26,8 @@ from minidl.speed.verdict import verdict
 from minidl.tracefile import events as ev
 from minidl.tracefile.reader import Trace, read_trace
 
+pytestmark = pytest.mark.heavy
+
 MS = 1_000_000
 TRACES = Path(__file__).parents[3] / "traces"
 FREE = TransportCosts(dict.fromkeys(("alone", "upstream", "arena"), ((0.0,) * 3,) * 2), measured=True)

@@ -31,6 +31,7 @@ def simulated(place: Path, **values: Any) -> tuple[float, Trace]:
     return found.recommended.by_s, read_trace(write(found, place / "plan"))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "values",
     [
