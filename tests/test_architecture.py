@@ -37,6 +37,7 @@ ORDER = (
     ("", "dataloader"),
     ("device", "streams loader augment"),
     ("", "terminal"),
+    ("hang", "limits"),
     ("hang.evidence", "model syscalls proc descriptors machine processes stacks collect waits"),
     (
         "tracefile",
@@ -58,7 +59,7 @@ ORDER = (
         "view actors joint_rules joint device dispatch recording replayed resumption slices report slabs spans tasks "
         "__init__",
     ),
-    ("hang", "limits places finding remedies case chain"),
+    ("hang", "places finding remedies case chain"),
     ("hang.rules", "judgement activity processes motion parties threads semaphores kernel table"),
     ("hang", "outcomes sentence diagnose"),
     ("speed", "intervals stages device_use ledger cpu_use own_step wall_clock advice hot_spots reasons verdict"),

@@ -93,6 +93,12 @@ class ThreadFacts:
         return self.case.told.numbers.get(self.tid, int(by_name) if by_name.isdecimal() else -1)
 
     @property
+    def in_timed_wait(self) -> bool:
+        """Whether it waits for a lock, a condition or a semaphore with a timeout that is longer than a poll's."""
+        timed = self.wait.bounded and self.kind in (Blocked.FUTEX, Blocked.SEMAPHORE)
+        return timed and max(self.seen.idle, 0) + self.call.timeout > POLLED
+
+    @property
     def label(self) -> str:
         """Its own name within the process."""
         return self.seen.python_name or self.seen.name

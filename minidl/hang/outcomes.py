@@ -161,6 +161,10 @@ class _Standing:
         then = self.end.before
         return len(self.case.looks) > 1 and (then is None or then.state[1] not in "ZX")
 
+    def naps(self) -> bool:
+        """Whether it sleeps, or waits with a timeout: that ends by itself."""
+        return self.kind is Blocked.SLEEPS or self.end.in_timed_wait
+
     def sleeps_endlessly(self) -> bool:
         return self.end.call.timeout > ENDLESS
 
@@ -236,7 +240,7 @@ OUTCOMES: Final = (
                lambda of: of.kind is Blocked.ENDED, RunOutcome.HUNG,
                lambda of: (of.case.apart <= POLLED and of.chain.first.step is not LoaderStep.READ)
                or of.just_ended()),
-    OutcomeRow("it sleeps", lambda of: of.kind is Blocked.SLEEPS, RunOutcome.MAYBE_HUNG,
+    OutcomeRow("it sleeps, or its wait has a timeout", lambda of: of.naps(), RunOutcome.MAYBE_HUNG,
                lambda of: of.sleeps_endlessly() and not of.in_own_code, RunOutcome.HUNG),
     OutcomeRow("what it is in can't be seen", lambda of: of.unknown and not of.end.place.seen, RunOutcome.UNKNOWN,
                lambda of: of.least.seen.idle > POLLED and len(of.chain.links) > 1),

@@ -1583,6 +1583,9 @@ ASLEEP = {"idle": 8.0, "switches": (5, 5)}
 SLEEPS_A_WHILE = nap("120 s more", 120.0)
 SETS_IT_LATE = thread(150, (user("time.sleep(300)", "watch"),), SLEEPS_A_WHILE, name="watch")
 INDEXES = sharing(process(300, LOOP, thread(300, (user("time.sleep(17)", "index"), FORK, MAIN), SLEEPS_A_WHILE)))
+TIMED = replace(LOCKED, timeout=30.0)
+TIMER = thread(150, (WAIT, library("Timer.run", source="self.finished.wait(self.interval)")), TIMED, name="Thread-1")
+MONITORS = thread(150, (WAIT, library("TMonitor.run", "/site-packages/tqdm/_monitor.py")), TIMED, name="tqdm")
 SENDS = Syscall("sendto", "", (9,), (9,), timeout=-1.0)
 SENDS_BACK = process(300, LOOP, thread(300, (user("c.send(x)", "serve"),), replace(SENDS, fds=(8,)), idle=8.0),
                      descriptors=(connection(8, 91, 90),))  # fmt: skip
@@ -1618,9 +1621,9 @@ def soon(*inside: Frame, call: Syscall = LOCKED, **more: Any) -> SeenProcess:
     return worker(1, *inside, call=call, idle=8.0, **more)
 
 
-def both_ask_manager() -> list[SeenProcess]:
+def both_ask_manager(method: str = "acquire") -> list[SeenProcess]:
     """Two workers wait for one lock of a manager, and the loop, which has it, for a batch of theirs."""
-    waiting, _, asks, manager = of_manager((311, "acquire"), (312, "acquire"))
+    waiting, _, asks, manager = of_manager((311, method), (312, method))
     ends = (connection(8, 91, 90), connection(9, 93, 92), connection(10, 95, 94))
     manager = replace(manager, descriptors=ends, threads=tuple(replace(one, idle=8.0) for one in manager.threads))
     other = worker(0, user("with lock:"), call=RECEIVES, descriptors=(connection(9, 92, 93),))
@@ -1693,7 +1696,45 @@ CLOSED = [
          outcome=HUNG, cause=HangCause.SELF_LOCK, says="a lock that the code which it interrupted holds",
          fix="set a flag there"),
     case("a manager's lock that only its waiting clients could release", *both_ask_manager(), outcome=HUNG,
-         says="could, and wait for it", fix="call release() before"),
+         says="could, and wait for it", fix="use `with lock:`"),
+    case("a permit that a timer of the loop's process gives back", sharing(loop(1, TIMER)), IDLE,
+         sharing(soon(user("sem.acquire()"))), outcome=MAYBE_HUNG, cause=HangCause.PERMIT_LOST),
+    case("a permit, beside a library's thread that wakes up every 10 s", sharing(loop(1, MONITORS)), IDLE,
+         sharing(soon(user("sem.acquire()"))), outcome=HUNG, cause=HangCause.PERMIT_LOST),
+    case("a manager's queue that a thread of the loop fills late, which is no client yet",
+         again(loop(1, SETS_IT_LATE), **ASLEEP), *both_ask_manager("get")[1:], outcome=MAYBE_HUNG,
+         cause=HangCause.QUEUE_EMPTY, says="until another client calls put() (worker 0 (pid 101) could)"),
+    case("a wait of the loop's own with a timeout", loop(stack=(WAIT, user("stop.wait(44)"), MAIN_OF), call=TIMED),
+         outcome=MAYBE_HUNG, cause=HangCause.SLEEP, says="(30 s more at most)"),
+    case("a wait of the loop's own with a timeout of an hour", loop(
+        stack=(WAIT, user("stop.wait(4e3)"), MAIN_OF), call=replace(TIMED, timeout=3600.0)), outcome=MAYBE_HUNG),
+    case("the last second of a wait with a timeout", again(loop(
+        stack=(WAIT, user("stop.wait(44)"), MAIN_OF), call=replace(TIMED, timeout=1.0)), **ASLEEP), outcome=MAYBE_HUNG,
+        cause=HangCause.SLEEP),
+    case("a worker's wait with a timeout", loop(1), IDLE, worker(1, WAIT, user("x.wait(99)"), call=TIMED),
+         outcome=MAYBE_HUNG, cause=HangCause.SLEEP),
+    case("a worker's wait with a timeout of an hour", loop(1), IDLE,
+         worker(1, WAIT, user("x.wait(4e3)"), call=replace(TIMED, timeout=3600.0)), outcome=HUNG,
+         cause=HangCause.SLEEP),
+    case("a worker's wait with a timeout of an hour, which its thread may end", loop(1), IDLE,
+         worker(1, WAIT, user("x.wait(4e3)"), call=replace(TIMED, timeout=3600.0), others=(SETS_IT_LATE,)),
+         outcome=MAYBE_HUNG),
+    case("a loop that its parent stops and continues", replace(again(loop(1), state=("T", "T")), ppid=90),
+         process(90, 1, thread(90, (user("time.sleep(55)", "run"),), SLEEPS_A_WHILE)), outcome=MAYBE_HUNG,
+         cause=HangCause.STOPPED),
+    case("a loop that is stopped, by whomever", replace(again(loop(1), state=("T", "T")), ppid=90),
+         process(90, 1, thread(90, (user("input()", "run"),), READS)), outcome=HUNG, cause=HangCause.STOPPED),
+    case("a launcher that waits for a rank is no rank that is missing", replace(
+        loop(stack=(user("p.join()", "launch"), MAIN_OF), call=Syscall("wait4", "", (), (), target=300, timeout=-1.0)),
+        ppid=1), process(300, LOOP, thread(300, (library("init_process_group", DISTRIBUTED), user("init()")), READS,
+                                           idle=8.0)), outcome=MAYBE_HUNG, cause=HangCause.CHILD),
+    case("a lock that all threads of a process wait for", again(loop(
+        1, thread(150, (user("lock.acquire()", "watch"),), LOCKED), stack=(user("lock.acquire()"), MAIN_OF),
+        call=LOCKED), **ASLEEP), outcome=HUNG, cause=HangCause.SELF_LOCK, says="all of them wait for it",
+        fix="in a `finally`"),
+    case("a lock that another thread asks for with a timeout", again(loop(
+        1, thread(150, (user("lock.acquire(timeout=9)", "watch"),), TIMED), stack=(user("lock.acquire()"), MAIN_OF),
+        call=LOCKED), **ASLEEP), outcome=MAYBE_HUNG, cause=HangCause.LOCK),
     case("a FIFO that a child of the program opens late", loop(1), worker(1, user("open(p)"), call=OPENS,
                                                                           wchan="wait_for_partner"),
          process(300, LOOP, thread(300, None, SLEEPS_A_WHILE), name="sh"), outcome=MAYBE_HUNG, cause=HangCause.FIFO),

@@ -56,6 +56,8 @@ _ON_A_DESCRIPTOR: Final = frozenset(_DESCRIPTOR_FIRST.split())
 _FLOCK: Final = {1: "LOCK_SH", 2: "LOCK_EX", 8: "LOCK_UN"}
 _FCNTL: Final = {7: "F_SETLKW", 38: "F_OFD_SETLKW"}
 _WAIT_OPS: Final = {0: "wait", 9: "wait", 6: "lock a priority-inheriting mutex", 11: "wait", 13: "lock"}
+_WAIT_BITSET: Final = 9
+_REALTIME: Final = 0x100
 _PATIENT_MS: Final = 1 << 31
 
 FOR_EVER: Final = -1.0
@@ -116,7 +118,11 @@ def _select(name: str, args: tuple[int, ...], read: Memory) -> Syscall:
 def _futex(name: str, args: tuple[int, ...], read: Memory) -> Syscall:
     op = args[1] & 0x7F
     words = "waits for a mutex" if _of_mutex(args) else _WAIT_OPS.get(op, f"operation {op}")
-    return Syscall(name, words, args, address=args[0], timeout=_timespec(read, args[3]))
+    seconds = _timespec(read, args[3])
+    if op == _WAIT_BITSET and seconds >= 0:  # the seconds are a moment's
+        clock = time.CLOCK_REALTIME if args[1] & _REALTIME else time.CLOCK_MONOTONIC
+        seconds = round(max(0.0, seconds - time.clock_gettime(clock)), 3)
+    return Syscall(name, words, args, address=args[0], timeout=seconds)
 
 
 def waits_for_mutex(call: Syscall) -> bool:
@@ -137,15 +143,14 @@ def is_private(call: Syscall) -> bool:
     return call.name == "futex" and bool(call.args[1] & 0x80)
 
 
-_FLAGS: Final = {9: "bitset", 0x100: "clock"}
-"""FUTEX_WAIT_BITSET, and FUTEX_CLOCK_REALTIME."""
+_FLAGS: Final = {_WAIT_BITSET: "bitset", _REALTIME: "clock"}
 
 
 def wait_flags(call: Syscall) -> frozenset[str]:
     """How a futex is waited for, beyond a plain wait: each library has its own way. {"unknown"} if it is no futex."""
     if call.name != "futex" or len(call.args) < 2:
         return frozenset({"unknown"})
-    operation, clock = call.args[1] & 0x7F, call.args[1] & 0x100
+    operation, clock = call.args[1] & 0x7F, call.args[1] & _REALTIME
     return frozenset(_FLAGS.get(flag, f"operation {flag}") for flag in (operation, clock) if flag)
 
 

@@ -26,6 +26,7 @@ from minidl.hang.evidence.model import (
     Syscall,
 )
 from minidl.hang.evidence.syscalls import is_private
+from minidl.hang.limits import POLLED
 
 BUSY: Final = 0.25
 """A thread with at least this share of a CPU computes; below, it only wakes from time to time."""
@@ -251,15 +252,20 @@ def _at_futex(at: _Waiting) -> KernelWait:
         return _at_mutex(at)
     same = sum(one is not thread and one.call.address == address for one in process.threads if one.syscall)
     crowd = f", as do {same} more of its threads" if same else ""
-    words = f"waiting for a lock or a condition of its own process{crowd}"
+    words = f"waiting for a lock or a condition of its own process{crowd}{_more(at)}"
     return KernelWait(Blocked.FUTEX, words, f"futex:{process.pid}:{address:x}", bounded=at.bounded)
+
+
+def _more(at: _Waiting) -> str:
+    """How long a wait lasts at most, if that is longer than a poll."""
+    return f" ({at.call.timeout:.0f} s more at most)" if at.call.timeout > POLLED else ""
 
 
 def _at_semaphore(at: _Waiting, semaphore: Semaphore) -> KernelWait:
     others = [pid for pid in at.ends.semaphores[semaphore.inode] if pid != at.process.pid]
     value = f", whose value is {semaphore.value}" if semaphore.value >= 0 else ""
     shared = f"shared with {len(others) or 'no'} other process{'' if len(others) == 1 else 'es'}"
-    words = f"waiting for the semaphore {semaphore.name}{value}, {shared}"
+    words = f"waiting for the semaphore {semaphore.name}{value}, {shared}{_more(at)}"
     holders = tuple(Holder(pid, why="shares it") for pid in others)
     return KernelWait(Blocked.SEMAPHORE, words, f"semaphore:{semaphore.inode}", holders, bounded=at.bounded)
 

@@ -8,6 +8,7 @@ from typing import Final
 
 from minidl.hang.case import RunFacts, ThreadFacts, spot
 from minidl.hang.chain import TWO_ENDS, follow, gil_starved
+from minidl.hang.evidence.model import Frame
 from minidl.hang.evidence.waits import Blocked
 from minidl.hang.limits import ENDLESS
 from minidl.hang.places import USERS, LoaderStep
@@ -31,7 +32,7 @@ def times_asleep(end: ThreadFacts) -> int:
     0 = fewer than twice.
     """
     then = end.before
-    if then is None or then.syscall is None or then.syscall.name != end.call.name:
+    if then is None or then.syscall is None or then.syscall.name != end.call.name or end.call.name == "futex":
         return 0
     times = end.seen.switches[1] - then.switches[0]
     pause = 2 * end.case.apart / max(times, 1)  # a longer sleep now belongs to another rhythm
@@ -66,9 +67,18 @@ def family_reads(case: RunFacts, pid: int) -> bool:
 
 
 def at_work(one: ThreadFacts) -> bool:
-    """Whether a thread makes progress: it computes, runs from time to time, or sleeps for a limited time."""
-    naps = one.kind is Blocked.SLEEPS and 0 <= one.call.timeout < ENDLESS
+    """Whether a thread makes progress: it computes, runs from time to time, or sleeps for a limited time.
+
+    A wait with a timeout is a sleep, too, except in a library's thread, such as tqdm's monitor.
+    """
+    timed = one.in_timed_wait and (one.place.users is not None or any(map(_is_timer, one.stack)))
+    naps = (one.kind is Blocked.SLEEPS or timed) and 0 <= one.call.timeout < ENDLESS
     return naps or one.kind in (Blocked.COMPUTES, Blocked.READY, Blocked.MOVES)
+
+
+def _is_timer(frame: Frame) -> bool:
+    """Whether it is a `threading.Timer`, which calls the user's function later."""
+    return frame.name == "run" and "finished.wait" in frame.source and frame.file.endswith("threading.py")
 
 
 def any_at_work(case: RunFacts, pids: Iterable[int]) -> bool:

@@ -313,7 +313,7 @@ class KindRow(NamedTuple):
 
 KINDS: Final = {
     Blocked.STOPPED: KindRow(
-        HangCause.STOPPED, "is stopped by a signal (state T)", seen=state_seen,
+        HangCause.STOPPED, "is stopped by a signal (state T)", seen=state_seen, also=("its parent will continue it",),
         fix="kill -CONT {pid}; find the sender of SIGSTOP (job control, a memory guard, a suspended container)",
     ),
     Blocked.TRACED: KindRow(
@@ -340,8 +340,9 @@ def by_kind(*kinds: Blocked) -> Callable[[Chain], Judgement | None]:
             return None
         row, known = KINDS[end.kind], {"words": end.wait.words, "pid": end.pid, "tracer": end.process.tracer}
         what, fix = row.what.format(**known), row.fix.format(**known)
-        others = end.case.helper_processes(chain.first.pid) if end.kind is Blocked.FIFO else ()
-        late = any_at_work(end.case, (one.pid for one in others))  # one of them may open the other end
+        others = [one.pid for one in end.case.helper_processes(chain.first.pid)] if end.kind is Blocked.FIFO else []
+        others += [end.process.ppid] if end.kind is Blocked.STOPPED else []
+        late = any_at_work(end.case, others)  # one of them may open the other end, or continue it
         return Judgement(row.cause, what, row.sure, (row.seen(end),), row.also, fix, helped=late)
 
     return test

@@ -11,7 +11,7 @@ from minidl.hang.evidence.waits import Blocked
 from minidl.hang.finding import EvidenceLine, HangCause, Sure
 from minidl.hang.limits import LONG
 from minidl.hang.places import USERS
-from minidl.hang.rules.activity import times_asleep
+from minidl.hang.rules.activity import any_at_work, at_work, holders_of, times_asleep
 from minidl.hang.rules.judgement import Judgement, source_of, wait_seen
 
 _IN_BLOCK: Final = re.compile(r"(while|for|if|elif|except)\b")
@@ -22,6 +22,11 @@ STARVED: Final = 0.05
 
 def sleeps(chain: Chain) -> Judgement | None:
     end, apart, times = chain.end, chain.end.case.apart, times_asleep(chain.end)
+    if end.in_timed_wait:
+        helped = any(map(at_work, end.case.helpers(end.pid, but=end.tid))) or any_at_work(end.case, holders_of(end))
+        return Judgement(
+            HangCause.SLEEP, f"is {end.wait.words}", Sure.LIKELY, (wait_seen(end),), fix=_SHORTER, helped=helped
+        )
     if end.kind is not Blocked.SLEEPS:
         return None
     what, seen = f"is {end.wait.words}", wait_seen(end)
@@ -35,6 +40,7 @@ def sleeps(chain: Chain) -> Judgement | None:
     return Judgement(HangCause.SLEEP, what, facts=(seen,), fix=fix, moves=0 <= end.call.timeout <= LONG)
 
 
+_SHORTER: Final = "find what should end that wait, or give it a shorter timeout"
 _FILE: Final = re.compile(r"\bexists\(|\bis_file\(|\bglob\(|\bstat\(|\blistdir\(")
 _OF_A_FILE: Final = (
     "see whether the file of that line is there, and which process should make or remove it: if that has ended, do it "

@@ -164,6 +164,12 @@ _COUNTERPART: Final = {
 """Methods of a multiprocessing.Manager's objects that wait: the cause, and the method that ends the wait."""
 
 
+_WITH: Final = (
+    "use `with lock:`, so that an exception releases it, and do not hold it while you wait for a batch: a Manager does "
+    "not release the lock of a client that has ended"
+)
+
+
 def manager(chain: Chain) -> Judgement | None:
     """A process of multiprocessing.Manager() is in a call for one client that only another client can end."""
     end, method = chain.end, serves(chain.end)
@@ -173,15 +179,18 @@ def manager(chain: Chain) -> Judgement | None:
     own = {one.inode for one in end.process.descriptors if one.kind == "socket" and one.inode}
     has_it = [p.pid for p in end.case.now.processes if any(one.peer in own for one in p.descriptors if one.peer)]
     clients = [pid for pid in has_it if pid not in (end.pid, end.waiters[-1].pid)]
+    works = any_at_work(end.case, {*clients, chain.first.pid, end.process.ppid})  # a thread is a client once it calls
     could = f" ({named(end.case, clients)} could)" if clients else ""
-    alone = bool(clients) and all(_asks_the_same(end, pid) for pid in clients)
+    alone = not works and bool(clients) and all(_asks_the_same(end, pid) for pid in clients)
     could = f"; {named(end.case, clients)} could, and wait{'s' * (len(clients) == 1)} for it" if alone else could
     return Judgement(
         cause, f"belongs to a Manager and waits in {method}() until another client calls {ends}(){could}", Sure.LIKELY,
         (EvidenceLine(f"it runs {method}() for a client", f"stack of thread {end.tid}"),),
         ("that client has ended before the call",),
+        _WITH if method == "acquire" else
         f"call {ends}() before you wait for a batch: the workers need it" if alone else
-        f"find which client should call {ends}(), and whether it waits for this process in turn", alone=alone,
+        f"find which client should call {ends}(), and whether it waits for this process in turn", helped=works,
+        alone=alone,
     )  # fmt: skip
 
 

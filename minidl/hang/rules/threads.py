@@ -298,12 +298,25 @@ def lock_of_another_thread(chain: Chain) -> Judgement | None:
     if chain.end.place.interrupted and (taken := _taken_around(chain.end)):
         facts = (*found.shown, EvidenceLine(taken, f"stack of {chain.end.pid}"))
         return Judgement(HangCause.SELF_LOCK, f"{found.what}{_INTERRUPTED}", Sure.LIKELY, facts, fix=_IN_A_HANDLER)
+    if _all_wait_for_one(found):
+        what = f"{found.what} that no thread of its process can release: all of them wait for it"
+        return Judgement(
+            HangCause.SELF_LOCK, what, Sure.LIKELY, (*found.shown, waits_of(found.own)),
+            ("a thread that has ended holds it",), "use `with lock:`, or release it in a `finally`: an exception left "
+            "it locked, or one of these threads has taken it before (threading.RLock is re-entrant)",
+        )  # fmt: skip
     crossed = ", as other threads do: each may hold the lock that the next one waits for"
     what = found.what + (crossed if _each_waits_for_a_lock(found) else "")
     return Judgement(
         HangCause.LOCK, f"{what}{doing_of(found.own)}", Sure.POSSIBLE, (*found.shown, waits_of(found.own)),
         ("one of these threads holds it", "the waiting thread holds it itself"), helped=any(map(at_work, found.own)),
     )  # fmt: skip
+
+
+def _all_wait_for_one(found: _LockWait) -> bool:
+    """Whether all threads of a process that run Python code wait for one lock, without a timeout."""
+    threads = (found.end, *found.own)
+    return len({one.wait.target for one in threads}) == 1 and not any(one.wait.bounded for one in threads)
 
 
 def _each_waits_for_a_lock(found: _LockWait) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import time
 
 import pytest
 
@@ -39,6 +40,14 @@ def memory(address: int, size: int) -> bytes:
 def test_a_call_is_decoded(line: str, name: str, words: str, fds: tuple[int, ...], timeout: float) -> None:
     call = decoded(line, memory, "x86_64")
     assert (call.name, call.words, call.fds, call.timeout) == (name, words, fds, timeout)
+
+
+@pytest.mark.parametrize(("op", "clock"), [(0x89, time.CLOCK_MONOTONIC), (0x189, time.CLOCK_REALTIME)])
+def test_the_moment_until_which_a_lock_is_waited_for_is_told_as_what_is_left(op: int, clock: int) -> None:
+    until = struct.pack("qq", int(time.clock_gettime(clock)) + 3600, 0)
+    left = decoded(f"202 0x40 {op:#x} 0x0 0x8 0x0 0xffffffff 0x7f 0x7f", lambda at, size: until, "x86_64").timeout
+    assert 3000 < left <= 3600
+    assert decoded("202 0x40 0x80 0x0 0x40 0x0 0x0 0x7f 0x7f", memory, "x86_64").timeout == 2.5
 
 
 def test_without_memory_pointers_are_unknown_and_nothing_fails() -> None:
