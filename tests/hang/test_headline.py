@@ -163,6 +163,13 @@ def test_a_hang_names_who_is_waited_for_and_in_which_step(
     assert "last events: worker 1 0.01 s, loader 30.01 s, worker 0 0.0" in text
 
 
+def test_a_wait_that_is_cut_short_and_that_nobody_has_looked_at_is_no_hang(tmp_path: Path) -> None:
+    """However short the waits before it were: one sample may take two seconds."""
+    found = headline(made(tmp_path / "t", **HUNG | {"poll": SECOND // 2}))
+    assert (found.outcome, found.title[:5]) == (RunOutcome.CUT, "cut: ")
+    assert WAIT_IN_THE_WORKER.partition(": ")[2] in found.title
+
+
 def test_a_worker_that_no_longer_reads_its_queue_may_be_stopped(tmp_path: Path) -> None:
     found = hung(tmp_path, stuck=ev.INDEX_GET[0])
     assert found.title == "hung for 30.0 s, since 0.01 s: worker 1 (pid 1101) has not taken task 9 (stopped?)"

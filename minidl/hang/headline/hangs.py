@@ -74,7 +74,7 @@ def hung(run: RunContext, wait: LastWait, others: list[LastWait]) -> Finding:
     outcome, helps = RunOutcome.HUNG, held.step
     if not wait.for_data:  # it may be an evaluation, a checkpoint or a hang
         outcome, head, evidence = RunOutcome.CUT, f"cut{rank}", [*_at_work(run, wait), *evidence]
-    elif held.goes_on and not wait.ended:
+    elif not wait.ended and (held.goes_on or not wait.long):
         outcome, head, helps = RunOutcome.CUT, f"cut{rank}", _LONGER
     return run.finding(outcome, held.what, evidence, helps, held.focus, held.told(evidence), head)
 

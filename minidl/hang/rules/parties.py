@@ -29,12 +29,15 @@ def barrier(chain: Chain) -> Judgement | None:
     facts += [EvidenceLine(f"not at the barrier: {named(case, others)}", "stacks")] if others else []
     gone = [f"worker {number}" for pid, number in case.told.numbers.items() if pid not in case.processes]
     all_came = "; no worker is missing, so it is for more parties than these" if case.workers and not gone else ""
-    missing = f"; {named(case, others)} {'have' if len(others) > 1 else 'has'} not reached it" if others else all_came
+    late = [one for one in case.helpers(chain.end.pid) if one.place.users and not any(map(_of_barrier, one.stack))]
+    awaited = and_joined([*[one.label for one in late], *([named(case, others)] if others else [])])
+    missing = f"; {awaited} {'have' if len(others) + len(late) > 1 else 'has'} not reached it" if awaited else all_came
     missing += f"; {and_joined(gone)} {'have' if len(gone) > 1 else 'has'} ended" if gone else ""
     alone = chain.end.kind is Blocked.SEMAPHORE and none_can_end(chain.end, holders_of(chain.end))
     return Judgement(
         HangCause.BARRIER, f"waits at a barrier{missing}", Sure.CERTAIN, tuple(facts),
-        fix=_PARTIES if all_came and not others else "", helped=any_at_work(case, others), alone=alone,
+        fix=_PARTIES if all_came and not awaited else "",
+        helped=any_at_work(case, (*others, chain.end.pid)), alone=alone,
     )  # fmt: skip
 
 
