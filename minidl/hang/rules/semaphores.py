@@ -10,8 +10,9 @@ from minidl.hang.chain import LOADERS_LOCK, Chain, taken_in
 from minidl.hang.evidence.waits import Blocked, semaphore_at
 from minidl.hang.finding import EvidenceLine, HangCause, Sure
 from minidl.hang.places import USERS
-from minidl.hang.rules.activity import any_at_work, ended_children, in_users_code, none_can_end
+from minidl.hang.rules.activity import any_at_work, at_work, ended_children, in_users_code, none_can_end
 from minidl.hang.rules.judgement import Judgement, named, place_in_words
+from minidl.tracefile.words import and_joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +170,9 @@ _BY_BATCHES: Final = (
 )
 
 
+_BY_A_THREAD: Final = "find out whether that thread releases it, and when"
+
+
 def permit_lost(chain: Chain) -> Judgement | None:
     """All processes that share the semaphore are seen, and none could release it: see `shared_lock`."""
     shared, case = _shared(chain.end), chain.end.case
@@ -180,10 +184,12 @@ def permit_lost(chain: Chain) -> Judgement | None:
     held = f"{chain.first.name} holds it while waiting for the batch" if keeps else ""
     gone = ended_children(case, "held it", killed=True)
     also = [held] * bool(held) if gone else [_WITH_ITS_HOLDER, *ended_children(case, "held it")]
+    later = [one for pid in shared.pids for one in case.helpers(pid) if at_work(one)]
     lost = f": perhaps {gone[0]}" if gone else f": it was lost, or {held}" if held else ""
+    lost = f"; {and_joined([f'thread {one.label} of {one.name}' for one in later], 2)} may do so" if later else lost
     return Judgement(
         HangCause.PERMIT_LOST,
         f"waits for a lock or permit shared between processes that none of them is about to release{lost}",
         Sure.LIKELY, (*shared.facts, *seen), (*also, "the program never releases it"),
-        _BY_BATCHES if keeps and not gone else "", helped=any_at_work(case, shared.pids),
+        _BY_A_THREAD if later else _BY_BATCHES if keeps and not gone else "", helped=any_at_work(case, shared.pids),
     )  # fmt: skip
