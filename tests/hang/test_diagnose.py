@@ -1621,6 +1621,18 @@ def soon(*inside: Frame, call: Syscall = LOCKED, **more: Any) -> SeenProcess:
     return worker(1, *inside, call=call, idle=8.0, **more)
 
 
+POOL_PY = "/lib/python3.11/multiprocessing/pool.py"
+SLEEPS_ON = again(loop(stack=(
+    WAIT, library("ApplyResult.get", POOL_PY), user("job.get()"), MAIN_OF
+), call=LOCKED), **ASLEEP)  # fmt: skip
+
+
+def pooled(pid: int) -> SeenProcess:
+    """A process of the loop's own multiprocessing.Pool, which waits for a task."""
+    asks = (Frame("get", QUEUES, 386, {}, "res = self._reader.recv_bytes()"), library("worker", POOL_PY), FORK, MAIN)
+    return process(pid, LOOP, thread(pid, asks, READS, idle=8.0), descriptors=(QUEUE,))
+
+
 def both_ask_manager(method: str = "acquire") -> list[SeenProcess]:
     """Two workers wait for one lock of a manager, and the loop, which has it, for a batch of theirs."""
     waiting, _, asks, manager = of_manager((311, method), (312, method))
@@ -1700,6 +1712,14 @@ CLOSED = [
          fix="set a flag there"),
     case("a manager's lock that only its waiting clients could release", *both_ask_manager(), outcome=HUNG,
          says="could, and wait for it", fix="use `with lock:`"),
+    case("a Pool that has lost the task with its process", looks=later(SLEEPS_ON, *map(pooled, (300, 301))),
+         outcome=HUNG, cause=HangCause.NOBODY, says="for the result of an idle pool"),
+    case("a Pool whose task is a C function", looks=later(SLEEPS_ON, pooled(300), again(
+        pooled(301), syscall=nap("50 s more", 50.0))), outcome=MAYBE_HUNG),
+    case("a queue's join, for an item that a process has skipped", sharing(loop(stack=(
+        library("Condition.wait", SYNCHRONIZE), library("JoinableQueue.join", QUEUES),
+        user("tasks.join()"), MAIN_OF), call=LOCKED)), sharing(worker(0, user("tasks.get()"), call=READS)),
+        says="for task_done() for each item of a JoinableQueue", fix="in a `finally`"),
     case("a permit that a timer of the loop's process gives back", sharing(loop(1, TIMER)), IDLE,
          sharing(soon(user("sem.acquire()"))), outcome=MAYBE_HUNG, cause=HangCause.PERMIT_LOST,
          says="about to release; thread Thread-1 of the loop (pid 100) may do so", fix="that thread"),

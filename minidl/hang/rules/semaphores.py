@@ -79,12 +79,15 @@ def none_notifies(chain: Chain) -> Judgement | None:
         return None
     event = "Event.wait" in waits or waits.count("wait") > 1  # Python 3.10 does not name the class
     what = "a shared Event that no process sets" if event else "the notify of a shared Condition"
+    joins = any(function.endswith("join") for function in shared.functions("multiprocessing/queues.py"))
+    what = "task_done() for each item of a JoinableQueue" if joins else what
     alone = none_can_end(chain.end, shared.pids)
     could = f" ({named(chain.end.case, shared.could)} could)" if shared.could and not alone else ""
     could = "; the processes that share it wait for this one" if alone else could
     return Judgement(
         HangCause.NOBODY, f"waits for {what}{could}", Sure.POSSIBLE if shared.could and not alone else Sure.LIKELY,
-        shared.facts, () if event else ("the notify came before the wait",), _PREDICATE if alone and not event else
+        shared.facts, () if event else (_TASK_DONE[0] if joins else "the notify came before the wait",),
+        _TASK_DONE[1] if joins else _PREDICATE if alone and not event else
         "find which process should set or notify it, and whether it waits for this process in turn",
         helped=any_at_work(chain.end.case, shared.pids), alone=alone,
     )  # fmt: skip
@@ -93,6 +96,12 @@ def none_notifies(chain: Chain) -> Judgement | None:
 _PREDICATE: Final = (
     "keep what is waited for in a shared value, and use wait_for(), because a notify before the wait is lost; let no "
     "sample wait for what the loop does after its batch"
+)
+
+
+_TASK_DONE: Final = (
+    "a process took an item, and did not call task_done()",
+    "call task_done() in a `finally` for each item that get() gave",
 )
 
 

@@ -13,6 +13,7 @@ from minidl.hang.chain import Chain, pool_of, taken_in, waiting_in
 from minidl.hang.evidence.syscalls import is_private, wait_flags
 from minidl.hang.evidence.waits import Blocked
 from minidl.hang.finding import EvidenceLine, HangCause, Sure
+from minidl.hang.limits import STILL
 from minidl.hang.places import LoaderStep, library
 from minidl.hang.remedies import AFTER_FORK
 from minidl.hang.rules.activity import at_work, doing_of, helpers_of_parent
@@ -70,12 +71,15 @@ def pool_does_nothing(chain: Chain) -> Judgement | None:
     if not pool or any(works for _, works in pool):
         return None
     names = and_joined(list(dict.fromkeys(thread.name for thread, _ in pool)))
+    others = [one for one, _ in pool if one.pid != end.pid]
+    waits = all(one.kind in (Blocked.PIPE_READ, Blocked.SEMAPHORE) and one.seen.idle >= STILL for one in others)
     return Judgement(
         HangCause.NOBODY, f"waits in {waiting_in(end)} for the result of an idle pool", Sure.LIKELY,
         (EvidenceLine(f"{names} waits for a task of the pool", "stacks"),),
         ("the pool never began the task, or the result is on its way",),
         "find what killed the process that had the task: a multiprocessing.Pool silently starts another one; "
         "ProcessPoolExecutor raises BrokenProcessPool",
+        alone=bool(others) and waits and "(pool.py)" in waiting_in(end),
     )  # fmt: skip
 
 
