@@ -79,7 +79,7 @@ def pool_does_nothing(chain: Chain) -> Judgement | None:
         ("the pool never began the task, or the result is on its way",),
         "find what killed the process that had the task: a multiprocessing.Pool silently starts another one; "
         "ProcessPoolExecutor raises BrokenProcessPool",
-        alone=bool(others) and waits and "(pool.py)" in waiting_in(end),
+        alone=bool(others) and waits and "(pool.py)" in (waiting_in(end) or ""),
     )  # fmt: skip
 
 
