@@ -93,10 +93,14 @@ class ThreadFacts:
         return self.case.told.numbers.get(self.tid, int(by_name) if by_name.isdecimal() else -1)
 
     @property
+    def has_timeout(self) -> bool:
+        """Whether its wait has a timeout that is longer than a poll's."""
+        return self.wait.bounded and max(self.seen.idle, 0) + self.call.timeout > POLLED
+
+    @property
     def in_timed_wait(self) -> bool:
         """Whether it waits for a lock, a condition or a semaphore with a timeout that is longer than a poll's."""
-        timed = self.wait.bounded and self.kind in (Blocked.FUTEX, Blocked.SEMAPHORE)
-        return timed and max(self.seen.idle, 0) + self.call.timeout > POLLED
+        return self.has_timeout and self.kind in (Blocked.FUTEX, Blocked.SEMAPHORE)
 
     @property
     def label(self) -> str:

@@ -1584,6 +1584,7 @@ SLEEPS_A_WHILE = nap("120 s more", 120.0)
 SETS_IT_LATE = thread(150, (user("time.sleep(300)", "watch"),), SLEEPS_A_WHILE, name="watch")
 INDEXES = sharing(process(300, LOOP, thread(300, (user("time.sleep(17)", "index"), FORK, MAIN), SLEEPS_A_WHILE)))
 TIMED = replace(LOCKED, timeout=30.0)
+AWAITS = Syscall("epoll_wait", "", (4,), (4,), timeout=40.0)
 TIMER = thread(150, (WAIT, library("Timer.run", source="self.finished.wait(self.interval)")), TIMED, name="Thread-1")
 MONITORS = thread(150, (WAIT, library("TMonitor.run", "/site-packages/tqdm/_monitor.py")), TIMED, name="tqdm")
 SENDS = Syscall("sendto", "", (9,), (9,), timeout=-1.0)
@@ -1712,6 +1713,20 @@ CLOSED = [
          fix="set a flag there"),
     case("a manager's lock that only its waiting clients could release", *both_ask_manager(), outcome=HUNG,
          says="could, and wait for it", fix="use `with lock:`"),
+    case("a permit that a coroutine gives back", sharing(loop(1, replace(TIMER, stack=(
+        library("EventLoop.run_forever", "/lib/python3.11/asyncio/base_events.py"),), syscall=AWAITS))), IDLE,
+        sharing(soon(user("sem.acquire()"))), outcome=MAYBE_HUNG, cause=HangCause.PERMIT_LOST),
+    case("an event that a thread sets after its timeout at a socket", sharing(loop(1, thread(
+        150, (user("selector.select(60)", "watch"),), AWAITS))), sharing(IDLE),
+        sharing(worker(1, *WAITS_FOR_EVENT, call=LOCKED)), outcome=MAYBE_HUNG),
+    case("a full queue that a thread empties late", sharing(loop(1, thread(
+        150, (user("wake.wait(40)", "log"),), TIMED))), sharing(IDLE), sharing(worker(1, library("Queue.put", QUEUES), user("out.put(x)"), call=LOCKED)),
+        outcome=MAYBE_HUNG, cause=HangCause.QUEUE_FULL),
+    case("a manager's queue that a grandchild fills late", again(loop(1), **ASLEEP), *both_ask_manager("get")[1:],
+         process(400, 399, thread(400, (user("time.sleep(99)", "fill"),), SLEEPS_A_WHILE)), outcome=MAYBE_HUNG),
+    case("an event that a timer's signal handler sets", loop(1), IDLE, replace(
+        worker(1, *READY, call=LOCKED), caught=("SIGALRM",)), outcome=MAYBE_HUNG, also="the handler of SIGALRM"),
+    case("an event that no handler sets", loop(1), IDLE, worker(1, *READY, call=LOCKED), outcome=HUNG),
     case("a Pool that has lost the task with its process", looks=later(SLEEPS_ON, *map(pooled, (300, 301))),
          outcome=HUNG, cause=HangCause.NOBODY, says="for the result of an idle pool"),
     case("a Pool whose task is a C function", looks=later(SLEEPS_ON, pooled(300), again(

@@ -190,6 +190,7 @@ class SeenProcess:
     semaphores: tuple[Semaphore, ...] = ()
     children: tuple[int, ...] = ()
     ignored: tuple[str, ...] = ()
+    caught: tuple[str, ...] = ()
     limits: dict[str, int] = field(default_factory=dict)
     maps: int = -1
     cpus: tuple[int, ...] = ()

@@ -97,6 +97,7 @@ def read_process(pid: int, before: FirstLook | None) -> SeenProcess | None:
         semaphores=semaphores_of(maps, files.memory),
         children=tuple(children_of(pid)),
         ignored=signals_of(known.get("SigIgn", "")),
+        caught=signals_of(known.get("SigCgt", "")),
         limits=files.limits(),
         maps=len(maps.splitlines()) or -1,
         cpus=numbers_of(known.get("Cpus_allowed_list", "")),

@@ -71,14 +71,15 @@ def at_work(one: ThreadFacts) -> bool:
 
     A wait with a timeout is a sleep, too, except in a library's thread, such as tqdm's monitor.
     """
-    timed = one.in_timed_wait and (one.place.users is not None or any(map(_is_timer, one.stack)))
+    timed = one.has_timeout and (one.place.users is not None or any(map(_is_timer, one.stack)))
     naps = (one.kind is Blocked.SLEEPS or timed) and 0 <= one.call.timeout < ENDLESS
     return naps or one.kind in (Blocked.COMPUTES, Blocked.READY, Blocked.MOVES)
 
 
 def _is_timer(frame: Frame) -> bool:
-    """Whether it is a `threading.Timer`, which calls the user's function later."""
-    return frame.name == "run" and "finished.wait" in frame.source and frame.file.endswith("threading.py")
+    """Whether it is of a `threading.Timer` or of an event loop, which calls the user's function later."""
+    timer = frame.name == "run" and "finished.wait" in frame.source and frame.file.endswith("threading.py")
+    return timer or frame.file.endswith("asyncio/base_events.py")
 
 
 def any_at_work(case: RunFacts, pids: Iterable[int]) -> bool:

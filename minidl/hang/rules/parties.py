@@ -182,7 +182,7 @@ def manager(chain: Chain) -> Judgement | None:
     own = {one.inode for one in end.process.descriptors if one.kind == "socket" and one.inode}
     has_it = [p.pid for p in end.case.now.processes if any(one.peer in own for one in p.descriptors if one.peer)]
     clients = [pid for pid in has_it if pid not in (end.pid, end.waiters[-1].pid)]
-    works = any_at_work(end.case, {*clients, chain.first.pid, end.process.ppid})  # a thread is a client once it calls
+    works = any_at_work(end.case, end.case.processes.keys() - {end.pid})  # a process is a client once it calls
     could = f" ({named(end.case, clients)} could)" if clients else ""
     alone = not works and bool(clients) and all(_asks_the_same(end, pid) for pid in clients)
     could = f"; {named(end.case, clients)} could, and wait{'s' * (len(clients) == 1)} for it" if alone else could

@@ -59,7 +59,8 @@ def full_queue(chain: Chain) -> Judgement | None:
     if shared is None or not "".join(shared.functions("multiprocessing/queues.py")[:1]).endswith("put"):
         return None
     what = "waits for room in a bounded queue that no process empties"
-    return Judgement(HangCause.QUEUE_FULL, what, Sure.LIKELY, shared.facts)
+    helped = any_at_work(chain.end.case, shared.pids)
+    return Judgement(HangCause.QUEUE_FULL, what, Sure.LIKELY, shared.facts, helped=helped)
 
 
 def loaders_queue(chain: Chain) -> Judgement | None:

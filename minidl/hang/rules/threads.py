@@ -190,6 +190,7 @@ def no_thread_answers(chain: Chain) -> Judgement | None:
     also = "the thread that should answer has ended, perhaps with an exception: look for its traceback on stderr"
     if any(frame.file.endswith("concurrent/futures/thread.py") for frame in end.stack):
         also = "it is a task of a pool that waits for another task of the same pool, which has no free thread"
+    handler = "SIGALRM" in end.process.caught
     joined = chain.first.key == (end.pid, end.pid) and end is not chain.first
     fix = _BEFORE_THE_JOIN.get(_cause_of(waiting), "") if joined else ""
     fix = _NO_SAMPLER if end.step is LoaderStep.SAMPLER else fix
@@ -197,8 +198,8 @@ def no_thread_answers(chain: Chain) -> Judgement | None:
         also = "the thread that should answer is in the parent process: a fork copies no threads"
     return Judgement(
         _cause_of(waiting), f"waits in {waiting}, which no thread of its process can end", Sure.LIKELY,
-        (_no_other(end),), () if fix else (also,),
-        fix or "answer it from the same process, or give the wait a timeout",
+        (_no_other(end),), ("the handler of SIGALRM ends it",) if handler else () if fix else (also,),
+        fix or "answer it from the same process, or give the wait a timeout", helped=handler,
         alone=joined or end.step is LoaderStep.SAMPLER,
     )  # fmt: skip
 
