@@ -1720,7 +1720,8 @@ CLOSED = [
         150, (user("selector.select(60)", "watch"),), AWAITS))), sharing(IDLE),
         sharing(worker(1, *WAITS_FOR_EVENT, call=LOCKED)), outcome=MAYBE_HUNG),
     case("a full queue that a thread empties late", sharing(loop(1, thread(
-        150, (user("wake.wait(40)", "log"),), TIMED))), sharing(IDLE), sharing(worker(1, library("Queue.put", QUEUES), user("out.put(x)"), call=LOCKED)),
+        150, (user("wake.wait(40)", "log"),), TIMED))), sharing(IDLE),
+        sharing(worker(1, library("Queue.put", QUEUES), user("out.put(x)"), call=LOCKED)),
         outcome=MAYBE_HUNG, cause=HangCause.QUEUE_FULL),
     case("a manager's queue that a grandchild fills late", again(loop(1), **ASLEEP), *both_ask_manager("get")[1:],
          process(400, 399, thread(400, (user("time.sleep(99)", "fill"),), SLEEPS_A_WHILE)), outcome=MAYBE_HUNG),
