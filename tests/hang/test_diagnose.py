@@ -1727,6 +1727,11 @@ CLOSED = [
          process(400, 399, thread(400, (user("time.sleep(99)", "fill"),), SLEEPS_A_WHILE)), outcome=MAYBE_HUNG),
     case("an event that a timer's signal handler sets", loop(1), IDLE, replace(
         worker(1, *READY, call=LOCKED), caught=("SIGALRM",)), outcome=MAYBE_HUNG, also="the handler of SIGALRM"),
+    case("an event of a thread's that a timer's signal handler sets", loop(1), IDLE, replace(
+        worker(1, *READY, call=LOCKED, others=(PUMPS,)), caught=("SIGALRM",)), outcome=MAYBE_HUNG),
+    case("a FIFO, which a process that was not looked at may open", loop(1), worker(1, user("open(p)"), call=OPENS,
+                                                                                  wchan="wait_for_partner"),
+         outcome=HUNG, cause=HangCause.FIFO, sure=Sure.LIKELY),
     case("an event that no handler sets", loop(1), IDLE, worker(1, *READY, call=LOCKED), outcome=HUNG),
     case("a Pool that has lost the task with its process", looks=later(SLEEPS_ON, *map(pooled, (300, 301))),
          outcome=HUNG, cause=HangCause.NOBODY, says="for the result of an idle pool"),

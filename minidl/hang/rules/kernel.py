@@ -324,7 +324,7 @@ KINDS: Final = {
         HangCause.UNINTERRUPTIBLE, "is {words} (state D)", seen=state_seen,
         also=("the disk or network file system is slow but may answer",),
     ),
-    Blocked.FIFO: KindRow(HangCause.FIFO),
+    Blocked.FIFO: KindRow(HangCause.FIFO, sure=Sure.LIKELY),
     Blocked.TERMINAL: KindRow(HangCause.TERMINAL, "is {words} (a debugger's prompt?)"),
     Blocked.SIGNAL: KindRow(HangCause.SIGNAL),
     Blocked.FILE: KindRow(HangCause.FILE, sure=Sure.LIKELY, also=("the disk is slow but will answer",)),

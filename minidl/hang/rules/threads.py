@@ -175,7 +175,8 @@ def thread_answers_late(chain: Chain) -> Judgement | None:
         also = "a thread took an item, ended with an exception, and never called task_done()"
     return Judgement(
         _cause_of(waiting), f"waits in {waiting}{doing_of(own)}{doing}", Sure.POSSIBLE, (waits_of(own),), (also,),
-        "find out why that thread does not answer", helped=bool(busy) or any(map(at_work, own)),
+        "find out why that thread does not answer",
+        helped=bool(busy) or any(map(at_work, own)) or "SIGALRM" in end.process.caught,
     )  # fmt: skip
 
 
