@@ -1727,6 +1727,11 @@ CLOSED = [
          process(400, 399, thread(400, (user("time.sleep(99)", "fill"),), SLEEPS_A_WHILE)), outcome=MAYBE_HUNG),
     case("an event that a timer's signal handler sets", loop(1), IDLE, replace(
         worker(1, *READY, call=LOCKED), caught=("SIGALRM",)), outcome=MAYBE_HUNG, also="the handler of SIGALRM"),
+    *(case(f"a pipe that a child writes to when its timer ticks: {left}", loop(1), IDLE,
+           worker(1, user("conn.recv()"), call=READS, descriptors=(QUEUE,)),
+           process(300, 102, thread(300, (user("os.read(timer, 8)"),), replace(READS, fds=(4,))), descriptors=(
+               PUTS, Descriptor(4, "timerfd", "anon_inode:[timerfd]", 9, about=f"it_value {left}"))), outcome=outcome)
+      for left, outcome in (("(31, 5)", MAYBE_HUNG), ("(0, 0)", HUNG))),
     case("an event of a thread's that a timer's signal handler sets", loop(1), IDLE, replace(
         worker(1, *READY, call=LOCKED, others=(PUMPS,)), caught=("SIGALRM",)), outcome=MAYBE_HUNG),
     case("a FIFO, which a process that was not looked at may open", loop(1), worker(1, user("open(p)"), call=OPENS,

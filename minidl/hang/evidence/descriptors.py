@@ -28,7 +28,7 @@ from minidl.hang.evidence.proc import ProcFiles, Unseen
 MOST: Final = 1024
 """Descriptors of one process that are read."""
 
-_ANONYMOUS: Final = {"eventfd": "eventfd", "eventpoll": "epoll", "pidfd": "pidfd"}
+_ANONYMOUS: Final = {"eventfd": "eventfd", "eventpoll": "epoll", "pidfd": "pidfd", "timerfd": "timerfd"}
 
 _REMOTE: Final = re.compile(r"nfs|cifs|smb|fuse|ceph|lustre|gpfs|9p|afs|glusterfs|beegfs")
 _ON_A_NETWORK: Final = re.compile(rf" - ({_REMOTE.pattern})")
@@ -75,7 +75,7 @@ def _described(pid: int, fd: int, target: str, info: str, mounts: dict[str, tupl
     mode = ("r", "w", "rw", "")[int(known.get("flags", "3"), 8) & 3]
     locks = tuple(" ".join(value.split()) for name, _, value in lines if name == "lock")
     watched = tuple(int(value.split()[0]) for name, _, value in lines if name == "tfd")
-    about = "".join(f"{key} {known[key]}" for key in ("eventfd-count", "Pid") if key in known)
+    about = "".join(f"{key} {known[key]}" for key in ("eventfd-count", "Pid", "it_value") if key in known)
     about = about or (system if _REMOTE.match(system) else "")
     waiting = _in_pipe(pid, fd) if kind == "pipe" and mode == "r" else -1
     return Descriptor(fd, kind, target, inode, device, mode, waiting, 0, watched, locks, about)
