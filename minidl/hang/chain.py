@@ -539,9 +539,9 @@ def collective(one: ThreadFacts) -> str:
 def _other_rank(link: ThreadFacts) -> ThreadFacts | None:
     """For a loop in a collective: a loop of another rank that is not in one, of several the one that rests longest."""
     name, case = collective(link), link.case
-    loops = [one for one in case.loops if one.pid in case.ranks] or case.loops
     launcher = link.process.ppid if case.at(link.process.ppid).kind is Blocked.CHILD else 0
-    others = [one for one in loops if name and one.pid not in (link.pid, launcher) and not collective(one)]
+    ranks = case.ranks or {one.pid for one in case.loops} - {launcher}
+    others = [one for one in case.loops if name and one.pid in ranks and one.pid != link.pid and not collective(one)]
     last = max(others, key=lambda one: (one.kind in NOT_RUNNING, one.seen.idle), default=None)
     return None if last is None else replace(last, by=f"is a rank that has not reached the {name}")
 

@@ -225,7 +225,7 @@ OUTCOMES: Final = (
     OutcomeRow("it moved between the looks, perhaps before it came to where it is now", lambda of: of.moved,
                RunOutcome.MOVES, lambda of: of.told.hung and of.stands()),
     OutcomeRow("the wait may be ended", lambda of: of.may_be_ended(), RunOutcome.MAYBE_HUNG),
-    OutcomeRow("it runs now and then", lambda of: of.told.hung and of.kind is Blocked.MOVES, RunOutcome.MAYBE_HUNG),
+    OutcomeRow("it runs now and then", lambda of: of.kind is Blocked.MOVES, RunOutcome.MAYBE_HUNG),
     OutcomeRow("what is missing may just have been sent", lambda of: of.chain.missing and of.case.apart < STILL,
                RunOutcome.MAYBE_HUNG),
     OutcomeRow("the wait is long by the trace", lambda of: of.told.hung, RunOutcome.HUNG,

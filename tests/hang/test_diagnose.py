@@ -1782,6 +1782,12 @@ CLOSED = [
         1, thread(150, (user("lock.acquire()", "watch"),), LOCKED), stack=(user("lock.acquire()"), MAIN_OF),
         call=LOCKED), **ASLEEP), outcome=HUNG, cause=HangCause.SELF_LOCK, says="all of them wait for it",
         fix="in a `finally`"),
+    *(case(f"a lock that all wait for, beside {beside.name}", again(loop(
+        1, thread(151, (user("lock.acquire()", "watch"),), LOCKED), beside, stack=(user("lock.acquire()"), MAIN_OF),
+        call=LOCKED), **ASLEEP), outcome=outcome, cause=HangCause.SELF_LOCK)
+      for beside, outcome in ((MONITORS, HUNG), (TIMER, MAYBE_HUNG))),
+    case("a manager's lock whose holder is at work", again(loop(1, SETS_IT_LATE), **ASLEEP), *both_ask_manager()[1:],
+         outcome=MAYBE_HUNG, cause=HangCause.LOCK, fix="find which client should call release()"),
     case("a lock that another thread asks for with a timeout", again(loop(
         1, thread(150, (user("lock.acquire(timeout=9)", "watch"),), TIMED), stack=(user("lock.acquire()"), MAIN_OF),
         call=LOCKED), **ASLEEP), outcome=MAYBE_HUNG, cause=HangCause.LOCK),

@@ -174,7 +174,8 @@ class FileLock:
 class SeenProcess:
     """A process. ended: it is a zombie, or went away while it was read. exit_code: of a zombie, as a shell's wait
     status; -1 = unknown. started: seconds, CLOCK_MONOTONIC. limits: in bytes or counts, as /proc names them. rank,
-    ranks: its number in its job and how many that has, by its launcher's variables; -1 = it has none.
+    ranks: its number in its job and how many that has, by its launcher's variables; -1 = it has none. ignored, caught:
+    names of signals.
     """
 
     pid: int

@@ -55,9 +55,11 @@ _ON_A_DESCRIPTOR: Final = frozenset(_DESCRIPTOR_FIRST.split())
 
 _FLOCK: Final = {1: "LOCK_SH", 2: "LOCK_EX", 8: "LOCK_UN"}
 _FCNTL: Final = {7: "F_SETLKW", 38: "F_OFD_SETLKW"}
-_WAIT_OPS: Final = {0: "wait", 9: "wait", 6: "lock a priority-inheriting mutex", 11: "wait", 13: "lock"}
 _WAIT_BITSET: Final = 9
+"""FUTEX_WAIT_BITSET: it waits until a moment, of the clock that is up since the boot."""
 _REALTIME: Final = 0x100
+"""FUTEX_CLOCK_REALTIME: that moment is one of the clock of the day."""
+_WAIT_OPS: Final = {0: "wait", _WAIT_BITSET: "wait", 6: "lock a priority-inheriting mutex", 11: "wait", 13: "lock"}
 _PATIENT_MS: Final = 1 << 31
 
 FOR_EVER: Final = -1.0

@@ -362,6 +362,10 @@ def _at_descriptors(at: _Waiting) -> KernelWait:
     return KernelWait(parts[0].kind, words, holders=holders, bounded=at.bounded)
 
 
+_TIMER: Final = re.compile(r"it_value \((\d+), (\d+)\)")
+"""The seconds and nanoseconds after which a timerfd ticks."""
+
+
 def _at_descriptor(at: _Waiting, one: Descriptor) -> KernelWait:
     if one.kind in ("pipe", "fifo"):
         return _at_pipe(at, one)
@@ -371,9 +375,8 @@ def _at_descriptor(at: _Waiting, one: Descriptor) -> KernelWait:
         return KernelWait(Blocked.TERMINAL, f"waiting for input at {one.target}", one.target)
     if one.kind == "eventfd":
         return KernelWait(Blocked.EVENT, f"waiting for an event ({one.about})", one.target)
-    if one.kind == "timerfd" and not one.about.endswith("(0, 0)"):  # (0, 0): it is not set
-        left = one.about.partition("(")[2].partition(",")[0]
-        return KernelWait(Blocked.MOVES, f"waiting for its timer ({left} s more)")
+    if one.kind == "timerfd" and (left := _TIMER.match(one.about)) and left.groups() != ("0", "0"):  # it is set
+        return KernelWait(Blocked.MOVES, f"waiting for its timer ({left[1]} s more)")
     if one.kind == "pidfd":
         pid = int(one.about.split()[-1]) if one.about.split()[-1:] else 0
         return KernelWait(Blocked.CHILD, f"waiting for process {pid}", one.target, (Holder(pid),), True)

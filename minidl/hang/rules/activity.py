@@ -32,7 +32,7 @@ def times_asleep(end: ThreadFacts) -> int:
     0 = fewer than twice.
     """
     then = end.before
-    if then is None or then.syscall is None or then.syscall.name != end.call.name or end.call.name == "futex":
+    if then is None or then.syscall is None or then.syscall.name != end.call.name:
         return 0
     times = end.seen.switches[1] - then.switches[0]
     pause = 2 * end.case.apart / max(times, 1)  # a longer sleep now belongs to another rhythm

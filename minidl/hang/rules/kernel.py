@@ -108,8 +108,7 @@ def writer_is_elsewhere(chain: Chain) -> Judgement | None:
         return None
     writes = "writes from time to time" if receives(empty) else "writes nothing"
     what = f"has the pipe's writing end and {writes}: it is {end.wait.words}"
-    helped = end.kind is Blocked.MOVES
-    return Judgement(HangCause.PIPE_EMPTY, what, Sure.LIKELY, (wait_seen(empty),), helped=helped)
+    return Judgement(HangCause.PIPE_EMPTY, what, Sure.LIKELY, (wait_seen(empty),))
 
 
 def queue_empty(chain: Chain) -> Judgement | None:

@@ -190,7 +190,7 @@ def manager(chain: Chain) -> Judgement | None:
         cause, f"belongs to a Manager and waits in {method}() until another client calls {ends}(){could}", Sure.LIKELY,
         (EvidenceLine(f"it runs {method}() for a client", f"stack of thread {end.tid}"),),
         ("that client has ended before the call",),
-        _WITH if method == "acquire" else
+        _WITH if method == "acquire" and not works else
         f"call {ends}() before you wait for a batch: the workers need it" if alone else
         f"find which client should call {ends}(), and whether it waits for this process in turn", helped=works,
         alone=alone,

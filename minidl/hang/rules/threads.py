@@ -67,19 +67,19 @@ def thread_is_missing(chain: Chain) -> Judgement | None:
 
 def pool_does_nothing(chain: Chain) -> Judgement | None:
     """A thread waits for the result of a pool, none of whose threads and processes has a task."""
-    end, pool = chain.end, pool_of(chain.end)
+    end, pool, waiting = chain.end, pool_of(chain.end), waiting_in(chain.end) or ""
     if not pool or any(works for _, works in pool):
         return None
     names = and_joined(list(dict.fromkeys(thread.name for thread, _ in pool)))
     others = [one for one, _ in pool if one.pid != end.pid]
     waits = all(one.kind in (Blocked.PIPE_READ, Blocked.SEMAPHORE) and one.seen.idle >= STILL for one in others)
     return Judgement(
-        HangCause.NOBODY, f"waits in {waiting_in(end)} for the result of an idle pool", Sure.LIKELY,
+        HangCause.NOBODY, f"waits in {waiting} for the result of an idle pool", Sure.LIKELY,
         (EvidenceLine(f"{names} waits for a task of the pool", "stacks"),),
         ("the pool never began the task, or the result is on its way",),
         "find what killed the process that had the task: a multiprocessing.Pool silently starts another one; "
         "ProcessPoolExecutor raises BrokenProcessPool",
-        alone=bool(others) and waits and "(pool.py)" in (waiting_in(end) or ""),
+        alone=bool(others) and waits and "(pool.py)" in waiting,
     )  # fmt: skip
 
 
@@ -310,6 +310,7 @@ def lock_of_another_thread(chain: Chain) -> Judgement | None:
             HangCause.SELF_LOCK, what, Sure.LIKELY, (*found.shown, waits_of(found.own)),
             ("a thread that has ended holds it",), "use `with lock:`, or release it in a `finally`: an exception left "
             "it locked, or one of these threads has taken it before (threading.RLock is re-entrant)",
+            helped=any(map(at_work, found.own)),
         )  # fmt: skip
     crossed = ", as other threads do: each may hold the lock that the next one waits for"
     what = found.what + (crossed if _each_waits_for_a_lock(found) else "")
@@ -320,9 +321,10 @@ def lock_of_another_thread(chain: Chain) -> Judgement | None:
 
 
 def _all_wait_for_one(found: _LockWait) -> bool:
-    """Whether all threads of a process that run Python code wait for one lock, without a timeout."""
-    threads = (found.end, *found.own)
-    return len({one.wait.target for one in threads}) == 1 and not any(one.wait.bounded for one in threads)
+    """Whether all threads of a process that are in the user's code wait for one lock, without a timeout."""
+    others = [one for one in found.own if one.place.users is not None]
+    alike = all(one.wait.target == found.end.wait.target and not one.wait.bounded for one in others)
+    return bool(others) and alike
 
 
 def _each_waits_for_a_lock(found: _LockWait) -> bool:

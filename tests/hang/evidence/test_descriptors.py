@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
+import os
+import struct
 
 import pytest
 
 from minidl.hang.evidence import descriptors
+from minidl.hang.evidence.proc import ProcFiles
 
 TCP = """sl local remote state
 0: 0100007F:1F90 00000000:0000 0A 00000000:00000001 00:0 0 0 0 70 1
@@ -26,3 +30,18 @@ def test_a_connection_that_nobody_has_accepted_leads_to_who_listens(monkeypatch:
         70: (0, False), 90: (70, True), 92: (0, False), 93: (0, False), 94: (70, True),
     }  # fmt: skip
     assert seen[93].waiting == 5
+
+
+def test_a_timers_descriptor_tells_how_long_is_left() -> None:
+    """Of the kernel itself; a timer that is not set has no time left."""
+    libc = ctypes.CDLL(None)
+    fds = [libc.timerfd_create(1, 0) for _ in range(2)]
+    assert libc.timerfd_settime(fds[0], 0, struct.pack("qqqq", 0, 0, 3600, 0), None) == 0
+    try:
+        seen = {one.fd: one for one in descriptors.read_descriptors(ProcFiles(os.getpid()))}
+    finally:
+        for fd in fds:
+            os.close(fd)
+    assert [seen[fd].kind for fd in fds] == ["timerfd", "timerfd"]
+    assert 3000 < int(seen[fds[0]].about.removeprefix("it_value (").partition(",")[0]) < 3600
+    assert seen[fds[1]].about == "it_value (0, 0)"
