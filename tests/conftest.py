@@ -30,7 +30,6 @@ def pytest_configure(config: pytest.Config) -> None:
     The files that take longest have few tests: one process would be left with them at the end.
     """
     config.option.loadscopereorder = False  # xdist's option, if it is installed
-    gc.set_threshold(50_000, 50, 100)  # Python's own threshold, 700, costs the suite a fifth of its time
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it runs in the background ignore it
 
 

@@ -1772,6 +1772,8 @@ CLOSED = [
     case("a loop that its parent stops and continues", replace(again(loop(1), state=("T", "T")), ppid=90),
          process(90, 1, thread(90, (user("time.sleep(55)", "run"),), SLEEPS_A_WHILE)), outcome=MAYBE_HUNG,
          cause=HangCause.STOPPED),
+    case("a stopped child that a shell of the program continues", loop(1), again(worker(1, user("x()")), state=("T", "T")),
+         process(300, LOOP, thread(300, None, SLEEPS_A_WHILE), name="sh"), outcome=MAYBE_HUNG, cause=HangCause.STOPPED),
     case("a loop that is stopped, by whomever", replace(again(loop(1), state=("T", "T")), ppid=90),
          process(90, 1, thread(90, (user("input()", "run"),), READS)), outcome=HUNG, cause=HangCause.STOPPED),
     case("a launcher that waits for a rank is no rank that is missing", replace(

@@ -19,7 +19,7 @@ from minidl.hang.evidence.proc import ProcFiles, Unseen
 from minidl.hang.evidence.processes import copies, first_look, read_process
 from minidl.hang.evidence.stacks import Stack, Stacks, named_lock_files, spied
 from minidl.hang.evidence.stacks import py_spy as py_spy_program
-from minidl.process_stat import boot_id, descendants_of
+from minidl.process_stat import boot_id, descendants_of, every_process
 
 _NO_STACKS = "Python stacks: "
 
@@ -29,13 +29,15 @@ def collect(main: int, others: Iterable[int] = (), *, interval: float = 0.5, py_
 
     Stacks are read between the looks: a thread that has slept from one look to the other was asleep in its stack.
     """
-    unseen = Unseen()
+    unseen, orphans = Unseen(), _orphans_of(main)
+    others = [*others, *orphans]
     before = {pid: look for pid in _all(main, others) if (look := first_look(pid)) is not None}
     begun = time.monotonic_ns()
     stacks = _Spied(before) if py_spy else None
     time.sleep(max(0.0, interval - (time.monotonic_ns() - begun) / 1e9))
     moment = time.monotonic_ns()
     found = [p for pid in _all(main, others) if (p := read_process(pid, before.get(pid))) is not None]
+    found = [replace(one, ppid=main) if one.pid in orphans else one for one in found]
     found = stacks.added(found) if stacks is not None else found
     locks = _of_interest(read_locks(unseen), found)
     outside = [p for pid in _outside(found, locks) if (p := read_process(pid, None)) is not None]
@@ -78,6 +80,18 @@ def _with_lock_files(process: SeenProcess) -> SeenProcess:
 def _all(main: int, others: Iterable[int]) -> list[int]:
     found = [pid for one in (main, *others) for pid in (one, *descendants_of(one))]
     return list(dict.fromkeys([*found, *_holders_for(set(found)), *_stores_for(found)]))
+
+
+def _orphans_of(main: int) -> list[int]:
+    """The processes that a program has left in the background, as a shell's `&` does: they count as its children.
+
+    They have its process group, and their parent has not. So has the group's leader: that is the program, or the shell
+    that has started it.
+    """
+    there = dict(every_process())
+    group = there[main][2] if main in there else ""
+    own = {pid for pid, fields in there.items() if fields[2] == group}
+    return [pid for pid in own if int(there[pid][1]) not in own and str(pid) not in (group, str(main))]
 
 
 def _stores_for(pids: Iterable[int]) -> list[int]:

@@ -340,9 +340,9 @@ def by_kind(*kinds: Blocked) -> Callable[[Chain], Judgement | None]:
             return None
         row, known = KINDS[end.kind], {"words": end.wait.words, "pid": end.pid, "tracer": end.process.tracer}
         what, fix = row.what.format(**known), row.fix.format(**known)
-        others = [one.pid for one in end.case.helper_processes(chain.first.pid)] if end.kind is Blocked.FIFO else []
-        others += [end.process.ppid] if end.kind is Blocked.STOPPED else []
-        late = any_at_work(end.case, others)  # one of them may open the other end, or continue it
+        may = end.kind in (Blocked.FIFO, Blocked.STOPPED)  # open the other end later, or continue it
+        others = [one.pid for one in end.case.helper_processes(chain.first.pid)] if may else []
+        late = any_at_work(end.case, [*others, end.process.ppid] if end.kind is Blocked.STOPPED else others)
         return Judgement(row.cause, what, row.sure, (row.seen(end),), row.also, fix, helped=late)
 
     return test

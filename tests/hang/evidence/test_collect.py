@@ -162,6 +162,26 @@ def test_a_child_waited_for_is_looked_at_too_beside_another_process() -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
+LEAVES_A_SHELL = f"import subprocess, time; subprocess.run(['sh', '-c', 'sleep 999 & sleep 998 &']); {READY}"
+
+
+def test_what_a_program_leaves_in_the_background_counts_as_its_child(tmp_path: Path) -> None:
+    """Also where a shell's script has started both; another program of that script does not."""
+    code = f"{LEAVES_A_SHELL} time.sleep(997)"
+    (tmp_path / "run.sh").write_text(f"sleep 996 & echo $!\n'{sys.executable}' -c \"{code}\" & echo $!; wait\n")
+    script = ["bash", tmp_path / "run.sh"]
+    with subprocess.Popen(script, stdout=subprocess.PIPE, text=True, start_new_session=True) as shell:
+        try:
+            beside, program, _ = (shell.stdout.readline() for _ in range(3))
+            found = look(int(program))
+            assert {one.ppid for one in found.processes if one.pid != found.main} == {found.main}
+            assert {one.command[-1] for one in found.processes} == {code, "999", "998"}
+            assert len(found.processes) == 3
+            assert int(beside) in {one.pid for one in collect(shell.pid, interval=0, py_spy=False).processes}
+        finally:
+            os.killpg(shell.pid, signal.SIGKILL)
+
+
 IN_A_FORK = """
 import ctypes, mmap, os, sys, threading, time
 libc, page = ctypes.CDLL(None), mmap.mmap(-1, 4096)
