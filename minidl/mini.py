@@ -2,23 +2,25 @@
 
 It yields the batches that torch yields, in the same order, from map-style and iterable datasets, in this process or
 from workers. It ends as torch's does, except that at Python's exit every iterator is shut down before multiprocessing
-terminates its workers. Names are those of torch and of the article; their `_tasks_outstanding`, which only checks read,
-is left out. Processes and threads (§2.4.1):
+terminates its workers, which takes 5 s for each worker that is in a long sample. Names are those of torch and of the
+article; their `_tasks_outstanding`, which only checks read, is left out. `articles.ini` tells which part of an article
+a section without a number is. Processes and threads (§2.4.1):
 
     this process      _try_put_index --(idx, index)--> one index queue for each worker
     worker processes  _worker_loop   --(idx, data)---> the worker result queue
     pin thread        _pin_memory_loop --(idx, data)-> the data queue       (only with pin_memory)
     this process      _try_get_data  <--               `_data_queue`: the data queue, or without it the result queue
 
-What it leaves out, and the file that has it:
+What it leaves out, and the file that has it (docs/explanation/layers.md shows the same steps in those files):
 
 - `loader/dispatcher.py`, `driver.py`, `protocol.py`: each decision in a class that does no I/O, which an explorer and a
   checker run, too; the death of a worker that had no work left, but held the result queue's lock;
-- `loader/iterators.py`: a timeout that also holds while a message is read; nothing is lost by a Ctrl-C; warnings, some
-  of which are in `loader/dataloader.py`, as is the check of attributes that are set later; torch pins nothing for MPS;
-- `loader/liveness.py`, `worker.py`: errors that name the task and the sample, or a lack of open files;
+- `loader/iterators.py`: the length of an iterator; warnings; a Ctrl-C that loses nothing; no pinning for MPS, as torch;
+- `loader/dataloader.py`: checks of arguments, and of attributes that are set later; DataPipes are refused;
+- `loader/liveness.py`, `worker.py`, `wire/errors.py`: errors that name task and sample, or a lack of open files;
 - `loader/crew.py`: an iterator that is collected in a reference cycle; a shutdown that is interrupted;
 - `loader/ports.py`: where tracing is put in;
+- `wire/queues.py`: a timeout that also holds while a message is read; the error for a batch that can't be pickled;
 - `data/sampler.py`, `distributed.py`: other samplers; `collate.py`: registered types, mappings and sequences that keep
   their type; `resume/stateful.py`: `state_dict`; `arena/arena.py`: memory that is used again.
 """
@@ -41,14 +43,13 @@ import torch
 import torch.utils.data._utils.worker as torch_worker
 from torch._C import _error_if_any_worker_fails, _remove_worker_pids, _set_worker_pids, _set_worker_signal_handlers
 from torch._utils import ExceptionWrapper
-from torch.utils.data import IterableDataset, get_worker_info
 
 MP_STATUS_CHECK_INTERVAL = 5.0  # seconds after which a wait looks whether the other side is alive
 
 
 # --- Samplers: which samples, in which order; and which of them make a batch ------------------------------------------
 # Public samplers and the loader are subclasses of torch's, because frameworks test for those types. What the loader
-# calls is written here, except the property multiprocessing_context, whose setter checks the value.
+# calls is written here, except two checks: of multiprocessing_context, and of attributes that are set later.
 class _Sampler:
     def __init__(self, data_source, generator=None):
         self.data_source, self.generator = data_source, generator
@@ -101,8 +102,7 @@ class BatchSampler(torch.utils.data.BatchSampler):
 
 # --- §2.1 The constructor, §2.2 the index sampler, §2.3.1 which iterator ----------------------------------------------
 class _DatasetKind:
-    Map = 0
-    Iterable = 1
+    Map, Iterable = 0, 1
 
     @staticmethod
     def create_fetcher(kind, *options):
@@ -117,13 +117,13 @@ class DataLoader(torch.utils.data.DataLoader):
         pin_memory=False, drop_last=False, timeout=0, worker_init_fn=None, multiprocessing_context=None,
         generator=None, *, prefetch_factor=None, persistent_workers=False, in_order=True,
     ):  # fmt: skip
-        iterable = isinstance(dataset, IterableDataset)
+        iterable = isinstance(dataset, torch.utils.data.IterableDataset)
         for wrong, message in (
             (num_workers < 0 or timeout < 0 or batch_size == 0, "num_workers, timeout < 0, or batch_size 0"),
             (not num_workers and prefetch_factor is not None, "prefetch_factor option needs num_workers > 0"),
             (not num_workers and persistent_workers, "persistent_workers option needs num_workers > 0"),
             (prefetch_factor is not None and prefetch_factor < 1, "prefetch_factor option should be positive"),
-            (iterable and (shuffle or sampler or batch_sampler), "an IterableDataset has an order of its own"),
+            (iterable and (shuffle or sampler is not None or batch_sampler is not None), "the dataset sets the order"),
             (sampler is not None and shuffle, "sampler option is mutually exclusive with shuffle"),
             (batch_sampler is not None and (batch_size != 1 or shuffle or sampler is not None or drop_last),
              "batch_sampler option is mutually exclusive with batch_size, shuffle, sampler, and drop_last"),
@@ -144,9 +144,8 @@ class DataLoader(torch.utils.data.DataLoader):
         self.collate_fn = collate_fn or (default_collate if self._auto_collation else default_convert)
         self.pin_memory, self.timeout, self.in_order = pin_memory, timeout, in_order
         self.num_workers, self.worker_init_fn = num_workers, worker_init_fn
-        self.prefetch_factor = (prefetch_factor or 2) if num_workers else None
-        self.persistent_workers, self._iterator = persistent_workers, None
-        self.multiprocessing_context = multiprocessing_context
+        self.prefetch_factor, self._iterator = (prefetch_factor or 2) if num_workers else None, None
+        self.persistent_workers, self.multiprocessing_context = persistent_workers, multiprocessing_context
 
     _auto_collation = property(lambda self: self.batch_sampler is not None)
     _index_sampler = property(lambda self: self.batch_sampler if self._auto_collation else self.sampler)
@@ -172,8 +171,7 @@ class _BaseDataLoaderIter:
     def __init__(self, loader):
         self._dataset_kind, self._index_sampler = loader._dataset_kind, loader._index_sampler
         self._fetching = self._dataset_kind, loader.dataset, loader._auto_collation, loader.collate_fn, loader.drop_last
-        self._timeout = loader.timeout
-        self._pin_memory = loader.pin_memory and torch.accelerator.is_available()
+        self._timeout, self._pin_memory = loader.timeout, loader.pin_memory and torch.accelerator.is_available()
         self._sampler_iter = iter(self._index_sampler)
         self._base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator))
 
@@ -225,7 +223,7 @@ class _IterableDatasetFetcher(_MapDatasetFetcher):
             raise StopIteration
         if not self.auto_collation:
             return self.collate_fn(next(self.dataset_iter))
-        data = list(itertools.islice(self.dataset_iter, len(possibly_batched_index)))
+        data = list(map(next, [self.dataset_iter] * len(possibly_batched_index)))
         self.ended = len(data) < len(possibly_batched_index)
         if not data or (self.ended and self.drop_last):
             raise StopIteration
@@ -243,7 +241,7 @@ def default_collate(batch):
     """Samples of one structure -> that structure, with a batch in each place."""
     elem = batch[0]
     if isinstance(elem, torch.Tensor):
-        if get_worker_info() is None:
+        if torch_worker.get_worker_info() is None:
             return torch.stack(batch)
         # In a worker into shared memory at once, so that nothing is copied when it is sent (article 3 §collate).
         storage = elem._typed_storage()._new_shared(sum(sample.numel() for sample in batch), device=elem.device)
@@ -256,6 +254,9 @@ def default_collate(batch):
         return batch
     if isinstance(elem, Mapping):
         return {key: default_collate([sample[key] for sample in batch]) for key in elem}
+    if not isinstance(elem, Sequence):
+        known = "tensors, numpy arrays, numbers, dicts or lists"
+        raise TypeError(f"default_collate: batch must contain {known}; found {getattr(elem, 'dtype', type(elem))}")
     if any(len(sample) != len(elem) for sample in batch):
         raise RuntimeError("each element in list of batch should be of equal size")
     return _map_structure(default_collate, elem, list(zip(*batch, strict=True)))
@@ -272,7 +273,7 @@ def _map_structure(function, data, members=None):
 
 
 # --- §2.4 In worker processes -----------------------------------------------------------------------------------------
-_ResumeIteration = namedtuple("_ResumeIteration", "epoch")  # in place of a task; the worker answers with it
+_ResumeIteration = namedtuple("_ResumeIteration", "epoch")  # in place of a task's number; the worker answers with it
 _IterableDatasetStopIteration = namedtuple("_IterableDatasetStopIteration", "worker_id")  # in place of a batch
 
 
@@ -312,7 +313,8 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
             args = *queues, torch.accelerator.current_device_index()
             self._pin_memory_thread = threading.Thread(target=self._pin_memory_loop, args=args, daemon=True)
             self._pin_memory_thread.start()
-        _set_worker_pids(id(self), tuple(worker.pid for worker in self._workers))
+        # torch's key is id(self), which may be another iterator's in a fork of this process.
+        _set_worker_pids(self._workers[0].pid, tuple(worker.pid for worker in self._workers))
         self._worker_pids_set = True
         _set_SIGCHLD_handler()
         _iterators.add(self)
@@ -320,7 +322,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
 
     # --- §2.4.3 Begin an epoch
     def _reset(self, loader, first_iter=False):
-        self._sampler_iter = iter(self._index_sampler)
+        self._sampler_iter = iter(self._index_sampler)  # in the first epoch, like torch, for the second time
         self._send_idx = 0  # the number of the next task to send
         self._rcvd_idx = 0  # the number of the next task to yield
         self._task_info = {}  # task -> (worker_id,) while it is outstanding, (worker_id, data) once its batch is here
@@ -332,9 +334,9 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
             self._epoch += 1
             for index_queue in self._index_queues:
                 index_queue.put((_ResumeIteration(self._epoch), None))
-            missing = self._num_workers
-            while missing > 0:
-                missing -= self._get_data()[0] == _ResumeIteration(self._epoch)  # 1 if it is an answer, else 0
+            for _ in self._workers:
+                while self._get_data()[0] != _ResumeIteration(self._epoch):
+                    pass
         for _ in range(self._prefetch_factor * self._num_workers):  # prime the prefetch loop
             self._try_put_index()
 
@@ -370,7 +372,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
             torch_worker._worker_info = info  # torch's get_worker_info() returns it
             iteration_end = False
             fetcher = _attempt(where, init_fn, worker_id) if init_fn is not None else None
-            if not isinstance(fetcher, ExceptionWrapper):  # else it is the answer to each task
+            if not isinstance(fetcher, ExceptionWrapper):  # else that error is the answer to each task
                 fetcher = _attempt(where, _DatasetKind.create_fetcher, *fetching)
             # Two tests: a forked sibling may hold the pipe that is_alive() watches; a fork server's pid stays.
             while parent.is_alive() and os.getppid() == parent_pid:
@@ -378,16 +380,17 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
                     idx, index = index_queue.get(timeout=MP_STATUS_CHECK_INTERVAL)
                 except queue.Empty:
                     continue
-                if idx is None:  # the sentinel
+                if idx is None:  # the sentinel: torch's is None in place of the pair
                     break
                 if isinstance(idx, _ResumeIteration):
                     data_queue.put((idx, None))
                     fetcher, iteration_end = _attempt(where, _DatasetKind.create_fetcher, *fetching), False
                     continue
-                if done_event.is_set() or iteration_end:  # nobody wants this task; only the sentinel ends the loop
+                if done_event.is_set() or iteration_end:  # nobody wants this task; the sentinel is on its way
                     continue
                 data = fetcher if isinstance(fetcher, ExceptionWrapper) else _attempt(where, fetcher.fetch, index)
-                if getattr(data, "exc_type", None) is StopIteration and fetching[0] == _DatasetKind.Iterable:
+                failed = data is not fetcher and isinstance(data, ExceptionWrapper)
+                if failed and issubclass(data.exc_type, StopIteration) and fetching[0] == _DatasetKind.Iterable:
                     data, iteration_end = _IterableDatasetStopIteration(worker_id), True
                 data_queue.put((idx, data))  # the queue's thread pickles it: see article 3 §tensor
                 del data, idx, index  # they need not stay while the next task is waited for
@@ -441,21 +444,20 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
             self._rcvd_idx += 1
 
     def _get_data(self):
-        while True:
+        while self._timeout or not self._pin_memory or self._pin_memory_thread.is_alive():
             success, message = self._try_get_data(self._timeout or MP_STATUS_CHECK_INTERVAL)
             if success:
                 return message
             if self._timeout > 0:
                 raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
-            if self._pin_memory and not self._pin_memory_thread.is_alive():
-                raise RuntimeError("Pin memory thread exited unexpectedly")
+        raise RuntimeError("Pin memory thread exited unexpectedly")
 
     def _try_get_data(self, timeout):
         """Wait for one message. If none comes, or it can't be rebuilt, a worker may have died (article 4 §shutdown)."""
         try:
             return True, self._data_queue.get(timeout=timeout)
         except Exception as error:
-            # A worker that died with the queue's lock keeps the others from writing: then nothing comes, either.
+            # A worker that died with the queue's lock keeps the others from writing: then no message comes at all.
             failed = [i for i, w in enumerate(self._workers) if self._workers_status[i] and not w.is_alive()]
             for worker_id in failed:
                 self._mark_worker_as_unavailable(worker_id)
@@ -487,7 +489,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
             return
         self._shutdown = True
         try:
-            # The thread first: a worker that leaves may leave half a message in the queue from which the thread reads.
+            # The thread first: a worker that ends may leave half a message in the queue from which the thread reads.
             if self._pin_memory_thread is not None:
                 self._pin_memory_thread_done_event.set()
                 self._worker_result_queue.put((None, None))  # wakes it
@@ -504,7 +506,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
                 index_queue.close()
         finally:  # also after Ctrl-C
             if self._worker_pids_set:
-                _remove_worker_pids(id(self))
+                _remove_worker_pids(self._workers[0].pid)
             for end in ("terminate", "kill"):
                 for worker in [worker for worker in self._workers if worker.is_alive()]:
                     getattr(worker, end)()

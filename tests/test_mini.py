@@ -67,6 +67,13 @@ def test_one_process(case: dict[str, Any]) -> None:
     agree(lambda lib: epochs(lib, case), what=case)
 
 
+@pytest.mark.live
+@pytest.mark.parametrize("batch_size", [None, 1, 2])
+@pytest.mark.parametrize(("begins", "num_workers"), [(True, 0), (True, 2), (False, 1)])
+def test_an_iterable_dataset_that_ends_in_an_unusual_way(begins: bool, num_workers: int, batch_size: int) -> None:
+    agree(lambda lib: steps(lib.DataLoader(Ending(begins), batch_size, num_workers=num_workers), limit=9))
+
+
 def seeded() -> torch.Generator:
     return torch.Generator().manual_seed(42)
 
@@ -156,13 +163,39 @@ def test_an_epoch_that_is_left_does_not_reach_into_the_next() -> None:
     {"num_workers": -1}, {"timeout": -1}, {"batch_size": 0}, {"prefetch_factor": 2}, {"persistent_workers": True},
     {"sampler": [0], "shuffle": True}, {"batch_sampler": [[0]], "batch_size": 2},
     {"batch_sampler": [[0]], "drop_last": True}, {"batch_size": None, "drop_last": True},
-    {"dataset": wl.Stream(3), "shuffle": True}, {"dataset": wl.Stream(3), "sampler": [0]},
-    {"num_workers": 1, "prefetch_factor": -1},
+    {"dataset": wl.Stream(3), "shuffle": True}, {"dataset": wl.Stream(3), "sampler": []},
+    {"dataset": wl.Stream(3), "batch_sampler": []}, {"num_workers": 1, "prefetch_factor": -1},
 ], ids=", ".join)  # fmt: skip
 def test_options_that_exclude_each_other_are_refused_as_by_torch(options: dict[str, Any]) -> None:
     for lib in (TORCH, mini):
         with pytest.raises(ValueError):
             lib.DataLoader(**{"dataset": range(3), **options})
+
+
+class Ending(torch.utils.data.IterableDataset[int]):
+    """Three samples by an object that only has `__next__`, then an end that is a type of its own; or no beginning."""
+
+    def __init__(self, begins: bool = True) -> None:
+        self.begins = begins
+
+    def __iter__(self) -> Any:
+        if not self.begins:
+            raise StopIteration
+        return OnlyNext()
+
+
+class OnlyNext:
+    given = 0
+
+    def __next__(self) -> int:
+        if self.given == 3:
+            raise OwnEnd
+        self.given += 1
+        return self.given
+
+
+class OwnEnd(StopIteration):
+    pass
 
 
 PLACES: dict[str, Callable[[], dict[str, Any]]] = {
@@ -172,6 +205,8 @@ PLACES: dict[str, Callable[[], dict[str, Any]]] = {
     "stream": lambda: {"dataset": wl.FailingStream(4, "next"), "batch_size": 1},
     "sampler": lambda: {"dataset": wl.Numbers(9), "sampler": wl.FailingSampler([0, 1, 2])},
     "index beyond the end": lambda: {"dataset": [1, 2, 3], "sampler": [0, 1, 2, 3]},
+    "sets": lambda: {"dataset": [{1}, {2}, {3}]},
+    "texts of NumPy": lambda: {"dataset": [np.array(["a"])] * 3},
     **{f"sample, {name}": lambda name=name: {"dataset": wl.Failing(6, wl.ERRORS[name])} for name in wl.ERRORS},
 }
 
@@ -285,15 +320,20 @@ def test_a_loader_whose_worker_can_not_be_started_leaves_nothing(monkeypatch: py
 
 @pytest.mark.live
 def test_a_forked_child_ends_nobody() -> None:
+    """It may also have an iterator of its own, with the id of the one that it has dropped."""
     iterator = iter(mini.DataLoader(wl.Numbers(9), num_workers=1))
     next(iterator)
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException):
+            kind, was, others = type(iterator), id(iterator), []
             del iterator
-            gc.collect()
-        os._exit(0)
-    os.waitpid(child, 0)
+            while id(again := object.__new__(kind)) != was and len(others) < 10**5:
+                others.append(again)
+            again.__init__(mini.DataLoader(wl.Numbers(9), num_workers=1))
+            os._exit(0 if id(again) == was else 2)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert [int(batch) for batch in iterator] == list(range(1, 9))
 
 
