@@ -132,7 +132,7 @@ _STEPS: Final = tuple(
         (r"multiprocessing/popen_fork\.py$", "_launch$", r"os\.fork\(", LoaderStep.START),
         # --- the loader's own process
         (r"(_utils|minidl(/loader)?)/pin_memory\.py$", "", "", LoaderStep.PIN),
-        (_MINE + r"shutdown\.py$", "", "", LoaderStep.SHUTDOWN),
+        (_MINE + r"(shutdown|crew)\.py$", r"shut_down$|close_all$", "", LoaderStep.SHUTDOWN),
         (_HOME, "_shutdown_workers$|__del__$", "", LoaderStep.SHUTDOWN),
         (_HOME, "", r"\.start\(\)|_start\(", LoaderStep.START),
         (_HOME, "", r"(next|islice)\(self\._sampler_iter|iter\(", LoaderStep.SAMPLER),

@@ -659,12 +659,12 @@ SEMAPHORES = [
          guarded("jobs.get()"), cause=HangCause.QUEUE_EMPTY, chain="holds the lock, by its stack",
          says="waits for a lock; its thread indexer (Data.index at data.py:23)"),
     case("a lock of the same name of another object is another lock", loop(1), IDLE, guarded("jobs.get()", "0x8"),
-         cause=HangCause.LOCK, sure=Sure.POSSIBLE),
+         cause=HangCause.LOCK, outcome=HUNG),
     case("a loop whose next calls the user's code does not wait for a batch", IDLE, worker(1, step="idle"),
          loop(1, stack=(user("with self.guard:", "Own.draw", 27), *next_stack(-1)), call=LOCKED), never="lost",
          says="Own.draw at data.py:27"),
     case("a condition's lock is free while it is waited for", loop(1), IDLE, guarded("self.guard.wait()"),
-         cause=HangCause.LOCK, sure=Sure.POSSIBLE),
+         cause=HangCause.LOCK, outcome=HUNG),
     case("permits that a thread gives out now and then are not lost", refills(4.0), sharing(IDLE), BUCKET,
          outcome=MAYBE_HUNG),
     case("permits that a thread gives out too late", refills(990.0), sharing(IDLE), BUCKET, outcome=HUNG),
@@ -802,6 +802,7 @@ ENDS_OF_CHAINS = [
     case("an event loop without a timer", loop(1), IDLE, runs_loop(-1.0), cause=HangCause.NOBODY, sure=Sure.POSSIBLE),
     case("an event loop with a timer sleeps", loop(1), IDLE, runs_loop(900.0), cause=HangCause.SLEEP,
          ends="nothing to run until a timer of 900 s (asyncio.sleep)"),
+    case("an event loop goes on with its timer", loop(1), IDLE, runs_loop(42.6), outcome=MAYBE_HUNG),
     case("an event loop with a timer that ends soon moves", loop(1), IDLE, runs_loop(0.5), outcome=MOVES),
     *(
         case(f"a server whose event loop is idle does not answer, seen {seen}", looks=looks(
@@ -1623,6 +1624,9 @@ def soon(*inside: Frame, call: Syscall = LOCKED, **more: Any) -> SeenProcess:
 
 
 POOL_PY = "/lib/python3.11/multiprocessing/pool.py"
+NOTIFY = again(loop(1, thread(150, (WAIT, library("Condition.wait"), user("cond.wait()", "fill", 21)), LOCKED),
+                    stack=(WAIT, library("Condition.wait"), user("cond.wait()", "draw", 31), MAIN_OF), call=LOCKED),
+               **ASLEEP)  # fmt: skip
 SLEEPS_ON = again(loop(stack=(
     WAIT, library("ApplyResult.get", POOL_PY), user("job.get()"), MAIN_OF
 ), call=LOCKED), **ASLEEP)  # fmt: skip
@@ -1694,12 +1698,12 @@ CLOSED = [
     *(
         case(f"a pool of which one thread {does}", loop(1), IDLE,
              soon(*FUTURE, user("map(tile)"), others=(*IN_ITS_POOL, replace(IN_ITS_POOL[0], tid=195, **doing))),
-             outcome=MAYBE_HUNG, never="all threads of its pool")
-        for does, doing in {
-            "is at work": {"stack": SETS_IT_LATE.stack, "syscall": SLEEPS_A_WHILE},
-            "waits for an event": {"stack": (WAIT, library("Event.wait"), *IN_ITS_POOL[0].stack[2:])},
-            "waits for a lock": {"stack": (user("with lock:", "tile"), *IN_ITS_POOL[0].stack[3:])},
-        }.items()
+             outcome=outcome, never="all threads of its pool")
+        for does, outcome, doing in (
+            ("is at work", MAYBE_HUNG, {"stack": SETS_IT_LATE.stack, "syscall": SLEEPS_A_WHILE}),
+            ("waits for an event", HUNG, {"stack": (WAIT, library("Event.wait"), *IN_ITS_POOL[0].stack[2:])}),
+            ("waits for a lock", HUNG, {"stack": (user("with lock:", "tile"), *IN_ITS_POOL[0].stack[3:])}),
+        )
     ),
     case("a coroutine that waits for another one of its own event loop", loop(1), IDLE,
          soon(*FUTURE, user("store.get()"), others=(IN_ITS_LOOP,)), outcome=HUNG, cause=HangCause.CYCLE,
@@ -1772,7 +1776,7 @@ CLOSED = [
     case("a loop that its parent stops and continues", replace(again(loop(1), state=("T", "T")), ppid=90),
          process(90, 1, thread(90, (user("time.sleep(55)", "run"),), SLEEPS_A_WHILE)), outcome=MAYBE_HUNG,
          cause=HangCause.STOPPED),
-    case("a stopped child that a shell of the program continues", loop(1), again(worker(1, user("x()")), state=("T", "T")),
+    case("a stopped child that a shell continues", loop(1), again(worker(1, user("x()")), state=("T", "T")),
          process(300, LOOP, thread(300, None, SLEEPS_A_WHILE), name="sh"), outcome=MAYBE_HUNG, cause=HangCause.STOPPED),
     case("a loop that is stopped, by whomever", replace(again(loop(1), state=("T", "T")), ppid=90),
          process(90, 1, thread(90, (user("input()", "run"),), READS)), outcome=HUNG, cause=HangCause.STOPPED),
@@ -1780,6 +1784,27 @@ CLOSED = [
         loop(stack=(user("p.join()", "launch"), MAIN_OF), call=Syscall("wait4", "", (), (), target=300, timeout=-1.0)),
         ppid=1), process(300, LOOP, thread(300, (library("init_process_group", DISTRIBUTED), user("init()")), READS,
                                            idle=8.0)), outcome=MAYBE_HUNG, cause=HangCause.CHILD),
+    *(case(f"threads that wait for one another in the program's own code: {what}", both, *more, outcome=outcome,
+           cause=HangCause.NOBODY, says="none can wake another" * (outcome is HUNG), fix=fix)
+      for what, both, more, outcome, fix in (
+          ("nothing else", NOTIFY, (), HUNG, "wait_for"),
+          ("Queue.join", replace(NOTIFY, threads=(again(loop(1, stack=(
+              WAIT, library("Queue.join", "/lib/python3.11/queue.py"), user("q.join()"), MAIN_OF
+          ), call=LOCKED), **ASLEEP).threads[0], NOTIFY.threads[1])), (), HUNG, "call task_done() in a `finally`"),
+          ("a handler of the program", replace(NOTIFY, caught=("SIGINT", "SIGUSR1")), (), MAYBE_HUNG, "find out why"),
+          ("torch's handler, and a worker", replace(NOTIFY, caught=("SIGINT", "SIGCHLD", "signal 33")), (IDLE,), HUNG,
+           "wait_for"),
+          ("a child whose end is told", replace(NOTIFY, caught=("SIGCHLD",)), (
+              process(300, LOOP, thread(300, None, READS), name="sh"),), MAYBE_HUNG, "find out why"),
+          ("a thread of a library that polls", replace(NOTIFY, threads=(*NOTIFY.threads, thread(
+              151, None, replace(LOCKED, timeout=9.0)))), (), MAYBE_HUNG, "find out why"),
+          ("a thread of a library at a socket", replace(NOTIFY, threads=(*NOTIFY.threads, thread(
+              151, None, RECEIVES))), (), MAYBE_HUNG, "find out why"),
+          ("more threads than are read", replace(NOTIFY, threads=(*NOTIFY.threads, *(
+              thread(1000 + i, None, LOCKED) for i in range(254)))), (), MAYBE_HUNG, "find out why"),
+          ("a thread that has just run", replace(NOTIFY, threads=(NOTIFY.threads[0], replace(
+              NOTIFY.threads[1], idle=0.3))), (), MAYBE_HUNG, "find out why"),
+      )),
     case("a lock that all threads of a process wait for", again(loop(
         1, thread(150, (user("lock.acquire()", "watch"),), LOCKED), stack=(user("lock.acquire()"), MAIN_OF),
         call=LOCKED), **ASLEEP), outcome=HUNG, cause=HangCause.SELF_LOCK, says="all of them wait for it",

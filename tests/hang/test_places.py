@@ -15,6 +15,7 @@ import minidl
 from minidl.hang.evidence.model import SeenThread
 from minidl.hang.evidence.stacks import frame_at
 from minidl.hang.places import LoaderStep, ThreadPlace, place_of
+from minidl.loader import crew
 
 
 def here() -> ThreadPlace:
@@ -107,3 +108,24 @@ def test_the_sampler_is_asked_while_workers_are_served(loader: Any) -> None:
     places: list[ThreadPlace] = []
     list(loader(range(2), batch_sampler=Sampler(places, [0], [1]), num_workers=1, prefetch_factor=1))
     assert [place.step for place in places] == [LoaderStep.SAMPLER]
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("at_exit", [False, True])
+def test_a_shutdown_is_one_whoever_begins_it(at_exit: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At Python's exit there is no frame of the iterator's."""
+    places: list[ThreadPlace] = []
+    join = crew.Crew._join_workers
+
+    def joins(self: Any, timeout: float | None) -> None:
+        places.append(here())
+        join(self, timeout)
+
+    monkeypatch.setattr(crew.Crew, "_join_workers", joins)
+    iterator = iter(minidl.DataLoader(range(4), num_workers=1))
+    if at_exit:
+        iterator._crew.close_at_exit()
+        crew._close_all()
+    else:
+        iterator.close()
+    assert [place.step for place in places] == [LoaderStep.SHUTDOWN]

@@ -172,10 +172,10 @@ class FileLock:
 
 @dataclass(frozen=True, slots=True)
 class SeenProcess:
-    """A process. ppid: its parent; of one that the program has left in the background the program. ended: it is a zombie,
-    or went away while it was read. exit_code: of a zombie, as a shell's wait status; -1 = unknown. started: seconds,
-    CLOCK_MONOTONIC. limits: in bytes or counts, as /proc names them. rank, ranks: its number in its job and how many
-    that has, by its launcher's variables; -1 = it has none. ignored, caught: names of signals.
+    """A process. ppid: its parent; of one that the program has left in the background the program. ended: it is a
+    zombie, or went away while it was read. exit_code: of a zombie, as a shell's wait status; -1 = unknown. started:
+    seconds, CLOCK_MONOTONIC. limits: in bytes or counts, as /proc names them. rank, ranks: its number in its job and
+    how many that has, by its launcher's variables; -1 = it has none. ignored, caught: names of signals.
     """
 
     pid: int

@@ -9,9 +9,11 @@ from typing import Final
 from minidl.hang.case import RunFacts, ThreadFacts, spot
 from minidl.hang.chain import TWO_ENDS, follow, gil_starved
 from minidl.hang.evidence.model import Frame
+from minidl.hang.evidence.processes import MOST_THREADS
+from minidl.hang.evidence.syscalls import is_private
 from minidl.hang.evidence.waits import Blocked
-from minidl.hang.limits import ENDLESS
-from minidl.hang.places import USERS, LoaderStep
+from minidl.hang.limits import ENDLESS, STILL
+from minidl.hang.places import USERS, LoaderStep, is_ours
 from minidl.hang.rules.judgement import exit_in_words
 from minidl.tracefile.words import and_joined
 
@@ -156,6 +158,30 @@ def none_can_end(link: ThreadFacts, pids: Collection[int]) -> bool:
     if not pids or link.wait.bounded or case.helpers(link.pid, but=link.tid) or _parent_may(case.at(case.now.main)):
         return False
     return all(pid == link.pid or _leads_to(_giver(case.at(pid)), link) for pid in pids)
+
+
+def none_wakes(end: ThreadFacts) -> bool:
+    """Whether all threads of a process wait for one another, without a timeout: only a signal could end that.
+
+    A signal that Python's own handlers ignore ends nothing, nor does the death of a worker.
+    """
+    case, caught = end.case, {*end.process.caught} - _ENDS_NO_WAIT
+    caught -= set() if case.helper_processes(end.pid) else {"SIGCHLD"}
+    own = [one for one in case.threads(end.pid) if not any(is_ours(frame.file) for frame in one.stack[-3:])]
+    return (
+        not caught
+        and len(own) < MOST_THREADS - 1
+        and all(
+            one.kind is Blocked.FUTEX and is_private(one.call) and not one.wait.bounded and one.seen.idle >= STILL
+            for one in own
+        )
+    )
+
+
+_ENDS_NO_WAIT: Final = frozenset({
+    "SIGINT", "SIGSEGV", "SIGFPE", "SIGABRT", "SIGBUS", "SIGILL", "signal 32", "signal 33",
+})  # fmt: skip
+"""Signals that Python and faulthandler catch, and glibc's own."""
 
 
 def _giver(main: ThreadFacts) -> ThreadFacts:

@@ -13,7 +13,7 @@ from minidl.hang.case import ThreadFacts
 from minidl.hang.chain import Chain, joins
 from minidl.hang.evidence.waits import Blocked
 from minidl.hang.finding import EvidenceLine, HangCause, Sure
-from minidl.hang.limits import LONG
+from minidl.hang.limits import ENDLESS, LONG
 from minidl.hang.places import AT_HOME, USERS, LoaderStep
 from minidl.hang.rules.activity import (
     any_at_work,
@@ -227,7 +227,7 @@ def event_loop(chain: Chain) -> Judgement | None:
     return Judgement(
         cause, what, Sure.POSSIBLE, (wait_seen(end),), (also,),
         "print asyncio.all_tasks() from a signal handler (faulthandler does not show them); give awaits a timeout",
-        moves=0 <= timer <= LONG or (end is chain.first and not end.in_worker),
+        moves=0 <= timer <= LONG or (end is chain.first and not end.in_worker), helped=0 <= timer < ENDLESS,
     )  # fmt: skip
 
 

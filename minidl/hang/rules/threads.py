@@ -16,7 +16,7 @@ from minidl.hang.finding import EvidenceLine, HangCause, Sure
 from minidl.hang.limits import STILL
 from minidl.hang.places import LoaderStep, library
 from minidl.hang.remedies import AFTER_FORK
-from minidl.hang.rules.activity import at_work, doing_of, helpers_of_parent
+from minidl.hang.rules.activity import at_work, doing_of, helpers_of_parent, none_wakes
 from minidl.hang.rules.judgement import Judgement, waits_of
 from minidl.tracefile.words import and_joined
 
@@ -170,14 +170,28 @@ def thread_answers_late(chain: Chain) -> Judgement | None:
         return None
     busy = list(dict.fromkeys(thread.name for thread, works in pool_of(end) if works and at_work(thread)))
     doing = f"; of its pool, {and_joined(busy)} {'are' if len(busy) > 1 else 'is'} at work" if busy else ""
-    also = "one of these threads should answer, and is late or blocked"
-    if waiting.startswith(("Queue.join", "join (queue")):
-        also = "a thread took an item, ended with an exception, and never called task_done()"
-    return Judgement(
-        _cause_of(waiting), f"waits in {waiting}{doing_of(own)}{doing}", Sure.POSSIBLE, (waits_of(own),), (also,),
+    also, fix = (
+        ("one of these threads should answer, and is late or blocked",),
         "find out why that thread does not answer",
-        helped=bool(busy) or any(map(at_work, own)) or "SIGALRM" in end.process.caught,
+    )
+    alone = none_wakes(end)
+    if alone:
+        doing = ", and so does every other thread of its process: none can wake another"
+        also, fix = (), _WHICH_ANSWERS
+    if waiting.startswith(("Queue.join", "join (queue")):
+        also, fix = ("a thread took an item, ended with an exception, and never called task_done()",), _TASK_DONE
+    return Judgement(
+        _cause_of(waiting), f"waits in {waiting}{doing}{doing_of(own)}", Sure.LIKELY if alone else Sure.POSSIBLE,
+        (waits_of(own),), also, fix,
+        helped=bool(busy) or any(map(at_work, own)) or "SIGALRM" in end.process.caught, alone=alone,
     )  # fmt: skip
+
+
+_WHICH_ANSWERS: Final = (
+    "find which of these threads should answer; look at what a condition is about under its lock before each wait "
+    "(wait_for does): notify() wakes only who waits already"
+)
+_TASK_DONE: Final = "call task_done() in a `finally`, and find the exception that ended a thread before it"
 
 
 def no_thread_answers(chain: Chain) -> Judgement | None:
@@ -314,9 +328,12 @@ def lock_of_another_thread(chain: Chain) -> Judgement | None:
         )  # fmt: skip
     crossed = ", as other threads do: each may hold the lock that the next one waits for"
     what = found.what + (crossed if _each_waits_for_a_lock(found) else "")
+    alone = none_wakes(chain.end)
+    sure, facts = Sure.LIKELY if alone else Sure.POSSIBLE, (*found.shown, waits_of(found.own))
     return Judgement(
-        HangCause.LOCK, f"{what}{doing_of(found.own)}", Sure.POSSIBLE, (*found.shown, waits_of(found.own)),
+        HangCause.LOCK, f"{what}{doing_of(found.own)}", sure, facts,
         ("one of these threads holds it", "the waiting thread holds it itself"), helped=any(map(at_work, found.own)),
+        alone=alone,
     )  # fmt: skip
 
 
