@@ -6,7 +6,6 @@ A fetcher reports to its `Progress` before each step, so that an error or a time
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,6 +24,14 @@ class Progress:
 
 
 _UNWATCHED = Progress()
+
+
+def _length(samples: Any) -> int:
+    """How many there are; -1 = they do not tell."""
+    try:
+        return len(samples)
+    except Exception:  # their class is the user's, and a batch needs no length
+        return -1
 
 
 class _BaseDatasetFetcher:
@@ -51,7 +58,7 @@ class _MapDatasetFetcher(_BaseDatasetFetcher):
     def fetch(self, possibly_batched_index: Any) -> Any:
         if self.auto_collation:
             data = self._samples(possibly_batched_index)
-            self.progress.collate(operator.length_hint(data, -1))
+            self.progress.collate(_length(data))
         else:
             self.progress.sample(0, possibly_batched_index)
             data = self.dataset[possibly_batched_index]
@@ -60,7 +67,7 @@ class _MapDatasetFetcher(_BaseDatasetFetcher):
 
     def _samples(self, indices: Any) -> Any:
         if hasattr(self.dataset, "__getitems__") and self.dataset.__getitems__:
-            self.progress.samples(operator.length_hint(indices, -1))
+            self.progress.samples(_length(indices))
             return self.dataset.__getitems__(indices)
         data = []
         for position, index in enumerate(indices):

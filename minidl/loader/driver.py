@@ -44,17 +44,11 @@ from typing import Any, Final
 
 from minidl.live_repr import LiveRepr, counted, numbers
 from minidl.loader.dispatcher import EPOCH_END, Assignment, Deliver, Dispatcher, DispatchError, Frozen, Signal, Wait
-from minidl.loader.protocol import LoaderEvent, LoaderLifecycle, LoaderState, ProtocolError
+from minidl.loader.protocol import LoaderEvent, LoaderLifecycle, LoaderState
 from minidl.wire.messages import Result, ResumeIteration, WorkerExhausted
 
 MP_STATUS_CHECK_INTERVAL = 5.0
 """Seconds after which a wait for another actor looks whether it lives, and that a join of workers may last."""
-
-_NEVER_BEGAN = (
-    "next() on an iterator whose new epoch has not begun: iter(loader) has raised an error, or still runs in another "
-    "thread. Call iter(loader) again; if that error named a worker that died, make a new DataLoader, since persistent "
-    "workers are started only once"
-)
 
 
 # --- Effects ----------------------------------------------------------------------------------------------------------
@@ -287,17 +281,12 @@ class Driver(LiveRepr):
     # --- One batch ----------------------------------------------------------------------------------------------------
     def next(self) -> Effect:
         """The consumer asks for a batch. Article 1 §2.4.7. Raises ProtocolError if the epoch has not begun."""
-        try:
-            self.lifecycle.handle(LoaderEvent.NEXT)
-        except ProtocolError:
-            if self.lifecycle.state in (LoaderState.RESUMING, LoaderState.PRIMING):
-                raise ProtocolError(_NEVER_BEGAN) from None
-            raise
+        self.lifecycle.next()
         return END if self.closed else self._after(self.dispatcher.next_step())
 
     def again(self) -> None:
         """The consumer asks for a batch again: the effect that was not answered is performed again."""
-        self.lifecycle.handle(LoaderEvent.NEXT)
+        self.lifecycle.next()
 
     def _after(self, step: Deliver | Wait | Signal) -> Effect:
         """What follows from the dispatcher's step."""

@@ -60,6 +60,9 @@ Loader: TypeAlias = Any
 Answer: TypeAlias = Callable[[], Effect]
 """The driver's input that answers an effect which was performed; returns the next effect."""
 
+_INTERRUPTIONS = (KeyboardInterrupt, SystemExit)
+"""What the handler of a signal raises in a call of the sampler or the dataset. Any other exception is their answer."""
+
 _DECIDING: Any = object()
 """In place of the effect to perform: the driver decides, or the batch is handed over."""
 
@@ -154,7 +157,9 @@ class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderI
             interrupted, pending.drawing = pending.drawing, True
             try:
                 pending.taken.extend(itertools.islice(self._sampler_iter, 1))  # drawn and stored in one step
-            except Exception:  # the sampler's own error is the answer to this next(), as upstream
+            except _INTERRUPTIONS:
+                raise
+            except BaseException:  # the sampler's own error is the answer to this next(), as upstream
                 pending.drawing, pending.effect = False, None
                 raise
             if interrupted and not pending.taken:
@@ -189,7 +194,7 @@ class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderI
     def _hand_out_error(self, error: BaseException) -> None:
         """A task's error counts as its batch. A Ctrl-C, a timeout or a dead worker belongs to no task."""
         pending = self._pending
-        if pending.batch is not _NOTHING and pending.effect is None and isinstance(error, Exception):
+        if pending.batch is not _NOTHING and pending.effect is None and not isinstance(error, _INTERRUPTIONS):
             self._record.fail(pending.batch)
 
     def _failed(self) -> None:
@@ -279,11 +284,11 @@ class _SingleProcessDataLoaderIter(_BaseDataLoaderIter, _TorchSingle):  # type: 
         return _DatasetKind.create_fetcher(self._dataset_kind, *options)
 
     def _next_data(self) -> Any:
-        """Fetch the next batch. If an exception of a signal's handler has ended the last call, its batch comes now.
+        """Fetch the next batch. If a Ctrl-C (or SystemExit) has ended the last call, its batch comes now.
 
         That is a RuntimeError if an iterable dataset had been asked for its samples.
         """
-        self._lifecycle.handle(LoaderEvent.NEXT)
+        self._lifecycle.next()
         self._stop_if_closed()
         pending = self._begun()
         try:
@@ -299,7 +304,9 @@ class _SingleProcessDataLoaderIter(_BaseDataLoaderIter, _TorchSingle):  # type: 
             self._lifecycle.handle(LoaderEvent.EPOCH_END)
             pending.effect = None
             raise
-        except Exception:  # it is the answer to this next()
+        except _INTERRUPTIONS:
+            raise
+        except BaseException:  # it is the answer to this next()
             pending.effect = None
             raise
         self._stop_if_closed()
@@ -446,7 +453,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):  # type:
     def _next_data(self) -> Any:
         """The next batch: from the reorder buffer, or from the workers. Article 1 §2.4.7.
 
-        If an exception of a signal's handler has ended the last call, this one goes on with what it did: the batch is
+        If a signal's handler has ended the last call by an exception, this one goes on with what it did: the batch is
         not lost. It raises RuntimeError if that is not possible.
         """
         self._pending.batch = _NOTHING

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 
 class TableKey(enum.Enum):
@@ -142,6 +142,27 @@ class LoaderLifecycle(Lifecycle[LoaderState, LoaderEvent]):
     def shut_down(self) -> bool:
         """Whether the shutdown has begun."""
         return self.state in _AFTER_SHUT_DOWN
+
+    def next(self) -> None:
+        """The consumer asks for a batch. Raises ProtocolError, which says why it may not."""
+        if (why_not := _NO_NEXT.get(self.state)) is not None:
+            raise ProtocolError(why_not)
+        self.handle(LoaderEvent.NEXT)
+
+
+_IN_NEXT = (
+    "next() on an iterator whose last next() still runs, in another thread or around this one. Give each thread an "
+    "iterator of its own, or take turns with a lock"
+)
+
+_NEVER_BEGAN = (
+    "next() on an iterator whose new epoch has not begun: iter(loader) has raised an error, or still runs in another "
+    "thread. Call iter(loader) again; if that error named a worker that died, make a new DataLoader, since persistent "
+    "workers are started only once"
+)
+
+_NO_NEXT: Final = {_L.WAITING: _IN_NEXT, _L.RESUMING: _NEVER_BEGAN, _L.PRIMING: _NEVER_BEGAN}
+"""States in which a consumer may by mistake ask for a batch -> what it is told."""
 
 
 # --- A worker ---------------------------------------------------------------------------------------------------------

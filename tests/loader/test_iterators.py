@@ -727,6 +727,89 @@ def test_the_end_of_an_epoch_is_in_the_state_and_stays_the_end(answered: Answere
     assert (list(iterator), loader.state_dict()["ended"]) == ([], False)
 
 
+class OwnExit(BaseException):
+    """Not an Exception, and not a Ctrl-C either, such as pytest's outcomes and asyncio's CancelledError."""
+
+
+class LeavesSampler(wl.Numbers):
+    """A sampler whose fourth index is an exception; it ends after that if it is a generator, else it goes on."""
+
+    def __init__(self, generator: bool) -> None:
+        super().__init__(7)
+        self.generator = generator
+
+    def __iter__(self) -> Iterator[int]:
+        draws = map(wl.Failing(7, OwnExit("no index")).__getitem__, range(7))
+        return (index for index in draws) if self.generator else draws
+
+
+class LeavesStream(wl.Stream):
+    def __iter__(self) -> Iterator[int]:
+        return iter(LeavesSampler(False))
+
+
+@pytest.mark.parametrize("options", [
+    {"dataset": wl.Failing(6, OwnExit("no sample"))},
+    {"dataset": LeavesStream(7)},
+    {"dataset": wl.Numbers(7), "sampler": LeavesSampler(False)},
+    {"dataset": wl.Numbers(7), "sampler": LeavesSampler(True)},
+    pytest.param({"dataset": wl.Numbers(7), "sampler": LeavesSampler(False), "num_workers": 1}, marks=pytest.mark.live),
+    pytest.param({"dataset": wl.Numbers(7), "sampler": LeavesSampler(True), "num_workers": 1}, marks=pytest.mark.live),
+], ids=["sample", "stream", "sampler", "generator", "sampler, worker", "generator, worker"])  # fmt: skip
+def test_an_exception_of_the_users_code_that_is_no_error_is_its_answer(options: dict[str, Any]) -> None:
+    """As upstream: the next call goes on with what comes after it."""
+
+    def program(lib: Any) -> list[Any]:
+        iterator, seen = iter(lib.DataLoader(**options)), []
+        for _ in range(9):
+            try:
+                seen.append(int(next(iterator)))
+            except (OwnExit, StopIteration) as error:
+                seen.append(type(error))
+        return seen
+
+    agree(program)
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.live)])
+def test_next_in_two_threads_is_refused(num_workers: int) -> None:
+    """The sampler of the first one's next task waits until the second has been refused."""
+    said: list[BaseException] = []
+
+    class Sampler(wl.Numbers):
+        def __iter__(self) -> Iterator[int]:
+            for index in range(len(self)):
+                if index == 2:
+                    thread = threading.Thread(target=ask)
+                    thread.start()
+                    thread.join(wl.BOUND)
+                yield index
+
+    def ask() -> None:
+        try:
+            next(iterator)
+        except ProtocolError as error:
+            said.append(error)
+
+    iterator = iter(minidl.DataLoader(wl.Numbers(4), sampler=Sampler(4), num_workers=num_workers, prefetch_factor=(
+        1 if num_workers else None)))  # fmt: skip
+    with contextlib.suppress(ProtocolError):
+        list(iterator)
+    assert ["in another thread" in str(error) for error in said] == [True]
+
+
+def test_a_batch_of_the_users_own_class_needs_no_length() -> None:
+    class Rows(list[int]):
+        def __len__(self) -> int:
+            raise NotImplementedError
+
+    class Batches(wl.Numbers):
+        def __getitems__(self, indices: list[int]) -> Rows:
+            return Rows(indices)
+
+    assert list(minidl.DataLoader(Batches(4), 2, collate_fn=lambda rows: [row + 0 for row in rows])) == [[0, 1], [2, 3]]
+
+
 # --- No batch comes ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("timeout", [0, 0.5])
 def test_a_read_takes_the_users_timeout_at_most(answered: Answered, timeout: float) -> None:

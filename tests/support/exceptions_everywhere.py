@@ -80,7 +80,7 @@ PASSES = 3
 SAMPLES = 24
 
 
-class Interruption(BaseException):
+class Interruption(KeyboardInterrupt):
     """What is raised."""
 
 
