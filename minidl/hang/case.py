@@ -100,7 +100,8 @@ class ThreadFacts:
     @property
     def in_timed_wait(self) -> bool:
         """Whether it waits for a lock, a condition or a semaphore with a timeout that is longer than a poll's."""
-        return self.has_timeout and self.kind in (Blocked.FUTEX, Blocked.SEMAPHORE)
+        polls = self.step is LoaderStep.NEXT  # however late the looks at the poll's two ends were
+        return self.has_timeout and self.kind in (Blocked.FUTEX, Blocked.SEMAPHORE) and not polls
 
     @property
     def label(self) -> str:

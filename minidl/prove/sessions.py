@@ -93,8 +93,12 @@ def running(command: Sequence[str], folder: Path, **variables: str) -> Iterator[
 
 
 def living(leader: int) -> list[int]:
-    """The processes of a session that have not ended."""
-    return [pid for pid, fields in every_process() if int(fields[3]) == leader and fields[0] not in ENDED]
+    """The processes of a session that have not ended, in the order of their start, whatever their ids.
+
+    A parent that is killed before its children records no death of theirs.
+    """
+    members = ((pid, fields) for pid, fields in every_process() if int(fields[3]) == leader)
+    return [pid for _, pid in sorted((int(fields[19]), pid) for pid, fields in members if fields[0] not in ENDED)]
 
 
 def kill_members(leader: int, members: Sequence[int]) -> None:

@@ -1809,6 +1809,13 @@ CLOSED = [
         1, thread(150, (user("lock.acquire()", "watch"),), LOCKED), stack=(user("lock.acquire()"), MAIN_OF),
         call=LOCKED), **ASLEEP), outcome=HUNG, cause=HangCause.SELF_LOCK, says="all of them wait for it",
         fix="in a `finally`"),
+    case("a loop's poll of its ready queue that was seen late is no wait with a timeout", again(loop(
+        stack=next_stack(-1), call=replace(LOCKED, timeout=4.9)), idle=2.0), cause=HangCause.UNKNOWN),
+    case("a lock that workers, which are threads, wait for, but not the loop that waits for them", again(loop(
+        1, *(replace(worker(number, user("with lock:"), call=LOCKED).threads[0], tid=150 + number,
+                     name="pt_data_worker", python_name=f"worker {number}") for number in range(2)),
+        stack=next_stack(-1), call=replace(LOCKED, timeout=4.0)), idle=1.0), cause=HangCause.LOCK,
+        never="all of them wait"),
     *(case(f"a lock that all wait for, beside {beside.name}", again(loop(
         1, thread(151, (user("lock.acquire()", "watch"),), LOCKED), beside, stack=(user("lock.acquire()"), MAIN_OF),
         call=LOCKED), **ASLEEP), outcome=outcome, cause=HangCause.SELF_LOCK)

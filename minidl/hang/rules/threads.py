@@ -339,8 +339,10 @@ def lock_of_another_thread(chain: Chain) -> Judgement | None:
 
 def _all_wait_for_one(found: _LockWait) -> bool:
     """Whether all threads of a process that are in the user's code wait for one lock, without a timeout."""
-    others = [one for one in found.own if one.place.users is not None]
-    alike = all(one.wait.target == found.end.wait.target and not one.wait.bounded for one in others)
+    end = found.end
+    main = [] if end.is_main else [end.case.at(end.pid)]
+    others = [*main, *(one for one in found.own if one.place.users is not None)]
+    alike = all(one.wait.target == end.wait.target and not one.wait.bounded for one in others)
     return bool(others) and alike
 
 

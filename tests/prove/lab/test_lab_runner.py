@@ -50,3 +50,14 @@ def test_named_semaphores_of_a_process_are_found() -> None:
     """A spawned worker's keep their names until the process that made them ends well: kill -9 leaves them behind."""
     lock = multiprocessing.get_context("spawn").Lock()
     assert sessions._semaphores(os.getpid()) >= {SHM / f"sem.{lock._semlock.name.lstrip('/')}"}  # type: ignore[attr-defined]
+
+
+def test_a_sessions_processes_come_in_the_order_of_their_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ids wrap around: a worker's may be smaller than its loader's, which would see it die if it were killed first."""
+
+    def fields(session: int, start: int, state: str = "S") -> list[str]:
+        return [state, "1", "0", str(session), *["0"] * 15, str(start)]
+
+    there = [(3, fields(900, 50)), (7, fields(900, 60, "Z")), (9, fields(8, 40)), (900, fields(900, 20))]
+    monkeypatch.setattr(sessions, "every_process", lambda: there)
+    assert sessions.living(900) == [900, 3]
