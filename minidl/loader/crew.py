@@ -150,6 +150,14 @@ class Crew(LiveRepr):
                 each.forget_names()
             self.named = False
 
+    def put(self, worker_id: int, message: Any) -> None:
+        """Put a message into a worker's queue, unless a signal's handler has closed the loader in the meantime."""
+        try:
+            self.index_queues[worker_id].put(message)
+        except ValueError:
+            if not self.driver.closed:
+                raise
+
     # --- The shutdown -------------------------------------------------------------------------------------------------
     def shut_down(self) -> None:
         """End the pin thread, the workers and the queues.
@@ -218,12 +226,8 @@ class Crew(LiveRepr):
             _close(index_queue)
 
     def _mark_worker_as_unavailable(self, worker_id: int) -> None:
-        """Send the worker its sentinel, unless an interrupted shutdown has closed the queue; the shutdown joins it."""
-        try:
-            self.index_queues[worker_id].put(Sentinel())
-        except ValueError:
-            if not self.driver.closed:
-                raise
+        """Send the worker its sentinel; the shutdown joins it."""
+        self.put(worker_id, Sentinel())
 
     def _wake_pin(self) -> None:
         with contextlib.suppress(NoThreadError):  # Python exits, and the pipe is full: its messages wake the pin thread

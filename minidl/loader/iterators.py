@@ -506,7 +506,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):  # type:
             case do.Raise():
                 raise self._error_of(effect)
             case do.PutResume(worker_id, epoch):
-                self._put(worker_id, ResumeIteration(epoch, worker_id))
+                self._crew.put(worker_id, ResumeIteration(epoch, worker_id))
             case do.NoteDeath():
                 liveness.note_death(self._crew, effect, self._ports)
             case do.Simple.SHUT_DOWN:
@@ -526,16 +526,8 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):  # type:
     def _put_task(self, given: Assignment) -> Answer:
         """Send a task. If that is interrupted it is sent again; the worker drops the second one."""
         task = Task(given.idx, given.worker_id, self._dispatcher.task_info[given.idx].index)
-        self._put(given.worker_id, self._ports.envelope(task))
+        self._crew.put(given.worker_id, self._ports.envelope(task))
         return self._driver.done
-
-    def _put(self, worker_id: int, message: Any) -> None:
-        """Put a message into a worker's queue; drop it if a signal's handler has closed the loader in the meantime."""
-        try:
-            self._index_queues[worker_id].put(message)
-        except ValueError:
-            if not self._driver.closed:
-                raise
 
     def _process_data(self, step: Deliver) -> Any:
         """Yield a batch; the task that replaces it was sent before. Article 1 §2.4.7."""

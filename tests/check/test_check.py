@@ -27,7 +27,7 @@ from minidl import cli
 from minidl.arena.arena import Mappings
 from minidl.check import MOST_LISTED, RULES, Report, check, examine, slices
 from minidl.check.view import LoaderView
-from minidl.loader.iterators import _MultiProcessingDataLoaderIter
+from minidl.loader.crew import Crew
 from minidl.record.slabs import TracedMappings
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import EVENTS, Ending, Phase
@@ -129,7 +129,7 @@ def test_what_an_interrupted_next_has_done_may_be_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: Any
 ) -> None:
     """Ctrl-C comes when a task is put; when a slab is mapped, when its message is rebuilt, and when that is taken."""
-    places: list[tuple[Any, str, bool]] = [(_MultiProcessingDataLoaderIter, "_put", False)]
+    places: list[tuple[Any, str, bool]] = [(Crew, "put", False)]
     places += [(_Incoming, "drop", False)] * (transport == "upstream")
     if transport == "arena":
         places += [(TracedMappings, "root", False), (Mappings, "deliver", True), (Mappings, "deliver", False)]

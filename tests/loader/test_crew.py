@@ -16,7 +16,6 @@ from minidl.loader import crew as module
 from minidl.loader.crew import Crew
 from minidl.loader.dispatcher import Dispatcher
 from minidl.loader.driver import END, MP_STATUS_CHECK_INTERVAL, Driver, Evidence, JoinWorkers, PutSentinel
-from minidl.loader.iterators import _MultiProcessingDataLoaderIter
 from minidl.loader.liveness import evidence_of
 from minidl.loader.ports import Ports
 from minidl.loader.progress import Place, Stage
@@ -242,9 +241,8 @@ def test_a_sentinel_that_no_thread_can_write_is_passed_over() -> None:
 
 def test_a_message_to_a_queue_that_a_signals_handler_has_closed_is_dropped() -> None:
     crew: Any = made()
-    iterator: Any = SimpleNamespace(_index_queues=crew.index_queues, _driver=crew.driver)
     sentinel = functools.partial(crew.perform, PutSentinel(0))
-    task = functools.partial(_MultiProcessingDataLoaderIter._put, iterator, 0, "task")
+    task = functools.partial(crew.put, 0, "task")
     crew.index_queues[0].closed = True
     for put in (sentinel, task):
         with pytest.raises(ValueError, match="closed"):

@@ -170,19 +170,16 @@ def thread_answers_late(chain: Chain) -> Judgement | None:
         return None
     busy = list(dict.fromkeys(thread.name for thread, works in pool_of(end) if works and at_work(thread)))
     doing = f"; of its pool, {and_joined(busy)} {'are' if len(busy) > 1 else 'is'} at work" if busy else ""
-    also, fix = (
-        ("one of these threads should answer, and is late or blocked",),
-        "find out why that thread does not answer",
-    )
+    also, fix = "one of these threads should answer, and is late or blocked", "find out why that thread does not answer"
     alone = none_wakes(end)
     if alone:
         doing = ", and so does every other thread of its process: none can wake another"
-        also, fix = (), _WHICH_ANSWERS
+        also, fix = "", _WHICH_ANSWERS
     if waiting.startswith(("Queue.join", "join (queue")):
-        also, fix = ("a thread took an item, ended with an exception, and never called task_done()",), _TASK_DONE
+        also, fix = "a thread took an item, ended with an exception, and never called task_done()", _TASK_DONE
     return Judgement(
         _cause_of(waiting), f"waits in {waiting}{doing}{doing_of(own)}", Sure.LIKELY if alone else Sure.POSSIBLE,
-        (waits_of(own),), also, fix,
+        (waits_of(own),), (also,) if also else (), fix,
         helped=bool(busy) or any(map(at_work, own)) or "SIGALRM" in end.process.caught, alone=alone,
     )  # fmt: skip
 
