@@ -1816,6 +1816,11 @@ CLOSED = [
                      name="pt_data_worker", python_name=f"worker {number}") for number in range(2)),
         stack=next_stack(-1), call=replace(LOCKED, timeout=4.0)), idle=1.0), cause=HangCause.LOCK,
         never="all of them wait"),
+    case("worker threads that wait for the main one, which works below `minidl run`", again(loop(
+        1, *(replace(worker(number, WAIT, library("Event.wait"), user("go.wait()"), call=LOCKED).threads[0],
+                     tid=150 + number, name="pt_data_worker", python_name=f"worker {number}") for number in range(2)),
+        stack=(user("work()", "main"), Frame("run", "/x/minidl/run.py", 9))), state=("R", "R"), cpu=(1.0, 1.5), idle=0),
+        cause=HangCause.NOBODY, outcome=MAYBE_HUNG, never="none can wake"),
     *(case(f"a lock that all wait for, beside {beside.name}", again(loop(
         1, thread(151, (user("lock.acquire()", "watch"),), LOCKED), beside, stack=(user("lock.acquire()"), MAIN_OF),
         call=LOCKED), **ASLEEP), outcome=outcome, cause=HangCause.SELF_LOCK)

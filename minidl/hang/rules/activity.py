@@ -13,7 +13,7 @@ from minidl.hang.evidence.processes import MOST_THREADS
 from minidl.hang.evidence.syscalls import is_private
 from minidl.hang.evidence.waits import Blocked
 from minidl.hang.limits import ENDLESS, STILL
-from minidl.hang.places import USERS, LoaderStep, is_ours
+from minidl.hang.places import USERS, LoaderStep
 from minidl.hang.rules.judgement import exit_in_words
 from minidl.tracefile.words import and_joined
 
@@ -161,13 +161,13 @@ def none_can_end(link: ThreadFacts, pids: Collection[int]) -> bool:
 
 
 def none_wakes(end: ThreadFacts) -> bool:
-    """Whether all threads of a process wait for one another, without a timeout: only a signal could end that.
+    """Whether all threads of a process wait for one another, without a timeout: only a signal's handler could end that.
 
-    A signal that Python's own handlers ignore ends nothing, nor does the death of a worker.
+    The loader's own threads that hand over memory, or end an orphan, wake none of them; nor does a worker's death.
     """
     case, caught = end.case, {*end.process.caught} - _ENDS_NO_WAIT
     caught -= set() if case.helper_processes(end.pid) else {"SIGCHLD"}
-    own = [one for one in case.threads(end.pid) if not any(is_ours(frame.file) for frame in one.stack[-3:])]
+    own = [one for one in case.threads(end.pid) if one.step not in (LoaderStep.SERVE, LoaderStep.WATCH)]
     return (
         not caught
         and len(own) < MOST_THREADS - 1
