@@ -125,9 +125,9 @@ class DataLoader(LoaderWithoutState[T_co]):
     num_workers="auto" (not torch's): the loader measures its first batches, chooses, and goes on; see `auto.loading`.
     MINIDL_AUTO_BYTES bounds what batches and workers may take of the memory, by default half of what is left.
 
-    state_every (not torch's): workers send the state of an iterable dataset that has one along with every so many
-    batches, so that `load_state_dict` makes a worker fetch and drop fewer than these; None: at the ends of epochs
-    alone, and it drops all before. The state of a map dataset that has one goes along with each batch.
+    state_every (not torch's): a worker sends the state of its iterable dataset, if that has one, with every so many
+    batches. After `load_state_dict` it fetches and drops fewer than these. None: it sends the state only at the ends of
+    epochs, and drops all batches before. The state of a map dataset that has one goes along with each batch.
 
     transport (not torch's): "upstream", each batch in new shared memory, as torch does it; or "arena", in memory that
     is used again (see `arena.arena`), many times as fast. None: what MINIDL_TRANSPORT says, else "upstream".

@@ -41,8 +41,9 @@ EARLY: Final = 2.0
 timeout, has evidence."""
 
 GROWS: Final = (2.6, 1.8)
-"""The next look comes after this many times as long a wait, after the first look and later: at 2 s, at 5 s, `STILL`
-later, and at 9, 17 and 30 s, when a wait that may only be slow is `OPEN`: a worker that starts imports for some s."""
+"""Factors between the looks of one wait: the second look comes at 2.6 times the first one's moment, each later one at
+1.8 times that of the look before it: 2, 5, 9, 17 and 30 s. The second is `STILL` after the first. At 30 s a wait that
+may only be slow is `OPEN`: a worker that starts imports for some seconds."""
 
 OLD: Final = 10.0
 """A finding by a look that is this much older than the end of its recording says so."""

@@ -25,8 +25,8 @@ What is decided (article 1 §2.4; article 4 §shutdown):
 
 1. An epoch begins with `capacity` draws. Each batch that is yielded is first replaced by one more task.
 2. A worker whose iterable has ended gets its sentinel, unless it is persistent, and one more task goes to the others.
-3. A sentinel counts as sent when `done` answers it. The shutdown sends one to each worker that has had none and, as
-   upstream, to each persistent worker: one that was found dead has had one, and nothing reads the second.
+3. A sentinel counts as sent when `done` answers it. The shutdown sends one to each worker that has had none. As
+   upstream, it sends one to each persistent worker, too: of two sentinels for a dead worker nobody reads the second.
 4. The pin-memory thread is stopped before the workers are. Every join is bounded. A worker that is still alive then is
    terminated, and at last killed. After an interruption the shutdown skips to these last steps. A second `close` does
    nothing.
@@ -269,7 +269,7 @@ class Driver(LiveRepr):
     def _acknowledged(self, message: Any) -> Effect:
         """Count acknowledgements of this epoch; every other message belongs to an earlier epoch.
 
-        Also an acknowledgement may: of an epoch whose beginning was interrupted.
+        Such a message may be an acknowledgement, too, if that epoch's beginning was interrupted.
         """
         self.missing -= isinstance(message, ResumeIteration) and message.epoch == self.epoch
         return self.get if self.missing else self._prime()

@@ -128,7 +128,7 @@ class Fetching:
         return data, None
 
     def between(self, epoch: int, where: str) -> tuple[Any, Any]:
-        """The state before an epoch, and the error of its first task if there should be one and it can't be taken."""
+        """The dataset's state before an epoch, and the error for the epoch's first task if it can't be taken."""
         return None, None
 
 

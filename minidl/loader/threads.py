@@ -44,8 +44,8 @@ from minidl.wire.messages import RebuildFailure, Result, Sentinel
 from minidl.wire.queues import ReadyQueue
 
 LAST_JOIN = 1.0
-"""Seconds for which workers are joined at the end of the shutdown, when they are told to leave for the last time; and
-again, when Python exits, once they are interrupted."""
+"""Seconds of the last join of the workers: at the end of the shutdown, and again at Python's exit, after the
+interrupt."""
 
 
 # --- Queues -----------------------------------------------------------------------------------------------------------
@@ -185,8 +185,8 @@ def _interrupt_left() -> None:
     """Interrupt the workers that still compute: if Python ended while one is in C++, that would abort the process.
 
     The interrupt comes with a thread's next step in Python; it is taken back from a thread that only waits. While one
-    is due, Python 3.11 enters no function in Python if it is traced or debugged: so none is called here, and at last
-    this thread takes one itself, which is the only way to let Python forget it.
+    is pending, a Python 3.11 that is traced or debugged enters no Python function. So none is called here. At last this
+    thread interrupts itself: nothing else clears the interpreter's flag.
     """
     left = {thread.ident or 0 for thread in threading.enumerate() if isinstance(thread, WorkerThread)}
     if not left:

@@ -501,8 +501,8 @@ def saved(loader: Loader) -> State:
         return state | {"others": _of_all_ranks(state, loader)}
     if rank > 0 and frameworks.keeps_rank_0_alone() and not _any_ranks_will_do(state, loader):
         warnings.warn(
-            f"DataLoader.state_dict: Accelerate keeps the state of rank 0 alone, and this is rank {rank}'s, which no "
-            "other one can stand for: save it in a file of its own",
+            f"DataLoader.state_dict: Accelerate saves only rank 0's state, and rank {rank}'s differs: save it in a "
+            "file of its own",
             stacklevel=3,
         )
     return state
