@@ -6,6 +6,7 @@ A fetcher reports to its `Progress` before each step, so that an error or a time
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,7 +30,7 @@ _UNWATCHED = Progress()
 def _length(samples: Any) -> int:
     """How many there are; -1 = they do not tell."""
     try:
-        return len(samples)
+        return operator.length_hint(samples, -1)
     except Exception:  # their class is the user's, and a batch needs no length
         return -1
 

@@ -19,7 +19,7 @@ from minidl.hang.evidence.proc import ProcFiles, Unseen
 from minidl.hang.evidence.processes import copies, first_look, read_process
 from minidl.hang.evidence.stacks import Stack, Stacks, named_lock_files, spied
 from minidl.hang.evidence.stacks import py_spy as py_spy_program
-from minidl.process_stat import boot_id, descendants_of, every_process
+from minidl.process_stat import ENDED, boot_id, descendants_of, every_process
 
 _NO_STACKS = "Python stacks: "
 
@@ -85,13 +85,16 @@ def _all(main: int, others: Iterable[int]) -> list[int]:
 def _orphans_of(main: int) -> list[int]:
     """The processes that a program has left in the background, as a shell's `&` does: they count as its children.
 
-    They have its process group, and their parent has not. So has the group's leader: that is the program, or the shell
-    that has started it.
+    They have its process group, and their parent has not. The same is true of what has started the program, and of the
+    others of its pipeline, which have the program's parent.
     """
-    there = dict(every_process())
-    group = there[main][2] if main in there else ""
-    own = {pid for pid, fields in there.items() if fields[2] == group}
-    return [pid for pid in own if int(there[pid][1]) not in own and str(pid) not in (group, str(main))]
+    there = {pid: fields for pid, fields in every_process() if fields[0] not in ENDED}
+    parents, above = {pid: int(fields[1]) for pid, fields in there.items()}, [main]
+    while above[-1] in parents:
+        above.append(parents[above[-1]])
+    own = [pid for pid, fields in there.items() if main in there and fields[2] == there[main][2]]
+    beside = {above[1]} - {1} if main in there else set()
+    return [pid for pid in own if parents[pid] not in {*own, *beside} and pid not in above]
 
 
 def _stores_for(pids: Iterable[int]) -> list[int]:

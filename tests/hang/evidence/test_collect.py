@@ -19,6 +19,7 @@ from minidl.hang.evidence.model import RunEvidence
 from minidl.hang.evidence.processes import first_look, read_process
 from minidl.hang.evidence.stacks import parsed, py_spy
 from minidl.hang.evidence.waits import Blocked, waits
+from minidl.prove.sessions import living
 
 pytestmark = [
     pytest.mark.live,
@@ -162,24 +163,31 @@ def test_a_child_waited_for_is_looked_at_too_beside_another_process() -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
-LEAVES_A_SHELL = f"import subprocess, time; subprocess.run(['sh', '-c', 'sleep 999 & sleep 998 &']); {READY}"
+LEAVES_A_SHELL = """
+import os, subprocess, time
+subprocess.run(["sh", "-c", "sleep 999 & sleep 998 &"])
+print(os.getpid(), flush=True)
+time.sleep(997)
+"""
 
 
-def test_what_a_program_leaves_in_the_background_counts_as_its_child(tmp_path: Path) -> None:
-    """Also where a shell's script has started both; another program of that script does not."""
-    code = f"{LEAVES_A_SHELL} time.sleep(997)"
-    (tmp_path / "run.sh").write_text(f"sleep 996 & echo $!\n'{sys.executable}' -c \"{code}\" & echo $!; wait\n")
-    script = ["bash", tmp_path / "run.sh"]
-    with subprocess.Popen(script, stdout=subprocess.PIPE, text=True, start_new_session=True) as shell:
+@pytest.mark.parametrize(
+    "started", ["bash run.sh", "bash run.sh &", "python train.py &", "set -m; python train.py | cat"]
+)
+def test_what_a_program_leaves_in_the_background_counts_as_its_child(tmp_path: Path, started: str) -> None:
+    """Not so what has started it, which may be an orphan itself, nor another program of that, nor of its pipeline."""
+    (tmp_path / "train.py").write_text(LEAVES_A_SHELL)
+    (tmp_path / "run.sh").write_text(f"sleep 996 & '{sys.executable}' train.py & wait\n")
+    command = ["bash", "-c", started.replace("python", f"'{sys.executable}'")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True, cwd=tmp_path) as shell:
         try:
-            beside, program, _ = (shell.stdout.readline() for _ in range(3))
-            found = look(int(program))
-            assert {one.ppid for one in found.processes if one.pid != found.main} == {found.main}
-            assert {one.command[-1] for one in found.processes} == {code, "999", "998"}
-            assert len(found.processes) == 3
-            assert int(beside) in {one.pid for one in collect(shell.pid, interval=0, py_spy=False).processes}
+            program = int(shell.stdout.readline())
+            found = look(program)
+            assert {one.ppid for one in found.processes if one.pid != program} == {program}
+            assert sorted(one.command[-1] for one in found.processes) == ["998", "999", "train.py"]
         finally:
-            os.killpg(shell.pid, signal.SIGKILL)
+            for pid in living(shell.pid):
+                os.kill(pid, signal.SIGKILL)
 
 
 IN_A_FORK = """
