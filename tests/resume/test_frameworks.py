@@ -233,7 +233,7 @@ def test_a_state_that_accelerate_will_not_keep_is_said_when_it_is_taken(
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         assert save(None, one.state_dict)["rank"] == rank
-    assert ["keeps the state of rank 0 alone" in str(warning.message) for warning in told] == [True] * warns
+    assert ["saves only rank 0's state" in str(warning.message) for warning in told] == [True] * warns
     assert {warning.filename for warning in told} <= {"<string>"}, "whoever has asked for the state"
     one.state_dict()
 
