@@ -17,20 +17,20 @@ import structure
 ROOT = Path(__file__).parent.parent
 
 AT_MOST = {
-    "minidl/loader minidl/data minidl/wire": 3993,
+    "minidl/loader minidl/data minidl/wire": 3989,
     "minidl/resume minidl/arena minidl/device minidl/dataloader.py": 2530,
-    "minidl/tracefile minidl/record": 8730,
+    "minidl/tracefile minidl/record": 8727,
     "minidl/playback minidl/check": 3611,
-    "minidl/hang": 7480,
+    "minidl/hang": 7478,
     "minidl/speed": 5109,
     "minidl/speed/plan": 1000,
     "minidl/job": 1500,
-    "minidl/views": 4280,
+    "minidl/views": 4279,
     "minidl/explore": 2699,
     "minidl/prove": 6525,
-    "minidl": 51228,
+    "minidl": 51219,
     "notebooks": 5457,
-    "tests": 49133,
+    "tests": 49142,
 }
 
 

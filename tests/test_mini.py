@@ -407,4 +407,7 @@ def test_a_pin_thread_that_dies_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(mini, "pin_memory", die)
     with wl.no_sigchld(), pytest.raises(RuntimeError, match="Pin memory thread exited unexpectedly"):
-        next(iter(mini.DataLoader(wl.Tensors(6), num_workers=1, pin_memory=True)))
+        next(iterator := iter(mini.DataLoader(wl.Tensors(6), num_workers=1, pin_memory=True)))
+    monkeypatch.setattr(iterator, "_try_get_data", lambda timeout: pytest.fail("it waits for a thread that is dead"))
+    with pytest.raises(RuntimeError, match="Pin memory thread exited unexpectedly"):
+        next(iterator)

@@ -94,14 +94,17 @@ class ThreadFacts:
 
     @property
     def has_timeout(self) -> bool:
-        """Whether its wait has a timeout that is longer than a poll's."""
-        return self.wait.bounded and max(self.seen.idle, 0) + self.call.timeout > POLLED
+        """Whether its wait has a timeout that is longer than a poll's; a loop's for a batch counts as none.
+
+        If a poll is seen late, its sleep so far and what is left of it are more than its timeout.
+        """
+        longer = self.wait.bounded and max(self.seen.idle, 0) + self.call.timeout > POLLED
+        return longer and self.step is not LoaderStep.NEXT
 
     @property
     def in_timed_wait(self) -> bool:
         """Whether it waits for a lock, a condition or a semaphore with a timeout that is longer than a poll's."""
-        polls = self.step is LoaderStep.NEXT  # however late the looks at the poll's two ends were
-        return self.has_timeout and self.kind in (Blocked.FUTEX, Blocked.SEMAPHORE) and not polls
+        return self.has_timeout and self.kind in (Blocked.FUTEX, Blocked.SEMAPHORE)
 
     @property
     def label(self) -> str:

@@ -34,7 +34,7 @@ def recorded_looks(trace: Trace, told: RecordedWait) -> list[RunEvidence]:
 
 def _readable(look: StallLook) -> RunEvidence | None:
     try:
-        return look.seen()
+        return RunEvidence.from_data(look.evidence)
     except EvidenceError:
         return None
 

@@ -60,9 +60,6 @@ Loader: TypeAlias = Any
 Answer: TypeAlias = Callable[[], Effect]
 """The driver's input that answers an effect which was performed; returns the next effect."""
 
-_INTERRUPTIONS = (KeyboardInterrupt, SystemExit)
-"""What the handler of a signal raises in a call of the sampler or the dataset. Any other exception is their answer."""
-
 _DECIDING: Any = object()
 """In place of the effect to perform: the driver decides, or the batch is handed over."""
 
@@ -157,7 +154,7 @@ class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderI
             interrupted, pending.drawing = pending.drawing, True
             try:
                 pending.taken.extend(itertools.islice(self._sampler_iter, 1))  # drawn and stored in one step
-            except _INTERRUPTIONS:
+            except KeyboardInterrupt:  # no answer of the sampler: the next call draws again
                 raise
             except BaseException:  # the sampler's own error is the answer to this next(), as upstream
                 pending.drawing, pending.effect = False, None
@@ -194,7 +191,7 @@ class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderI
     def _hand_out_error(self, error: BaseException) -> None:
         """A task's error counts as its batch. A Ctrl-C, a timeout or a dead worker belongs to no task."""
         pending = self._pending
-        if pending.batch is not _NOTHING and pending.effect is None and not isinstance(error, _INTERRUPTIONS):
+        if pending.batch is not _NOTHING and pending.effect is None and not isinstance(error, KeyboardInterrupt):
             self._record.fail(pending.batch)
 
     def _failed(self) -> None:
@@ -284,7 +281,7 @@ class _SingleProcessDataLoaderIter(_BaseDataLoaderIter, _TorchSingle):  # type: 
         return _DatasetKind.create_fetcher(self._dataset_kind, *options)
 
     def _next_data(self) -> Any:
-        """Fetch the next batch. If a Ctrl-C (or SystemExit) has ended the last call, its batch comes now.
+        """Fetch the next batch. If Ctrl-C has ended the last call, its batch comes now.
 
         That is a RuntimeError if an iterable dataset had been asked for its samples.
         """
@@ -304,7 +301,7 @@ class _SingleProcessDataLoaderIter(_BaseDataLoaderIter, _TorchSingle):  # type: 
             self._lifecycle.handle(LoaderEvent.EPOCH_END)
             pending.effect = None
             raise
-        except _INTERRUPTIONS:
+        except KeyboardInterrupt:  # no answer of the dataset: the next call fetches this batch
             raise
         except BaseException:  # it is the answer to this next()
             pending.effect = None

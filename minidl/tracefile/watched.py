@@ -17,7 +17,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from minidl.hang.evidence.model import RunEvidence
 from minidl.tracefile import attachments
 from minidl.tracefile.attachments import line, time_in
 from minidl.tracefile.events import Call
@@ -122,16 +121,12 @@ class Stall:
 
 @dataclass(frozen=True)
 class StallLook:
-    """Evidence of one moment of a stall. number: from 1, in its stall; evidence: as `hang.evidence` writes it."""
+    """Evidence of one moment of a stall. number: from 1, in its stall; evidence: what `RunEvidence.from_data` reads."""
 
     stall: Stall
     number: int
     at: int
     evidence: dict[str, Any]
-
-    def seen(self) -> RunEvidence:
-        """Return the evidence. Raises EvidenceError if it is damaged, or of another version."""
-        return RunEvidence.from_json(json.dumps(self.evidence))
 
 
 class ThreadUse(NamedTuple):

@@ -1800,6 +1800,11 @@ CLOSED = [
               151, None, replace(LOCKED, timeout=9.0)))), (), MAYBE_HUNG, "find out why"),
           ("a thread of a library at a socket", replace(NOTIFY, threads=(*NOTIFY.threads, thread(
               151, None, RECEIVES))), (), MAYBE_HUNG, "find out why"),
+          ("a futex that processes share", replace(NOTIFY, threads=(*NOTIFY.threads, thread(
+              151, None, replace(LOCKED, args=(4713, 0))))), (), MAYBE_HUNG, "find out why"),
+          ("the loader's own threads", replace(NOTIFY, threads=(*NOTIFY.threads, thread(151, (
+              Frame("_ResourceSharer._serve", "/lib/python3.11/multiprocessing/resource_sharer.py", 137),), RECEIVES
+          ), thread(152, (Frame("_end_orphan", "/x/minidl/loader/worker.py", 90),), READS))), (), HUNG, "wait_for"),
           ("more threads than are read", replace(NOTIFY, threads=(*NOTIFY.threads, *(
               thread(1000 + i, None, LOCKED) for i in range(254)))), (), MAYBE_HUNG, "find out why"),
           ("a thread that has just run", replace(NOTIFY, threads=(NOTIFY.threads[0], replace(

@@ -807,7 +807,7 @@ def test_a_batch_of_the_users_own_class_needs_no_length() -> None:
         def __getitems__(self, indices: list[int]) -> Rows:
             return Rows(indices)
 
-    assert list(minidl.DataLoader(Batches(4), 2, collate_fn=lambda rows: [row + 0 for row in rows])) == [[0, 1], [2, 3]]
+    assert list(minidl.DataLoader(Batches(4), 2, collate_fn=lambda rows: list(map(int, rows)))) == [[0, 1], [2, 3]]
 
 
 # --- No batch comes ---------------------------------------------------------------------------------------------------

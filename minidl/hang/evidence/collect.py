@@ -89,12 +89,14 @@ def _orphans_of(main: int) -> list[int]:
     others of its pipeline, which have the program's parent.
     """
     there = {pid: fields for pid, fields in every_process() if fields[0] not in ENDED}
+    if main not in there:
+        return []
     parents, above = {pid: int(fields[1]) for pid, fields in there.items()}, [main]
     while above[-1] in parents:
         above.append(parents[above[-1]])
-    own = [pid for pid, fields in there.items() if main in there and fields[2] == there[main][2]]
-    beside = {above[1]} - {1} if main in there else set()
-    return [pid for pid in own if parents[pid] not in {*own, *beside} and pid not in above]
+    own = [pid for pid, fields in there.items() if fields[2] == there[main][2]]
+    not_left = {*own, *above[1:2]} - {1}  # an orphan's parent is process 1, as the program's may be
+    return [pid for pid in own if parents[pid] not in not_left and pid not in above]
 
 
 def _stores_for(pids: Iterable[int]) -> list[int]:

@@ -17,6 +17,7 @@ from sizes import slow
 import minidl
 from minidl import cli
 from minidl.commands import _hang_after
+from minidl.hang.evidence.model import RunEvidence
 from minidl.hang.headline import headline
 from minidl.hang.life import ProcessLife, life
 from minidl.hang.watch import watcher
@@ -183,7 +184,7 @@ def test_a_hang_is_looked_at_and_raised_in_the_loop(tmp_path: Path, options: tup
     assert {(one.stall.loader, one.stall.pid) for one in looks} == {(1, main.pid)}
     assert len({one.stall.since for one in looks}) == 1
     (stuck,) = [process for process in trace.processes if process.worker == 0]
-    seen = looks[0].seen().process(stuck.pid)
+    seen = RunEvidence.from_data(looks[0].evidence).process(stuck.pid)
     assert seen.main.stack[0].function.endswith("__getitem__")
     assert os.path.basename(seen.main.stack[0].file) == "train.py"
     assert trace.watched.hang_after_s == 0.6
