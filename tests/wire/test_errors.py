@@ -287,6 +287,7 @@ def test_a_timeout_also_ends_the_wait_for_the_memory_of_a_worker_that_is_stopped
     assert iterator._worker_result_queue._reader.poll(20)
     worker = iterator._workers[0]
     os.kill(worker.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, worker.pid, os.WSTOPPED | os.WNOWAIT)  # all its threads: one hands over the memory
     words = rf"timed out after 1 seconds: the message of task 0 is here, but worker 0 \(pid {worker.pid}, alive\)"
     with pytest.raises(RuntimeError, match=words):
         next(iterator)
