@@ -19,7 +19,7 @@ from minidl.loader import dataloader
 from minidl.loader.iterators import _BaseDataLoaderIter
 from minidl.loader.ports import EpochRecord, Ports, Transport
 from minidl.resume import frameworks, stateful
-from minidl.resume.position import Course
+from minidl.resume.position import EpochPosition
 
 if TYPE_CHECKING:
     from minidl.arena.arena import Host
@@ -91,7 +91,7 @@ class LoaderWithoutState(dataloader.DataLoader[T_co]):
 
     def _goes_on(self, iterator: _BaseDataLoaderIter) -> bool:
         # Nobody else may have batches in slabs that are page-locked.
-        fits = iterator._transport.locks == (self._host is not None)
+        fits = iterator._transport.page_locked == (self._host is not None)
         same = self._auto is None or iterator._num_workers == self.num_workers
         return super()._goes_on(iterator) and fits and same
 
@@ -204,7 +204,7 @@ class DataLoader(LoaderWithoutState[T_co]):
         return super()._goes_on(iterator) and self._given is None
 
     def _begin(self, ports: Ports) -> stateful.Record:
-        return stateful.begin(self, functools.partial(ports.decider, Course))
+        return stateful.begin(self, functools.partial(ports.decider, EpochPosition))
 
     def state_dict(self) -> dict[str, Any]:
         """What the consumer has been given by the iterator made last, as plain data; see the module `stateful`.

@@ -50,7 +50,7 @@ ORDER = (
         "functions "
         "indices datasets draws fetching shared device_clock consumer_stream step_parts loader_spans slabs sampling "
         "spans decisions channels device_stream ports session handover "
-        "observed_loader observed_worker observed_alone observed_channels observe stand_in clocks",
+        "observed_loader observed_worker observed_single observed_channels observe stand_in clocks",
     ),
     ("", "hardening"),
     ("playback", "actors state missing inferred follower words stepper"),

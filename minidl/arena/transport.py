@@ -15,7 +15,7 @@ class SlabTransport(Transport):
     """Tensors travel in slabs, which are used again. host: page-locks them for a device."""
 
     def __init__(self, host: Host | None = None) -> None:
-        self.host, self.locks = host, host is not None
+        self.host, self.page_locked = host, host is not None
 
     def index_queue(self, context: Any) -> TaskQueue:
         return TaskQueue()

@@ -40,9 +40,12 @@ from minidl.loader import ports
 from minidl.loader.driver import MP_STATUS_CHECK_INTERVAL
 from minidl.loader.iterators import _BaseDataLoaderIter
 from minidl.loader.pin_memory import accelerator_type
-from minidl.resume.position import Course
+from minidl.resume.position import EpochPosition
 from minidl.resume.stateful import Record
 from minidl.wire.atomic import at_once
+from minidl.wire.signal_handling import STEPS
+
+STEPS.add(__name__)
 
 
 def open_device(device: str | int | torch.device) -> AcceleratorDevice:
@@ -220,8 +223,8 @@ class _DeviceIter(LiveRepr):
         its = own._ports if own is not None else ports.new_ports()
         self._stream = its.device_stream(self._device, owner.prefetch, owner.loader)
         record = own._record if own is not None else None
-        self._course = record.course if isinstance(record, Record) else Course([], False)
-        self._course.defer()  # the loader's state is of what is handed out here
+        self._position = record.position if isinstance(record, Record) else EpochPosition([], False)
+        self._position.defer()  # the loader's state is of what is handed out here
 
     def __iter__(self) -> Self:
         return self
@@ -238,15 +241,16 @@ class _DeviceIter(LiveRepr):
         self._retire()
         self._fill()
         if not self._in_flight:
-            self._course.release(self._course.counted)
+            self._position.release(self._position.counted)
             self._end()
             raise StopIteration
         try:
             batch = self._hand_over(self._in_flight[0])
         except Exception:
-            self._course.release(self._in_flight[0].count, self._in_flight.popleft)
+            self._position.release(self._in_flight[0].count, self._in_flight.popleft)
             raise
-        self._course.release(self._in_flight[0].count, self._in_flight.popleft)  # only now: a Ctrl-C has lost no batch
+        # Only now: a Ctrl-C has lost no batch.
+        self._position.release(self._in_flight[0].count, self._in_flight.popleft)
         return batch
 
     def _retire(self) -> None:
@@ -277,7 +281,7 @@ class _DeviceIter(LiveRepr):
                 if not self._taken:
                     self._taken.extend(islice(self._inner, 1))  # type: ignore[arg-type]  # given and stored at once
             except Exception as error:
-                self._in_flight.append(_FailedBatch(error, self._course.counted))
+                self._in_flight.append(_FailedBatch(error, self._position.counted))
             else:
                 self._exhausted = not self._taken
                 flights = map(self._enqueue, tuple(self._taken))
@@ -293,12 +297,12 @@ class _DeviceIter(LiveRepr):
             if self._transform is not None:
                 copied = self._stream.transform(self._transform, copied)
             self._latest = self._stream.mark()
-            return _Flight(copied, self._latest, batch, self._course.counted)
+            return _Flight(copied, self._latest, batch, self._position.counted)
         except BaseException as error:
             self._keep(batch)
             if not isinstance(error, Exception):  # Ctrl-C
                 raise
-            return _FailedBatch(error, self._course.counted)
+            return _FailedBatch(error, self._position.counted)
 
     def _keep(self, batch: Any) -> None:
         """Keep a batch that has failed: some of its copies may be under way."""

@@ -24,6 +24,9 @@ from minidl.loader.driver import (
 )
 from minidl.wire.messages import Result, ResumeIteration
 
+ENDLESS: Final = 1e6
+"""Seconds, 11 days: the timeout of a wait without the guard that bounds it."""
+
 
 # --- While an epoch runs ----------------------------------------------------------------------------------------------
 class _ExhaustedSentinel(Driver):
@@ -42,7 +45,7 @@ class _EpochsToldApart(Driver):
 class _LoaderTimeout(Driver):
     def __init__(self, *arguments: Any, timeout: float = 0, **options: Any) -> None:
         super().__init__(*arguments, timeout=timeout, **options)
-        self.get = Get(timeout or None)
+        self.get = Get(timeout or ENDLESS)
 
 
 class _LivenessCheck(Driver):
@@ -83,7 +86,7 @@ class _WakePin(Driver):
 
 class _BoundedPinJoin(Driver):
     def _stop_pin(self) -> Plan:
-        return tuple(JoinPin(None) if isinstance(step, JoinPin) else step for step in super()._stop_pin())
+        return tuple(JoinPin(ENDLESS) if isinstance(step, JoinPin) else step for step in super()._stop_pin())
 
 
 class _WorkersDone(Driver):
@@ -98,7 +101,7 @@ class _Sentinel(Driver):
 
 class _BoundedJoins(Driver):
     def _join(self) -> Plan:
-        return tuple(JoinWorkers(None) if isinstance(step, JoinWorkers) else step for step in super()._join())
+        return tuple(JoinWorkers(ENDLESS) if isinstance(step, JoinWorkers) else step for step in super()._join())
 
 
 class _KilledAtLast(Driver):

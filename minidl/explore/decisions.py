@@ -42,7 +42,9 @@ class Decided:
 
     def __init__(self, frozen: Frozen, effect: Effect | None) -> None:
         self.frozen, self.effect = frozen, effect
-        self.life, dispatcher, self.epoch, self.missing, _, self.told, _, self.closed, self.abandoned = frozen
+        (
+            self.life, dispatcher, self.epoch, self.resume_iteration_cnt, _, self.told, _, self.closed, self.abandoned,
+        ) = frozen  # fmt: skip
         self.rcvd_idx: int = dispatcher[1]
         unfetched = sum(data is NOT_FETCHED for _, _, _, data in dispatcher[2])
         self.miscounted = dispatcher[3] != unfetched + len(dispatcher[7])

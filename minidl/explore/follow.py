@@ -17,7 +17,7 @@ from minidl.explore.configurations import Configuration, Crash
 from minidl.explore.guards import own
 from minidl.explore.steps import MAIN, PIN_THREAD, TAKES_LOCK, Label, result_feeder
 from minidl.explore.threads import model_of
-from minidl.explore.trace import Told, telling_of, told
+from minidl.explore.trace import ToldEvent, telling_of, told
 from minidl.explore.world import State
 from minidl.record.made_up import Thread
 from minidl.tracefile import events as ev
@@ -167,7 +167,7 @@ def follow(trace: Trace, loader: int = 1, crashes: tuple[Crash, ...] = ()) -> Fo
 
 
 def _advance(
-    heard: list[Told], wanted: Recorded, actors: list[Thread], places: tuple[int, ...], kills: bool
+    heard: list[ToldEvent], wanted: Recorded, actors: list[Thread], places: tuple[int, ...], kills: bool
 ) -> tuple[int, ...] | None:
     """Where each actor's record stands after these events; None if they differ from it.
 

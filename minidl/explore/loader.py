@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final
 
 from minidl.check.joint_rules import Act, Fact
 from minidl.explore import world as at
+from minidl.explore.ablated import ENDLESS
 from minidl.explore.configurations import Configuration
 from minidl.explore.decisions import FORBIDDEN, Driving, decided
 from minidl.explore.guards import Protocol
@@ -305,7 +306,7 @@ class Loader(Acting):
     def _wait(self, w: World, effect: do.Get) -> None:
         """Begin to wait for a message."""
         self._do(w, Act.GET_RESULT, -1, *_bounded(effect))
-        w.phase = at.RESUMING if w.decisions.missing else at.GETTING
+        w.phase = at.RESUMING if w.decisions.resume_iteration_cnt else at.GETTING
         w.decisions = decided(w.decisions.frozen, effect)
         self.say(MAIN, self._get[0], *w.decisions.wanted, INTERVAL)
 
@@ -343,7 +344,7 @@ class Loader(Acting):
             self._took(out, w, "loader", "begins to read a torn message")
         elif queue and not torn:
             self._act(state, out)
-        elif w.decisions.effect.timeout is not None:
+        elif w.decisions.effect.timeout < ENDLESS:
             self._nothing_came(w, out)
 
     def _receive(self, w: World) -> None:
@@ -490,8 +491,8 @@ class Loader(Acting):
         c = self.configuration
         seen = SimpleNamespace(num_workers=c.workers, prefetch_factor=c.prefetch, rcvd_idx=rcvd_idx)
         traced: Any = TracedLoaderLifecycle(SimpleNamespace(
-            emit=self._emit, dispatcher=seen, delivered=self.handed, course=None, alone=False, loader=0, let_go=silent,
-            dataloader=None, cpu=no_reading, delay=no_reading,
+            emit=self._emit, dispatcher=seen, delivered=self.handed, position=None, single_process=False, loader=0,
+            let_go=silent, dataloader=None, cpu=no_reading, delay=no_reading,
             emit_gone=lambda: self._say_gone(w)))  # type: ignore[arg-type]  # fmt: skip
         traced.state, traced.task = before, w.handed[-1] if w.handed else -1
         traced.epoch = w.decisions.epoch - (event in (LoaderEvent.EPOCH_BEGIN, LoaderEvent.RESUME))
@@ -556,4 +557,4 @@ class Loader(Acting):
 
 
 def _bounded(wait: do.Get | do.JoinPin | do.JoinWorkers) -> tuple[Fact, ...]:
-    return () if wait.timeout is None else (Fact.BOUNDED,)
+    return (Fact.BOUNDED,) if wait.timeout < ENDLESS else ()

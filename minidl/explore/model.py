@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from minidl.explore import world as at
+from minidl.explore.ablated import ENDLESS
 from minidl.explore.configurations import Configuration, Crash
 from minidl.explore.decisions import Driving
 from minidl.explore.guards import Protocol
@@ -119,7 +120,7 @@ class Model(Loader, Workers, PinThread):
         """The loader waits no longer for an actor that goes on."""
         w = World(state)
         joins = w.phase == at.JOIN_PIN or (w.phase in (at.JOIN_WORKERS, at.JOIN_LEFT) and not w.all_gone)
-        if joins and w.decisions.effect.timeout is not None:
+        if joins and w.decisions.effect.timeout < ENDLESS:
             self._perform(w, w.decisions.effect)
             self._took(out, w, "loader", JOIN_OVER)
 

@@ -24,7 +24,7 @@ STEP: Final = 1_000_000
 """Made-up length of a step, ns."""
 SEED: Final = 0
 
-Told = tuple[Thread, int, tuple[int, ...]]
+ToldEvent = tuple[Thread, int, tuple[int, ...]]
 """Process and thread of an event, its code, its other arguments."""
 
 
@@ -33,8 +33,8 @@ class Telling(Model):
 
     def __init__(self, model: Model) -> None:
         super().__init__(model.configuration, model.protocol, reduced=model.reduced, driving=model.driving)
-        self.told: dict[Step, list[Told]] = {}
-        self._heard: list[Told] = []
+        self.told: dict[Step, list[ToldEvent]] = {}
+        self._heard: list[ToldEvent] = []
         self.say = self._hear
 
     def _hear(self, thread: Thread, code: int, *arguments: int) -> None:
@@ -54,7 +54,7 @@ def telling_of(model: Model) -> Telling:
     return (ThreadTelling if model.configuration.threads else Telling)(model)
 
 
-def told_by_step(model: Model, run: Run) -> list[list[Told]]:
+def told_by_step(model: Model, run: Run) -> list[list[ToldEvent]]:
     """The events of each step of a run."""
     telling = telling_of(model)
     out = []
@@ -66,7 +66,7 @@ def told_by_step(model: Model, run: Run) -> list[list[Told]]:
     return out
 
 
-def told(telling: Telling, before: State, label: Label, after: State) -> list[Told]:
+def told(telling: Telling, before: State, label: Label, after: State) -> list[ToldEvent]:
     """The events of one step."""
     telling.told.clear()
     telling.steps(before)
@@ -74,9 +74,9 @@ def told(telling: Telling, before: State, label: Label, after: State) -> list[To
     return telling.told[label, after]
 
 
-def opening(model: Model) -> list[Told]:
+def opening(model: Model) -> list[ToldEvent]:
     """What comes before a model's first step: all actors are started."""
-    out: list[Told] = []
+    out: list[ToldEvent] = []
     for number in range(model.configuration.workers):
         out.append((MAIN, ev.WORKER_START[0], (-1, number)))
         out.append((MAIN, ev.WORKER_START[1], (-1, number, pid_of(number))))

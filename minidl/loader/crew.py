@@ -23,8 +23,10 @@ from minidl.loader.driver import END, Driver, Effect, JoinPin, JoinWorkers, PutS
 from minidl.loader.progress import ProgressBoard, Stage
 from minidl.wire.messages import Sentinel
 from minidl.wire.queues import NoThreadError
-from minidl.wire.signal_handling import _set_SIGCHLD_handler, raise_now
+from minidl.wire.signal_handling import STEPS, _set_SIGCHLD_handler, raise_now
 from minidl.wire.tensors import remove_left
+
+STEPS.add(__name__)
 
 python_exit_status: bool | None = False
 """Whether Python is exiting. Locks, threads and queues may no longer work then, so `Crew.shut_down` does nothing."""
@@ -233,7 +235,7 @@ class Crew(LiveRepr):
         with contextlib.suppress(NoThreadError):  # Python exits, and the pipe is full: its messages wake the pin thread
             self.result_queue.put(Sentinel())
 
-    def _join_pin(self, timeout: float | None) -> None:
+    def _join_pin(self, timeout: float) -> None:
         self.pin_thread.join(timeout=timeout)
         if self.pin_thread.is_alive():
             warnings.warn(
@@ -243,13 +245,13 @@ class Crew(LiveRepr):
                 stacklevel=2,
             )
 
-    def _join_workers(self, timeout: float | None) -> None:
-        deadline = None if timeout is None else time.monotonic() + timeout
+    def _join_workers(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
         try:
             raise_now()  # first, because a join takes the exit code of a worker that was killed
         finally:
             for worker in self.workers:
-                worker.join(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+                worker.join(timeout=max(0.0, deadline - time.monotonic()))
 
     def _forget_pids(self) -> None:
         if self.pids_set:

@@ -67,17 +67,17 @@ class Wait:
     worker_id: int
 
 
-class Signal(enum.Enum):
-    """Answers without data."""
+class NoBatch(enum.Enum):
+    """Why no batch is yielded now."""
 
     EPOCH_END = enum.auto()
     STORED = enum.auto()  # the result came before its turn and is kept
     STALE = enum.auto()  # the result of a task that was given up when its worker ended; drop it
 
 
-EPOCH_END: Final = Signal.EPOCH_END
-STORED: Final = Signal.STORED
-STALE: Final = Signal.STALE
+EPOCH_END: Final = NoBatch.EPOCH_END
+STORED: Final = NoBatch.STORED
+STALE: Final = NoBatch.STALE
 
 
 class DispatchError(AssertionError):
@@ -170,7 +170,7 @@ class Dispatcher(LiveRepr):
         """If not in order, active workers hold equal shares of the capacity, so that a slow one gets fewer tasks."""
         return self.workers_num_tasks[worker_id] < self.capacity // sum(self.workers_status)
 
-    def next_step(self) -> Deliver | Wait | Signal:
+    def next_step(self) -> Deliver | Wait | NoBatch:
         """What to do for the consumer's next batch. Skips tasks whose worker ended before it fetched them."""
         while self.rcvd_idx < self.send_idx:
             info = self.task_info.get(self.rcvd_idx)
@@ -184,7 +184,7 @@ class Dispatcher(LiveRepr):
             self.rcvd_idx += 1
         return EPOCH_END
 
-    def receive(self, idx: int, data: Any) -> Deliver | Signal:
+    def receive(self, idx: int, data: Any) -> Deliver | NoBatch:
         """A result has come: deliver it if it is its turn (or order does not matter), else keep it."""
         info = self.task_info.get(idx)
         if info is None or info.data is not NOT_FETCHED:
@@ -195,7 +195,7 @@ class Dispatcher(LiveRepr):
             return self._deliver(idx)
         return STORED
 
-    def _unexpected(self, idx: int) -> Signal:
+    def _unexpected(self, idx: int) -> NoBatch:
         if idx not in self._given_up:
             self._outstanding(idx)  # raises
         self._given_up.remove(idx)

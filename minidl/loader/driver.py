@@ -43,7 +43,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from minidl.live_repr import LiveRepr, counted, numbers
-from minidl.loader.dispatcher import EPOCH_END, Assignment, Deliver, Dispatcher, DispatchError, Frozen, Signal, Wait
+from minidl.loader.dispatcher import EPOCH_END, Assignment, Deliver, Dispatcher, DispatchError, Frozen, NoBatch, Wait
 from minidl.loader.protocol import LoaderEvent, LoaderLifecycle, LoaderState
 from minidl.wire.messages import Result, ResumeIteration, WorkerExhausted
 
@@ -75,9 +75,9 @@ END: Final = Simple.END
 
 @dataclass(frozen=True, slots=True)
 class Get:
-    """Read one message; timeout in seconds, None = without a bound."""
+    """Read one message; timeout in seconds."""
 
-    timeout: float | None
+    timeout: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,16 +121,16 @@ class Raise:
 
 @dataclass(frozen=True, slots=True)
 class JoinPin:
-    """Join the pin thread for at most `timeout` seconds; warn if it goes on. None = without a bound."""
+    """Join the pin thread for at most `timeout` seconds; warn if it goes on."""
 
-    timeout: float | None
+    timeout: float
 
 
 @dataclass(frozen=True, slots=True)
 class JoinWorkers:
-    """Join the workers, one deadline of `timeout` seconds for all of them. None = without a bound."""
+    """Join the workers, one deadline of `timeout` seconds for all of them."""
 
-    timeout: float | None
+    timeout: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,18 +142,9 @@ class Terminate:
 
 
 Effect = (
-    Simple
-    | Get
-    | Assignment
-    | Deliver
-    | PutResume
-    | PutSentinel
-    | NoteDeath
-    | Raise
-    | JoinPin
-    | JoinWorkers
-    | Terminate
-)
+    Simple | Get | Assignment | Deliver | Raise | NoteDeath
+    | PutResume | PutSentinel | JoinPin | JoinWorkers | Terminate
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +199,7 @@ class Driver(LiveRepr):
         self.get = Get(timeout or MP_STATUS_CHECK_INTERVAL)
         self.pin = False  # whether there is a pin thread
         self.epoch = 0
-        self.missing = 0  # acknowledgements of the epoch that are waited for
+        self.resume_iteration_cnt = 0  # acknowledgements of the epoch that are waited for
         self.plan: Plan = ()  # what comes next: the first draws, a batch, a shutdown; () = as the dispatcher says
         self.told: list[bool] = []  # for each worker that was started: whether its sentinel was sent
         self.pin_told = False
@@ -218,8 +209,8 @@ class Driver(LiveRepr):
     def _phrases(self) -> Iterator[str]:
         yield f"{self.lifecycle.state.name} in epoch {self.epoch}"
         yield from self.dispatcher._counts()
-        if self.missing:
-            yield f"{counted(self.missing, 'acknowledgement')} missing"
+        if self.resume_iteration_cnt:
+            yield f"{counted(self.resume_iteration_cnt, 'acknowledgement')} missing"
         yield from self._next_step()
         if told := [worker for worker, is_told in enumerate(self.told) if is_told]:
             yield f"told to leave: {numbers('worker', told)}"
@@ -231,7 +222,7 @@ class Driver(LiveRepr):
     def _next_step(self) -> Iterator[str]:
         """The next effect of the plan, if it has one."""
         for step in [step for step in self.plan if not isinstance(step, (LoaderEvent, _WasTold))][:1]:
-            if READY in self.plan:
+            if self.lifecycle.state is LoaderState.PRIMING:
                 yield f"{counted(1 + self.plan.count(DRAW), 'draw')} of the first {self.dispatcher.capacity} left"
             elif type(step) is Deliver:
                 yield f"task {step.idx} is yielded next"
@@ -263,16 +254,16 @@ class Driver(LiveRepr):
         self.lifecycle.handle(LoaderEvent.RESUME)
         self.epoch += 1
         self.dispatcher.reset()
-        self.missing = self.dispatcher.num_workers
-        return self._follow(*(PutResume(worker, self.epoch) for worker in range(self.missing)), self.get)
+        self.resume_iteration_cnt = self.dispatcher.num_workers
+        return self._follow(*(PutResume(worker, self.epoch) for worker in range(self.resume_iteration_cnt)), self.get)
 
     def _acknowledged(self, message: Any) -> Effect:
         """Count acknowledgements of this epoch; every other message belongs to an earlier epoch.
 
         Such a message may be an acknowledgement, too, if that epoch's beginning was interrupted.
         """
-        self.missing -= isinstance(message, ResumeIteration) and message.epoch == self.epoch
-        return self.get if self.missing else self._prime()
+        self.resume_iteration_cnt -= isinstance(message, ResumeIteration) and message.epoch == self.epoch
+        return self.get if self.resume_iteration_cnt else self._prime()
 
     def _prime(self) -> Effect:
         self.lifecycle.handle(LoaderEvent.EPOCH_BEGIN)
@@ -288,7 +279,7 @@ class Driver(LiveRepr):
         """The consumer asks for a batch again: the effect that was not answered is performed again."""
         self.lifecycle.next()
 
-    def _after(self, step: Deliver | Wait | Signal) -> Effect:
+    def _after(self, step: Deliver | Wait | NoBatch) -> Effect:
         """What follows from the dispatcher's step."""
         if step is EPOCH_END:
             self.lifecycle.handle(LoaderEvent.EPOCH_END)
@@ -321,7 +312,7 @@ class Driver(LiveRepr):
         """A message has come."""
         if self.closed:
             return END
-        if self.missing:
+        if self.resume_iteration_cnt:
             return self._acknowledged(message)
         if type(message) is not Result:
             raise DispatchError(f"{message} came in the middle of epoch {self.epoch}, where only results can")
@@ -401,7 +392,7 @@ class Driver(LiveRepr):
         if not self.lifecycle.shut_down:  # else an exception has come between this and the next line
             self.lifecycle.handle(LoaderEvent.SHUT_DOWN)
         self.closed = True
-        self.missing = 0
+        self.resume_iteration_cnt = 0
         return self._follow(*self._stages(), *self._leftovers())
 
     def interrupted(self) -> None:
@@ -479,14 +470,14 @@ class Driver(LiveRepr):
         It leaves out the constructor's other arguments, and whether there is a pin thread.
         """
         return (
-            self.lifecycle.state, self.dispatcher.freeze(), self.epoch, self.missing, self.plan, tuple(self.told),
-            self.pin_told, self.closed, self.abandoned,
+            self.lifecycle.state, self.dispatcher.freeze(), self.epoch, self.resume_iteration_cnt, self.plan,
+            tuple(self.told), self.pin_told, self.closed, self.abandoned,
         )  # fmt: skip
 
     def thaw(self, frozen: Frozen) -> None:
         """Continue from a state that `freeze` returned."""
         (
-            self.lifecycle.state, dispatcher, self.epoch, self.missing, self.plan, told,
+            self.lifecycle.state, dispatcher, self.epoch, self.resume_iteration_cnt, self.plan, told,
             self.pin_told, self.closed, self.abandoned,
         ) = frozen  # fmt: skip
         self.dispatcher.thaw(dispatcher)

@@ -49,6 +49,8 @@ from minidl.wire.messages import RebuildFailure, Result, ResumeIteration, Task
 from minidl.wire.queues import ReadyQueue, start_tracker_apart
 from minidl.wire.tensors import NotHandedOverError, handover_timeout
 
+signal_handling.STEPS.add(__name__)
+
 # Frameworks test for torch's iterator types, so ours are subclasses of them; every method that the loader calls
 # is our own. The type checker knows nothing of them, because our methods have other signatures.
 _TorchSingle: Any = torch.utils.data.dataloader._SingleProcessDataLoaderIter
@@ -114,7 +116,7 @@ class _BaseDataLoaderIter(LiveRepr, torch.utils.data.dataloader._BaseDataLoaderI
         self._timeout = loader.timeout
         self._collate_fn = collate.ours(loader.collate_fn)
         self._persistent_workers = loader.persistent_workers
-        self._pin_memory, self._pin_memory_device = (False, None) if self._transport.locks else _pinning(loader)
+        self._pin_memory, self._pin_memory_device = (False, None) if self._transport.page_locked else _pinning(loader)
         self._ports.note(ports.Opened(self, loader))
         self._lifecycle = self._ports.decider(LoaderLifecycle)
         self._record = loader._new_epoch(self._ports)
@@ -539,7 +541,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):  # type:
     def _failed(self) -> None:
         self._driver.failed(again=self._pending.effect is not None)
 
-    def _get_data(self, timeout: float | None) -> Answer:
+    def _get_data(self, timeout: float) -> Answer:
         """Read one message, or find out why none comes. Article 4 §shutdown."""
         if self._timeout > 0:
             with handover_timeout(self._timeout):
@@ -548,7 +550,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):  # type:
             return self._nothing_came(None)
         return self._try_get_data(timeout)
 
-    def _try_get_data(self, timeout: float | None) -> Answer:
+    def _try_get_data(self, timeout: float) -> Answer:
         """Try once to read a message, for at most `timeout` seconds."""
         taken, started = self._pending.taken, time.monotonic()
         try:
@@ -566,7 +568,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):  # type:
     def _received(self, message: Any) -> Effect:
         effect = self._driver.received(message)
         if message.state is not None:
-            self._record.state_came(message, stale=bool(self._driver.missing))
+            self._record.state_came(message, stale=bool(self._driver.resume_iteration_cnt))
         return effect
 
     # --- No batch -----------------------------------------------------------------------------------------------------

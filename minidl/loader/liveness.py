@@ -63,9 +63,9 @@ def _worker_died(crew: Crew, workers: tuple[int, ...]) -> RuntimeError:
 
 def _timed_out(crew: Crew, workers: tuple[int, ...], timeout: float, waited: float, ports: Ports) -> RuntimeError:
     message = f"DataLoader timed out after {timeout} seconds"
-    if crew.driver.missing:
+    if crew.driver.resume_iteration_cnt:
         ports.note(TimedOut(-1, -1, waited))
-        late = f"{crew.driver.missing} of {len(crew.workers)} workers"
+        late = f"{crew.driver.resume_iteration_cnt} of {len(crew.workers)} workers"
         message += f": waited {waited:.1f} s for {late} to begin epoch {crew.driver.epoch}"
     for number in workers:
         worker, task = crew.workers[number], crew.driver.dispatcher.rcvd_idx

@@ -91,10 +91,10 @@ Note = Opened | WorkerEntered | FoundAlive | FoundDead | TimedOut | Chosen
 class Transport:
     """How tensors travel between the processes: as upstream, each in new shared memory. `arena` has another way.
 
-    locks: whether batches come in page-locked memory: then nothing pins them.
+    page_locked: whether batches come in page-locked memory: then nothing pins them.
     """
 
-    locks = False
+    page_locked = False
 
     def index_queue(self, context: Any) -> Any:
         """A queue for one worker's tasks, of a multiprocessing context."""
@@ -229,8 +229,8 @@ class Ports:
     """Makes what is put into a queue for a task or a result."""
 
     # --- in the loader's process
-    def follow_course(self, course: Any) -> None:
-        """The course of an epoch, which another iterator has begun, goes on in this one."""
+    def follow_epoch(self, position: Any) -> None:
+        """The epoch of this position, which another iterator has begun, goes on in this one."""
 
     def sampler_iter(self, sampler: Iterable[Any], draws: Callable[[Any], Iterator[Any]] = iter) -> Iterator[Any]:
         """The sampler's iterator for one epoch, which `draws` makes."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from minidl.arena.arena import Mappings
-from minidl.loader.dispatcher import STORED, Assignment, Deliver, Dispatcher, Signal, Wait
+from minidl.loader.dispatcher import STORED, Assignment, Deliver, Dispatcher, NoBatch, Wait
 from minidl.loader.protocol import (
     Action,
     LoaderEvent,
@@ -28,7 +28,7 @@ from minidl.record import recorder, stack_dumps
 from minidl.record.loader_spans import LoaderSpans
 from minidl.record.shared import Shared
 from minidl.record.slabs import TracedMappings
-from minidl.resume.position import Course
+from minidl.resume.position import EpochPosition
 from minidl.tracefile import events as ev
 from minidl.wire.errors import ExceptionWrapper
 
@@ -61,7 +61,7 @@ class TracedDispatcher(Dispatcher):
             self.emit(ev.TASK_ASSIGNED, given.idx, given.worker_id, self.send_idx, self.tasks_outstanding)
         return given
 
-    def next_step(self) -> Deliver | Wait | Signal:
+    def next_step(self) -> Deliver | Wait | NoBatch:
         before = self.rcvd_idx
         step = self.decides.next_step(self)
         if isinstance(step, Deliver):
@@ -71,7 +71,7 @@ class TracedDispatcher(Dispatcher):
             self.emit(ev.RCVD_ADVANCE, -1, -1, self.rcvd_idx, self.tasks_outstanding)
         return step
 
-    def receive(self, idx: int, data: Any) -> Deliver | Signal:
+    def receive(self, idx: int, data: Any) -> Deliver | NoBatch:
         before = self.rcvd_idx
         step = self.decides.receive(self, idx, data)
         if step is STORED:
@@ -88,16 +88,16 @@ class TracedDispatcher(Dispatcher):
         self.emit(ev.WORKER_EXHAUSTED, idx, worker_id, sum(self.workers_status))
 
 
-class TracedCourse(Course):
+class TracedEpochPosition(EpochPosition):
     """Emits from which batch on a worker's state counts, and when the program takes the loader's."""
 
     def __init__(self, shared: Shared, *args: Any) -> None:
-        Course.__init__(self, *args)
+        EpochPosition.__init__(self, *args)
         self.emit, self.shared = shared.emit, shared
-        shared.course = self
+        shared.position = self
 
     def keep(self, task: int, worker: int) -> None:
-        self.emit(ev.STATE_KEPT, task, -1 if self.shared.alone else worker, self.places[worker].at)
+        self.emit(ev.STATE_KEPT, task, -1 if self.shared.single_process else worker, self.places[worker].at)
 
     def taken(self) -> None:
         self.emit(ev.STATE_TAKEN, -1, -1, self.batches, self.deferred_batches, int(self.ended))
@@ -126,7 +126,7 @@ class TracedLoaderLifecycle(LoaderSpans, LoaderLifecycle):
         after = LoaderLifecycle.handle(self, event)
         if before is _CLOSED:
             if event is LoaderEvent.RAISE and self.open_next:  # close() was called while next() ran
-                self._end_fetch_alone(_EXHAUSTED)
+                self._end_own_fetch(_EXHAUSTED)
                 self.end_next(_EXHAUSTED)
         elif event is _NEXT:  # the two of each batch need no table, and no call more than these
             dispatcher = self.shared.dispatcher
@@ -142,22 +142,22 @@ class TracedLoaderLifecycle(LoaderSpans, LoaderLifecycle):
     def _epoch_begin(self) -> None:
         decides = self.shared.dispatcher
         self.begin_epoch(*(0, 0) if decides is None else (decides.num_workers, decides.prefetch_factor))
-        course = self.shared.course
-        if course is not None and course.resumed:
-            behind = sum(place.behind for place in course.places) * (not course.indexed)
-            self.emit(ev.RESUMED, x=course.batches + course.deferred_batches, y=course.turn, z=behind)
+        position = self.shared.position
+        if position is not None and position.resumed:
+            behind = sum(place.behind for place in position.places) * (not position.indexed)
+            self.emit(ev.RESUMED, x=position.batches + position.deferred_batches, y=position.turn, z=behind)
 
     def _raise(self) -> None:
         """Emit a task's error as its batch; a timeout, a death or a Ctrl-C belongs to no task."""
         step = self.shared.delivered
-        if self.shared.alone:
+        if self.shared.single_process:
             of_task = isinstance(sys.exc_info()[1], Exception)  # else the loader does it again
         else:
             of_task = step is not None and isinstance(step.data, ExceptionWrapper)
         if of_task:
             self._handed_out(_ERROR)
         else:
-            if self.shared.alone and self.shared.fetching is not None:
+            if self.shared.single_process and self.shared.fetching is not None:
                 self.shared.fetching.waiting()  # the sample ends, and the fetch goes on with the next call
             self.shared.emit_gone()  # the handler of SIGCHLD may have raised, before any liveness check
             self.end_next(_ERROR)
@@ -166,7 +166,7 @@ class TracedLoaderLifecycle(LoaderSpans, LoaderLifecycle):
     def _handed_out(self, outcome: ev.Outcome) -> None:
         shared, worker = self.shared, -1
         if shared.dispatcher is None:
-            self._end_fetch_alone(outcome)
+            self._end_own_fetch(outcome)
             self.task = max(-1, shared.next_task - 1)
         elif (step := shared.delivered) is not None:
             self.task, worker = step.idx, step.worker_id
@@ -174,12 +174,12 @@ class TracedLoaderLifecycle(LoaderSpans, LoaderLifecycle):
         self.emit(ev.YIELD, self.task, worker, outcome, self.yielded)
         self.end_next(outcome, self.task)
 
-    def _end_fetch_alone(self, outcome: ev.Outcome) -> None:
-        if self.shared.alone and self.shared.fetching is not None:
+    def _end_own_fetch(self, outcome: ev.Outcome) -> None:
+        if self.shared.single_process and self.shared.fetching is not None:
             self.shared.fetching.end(outcome)
 
     def _epoch_end(self) -> None:
-        self._end_fetch_alone(_EXHAUSTED)
+        self._end_own_fetch(_EXHAUSTED)
         self.end_next(_EXHAUSTED)
         self.end_epoch(ev.Ending.EXHAUSTED)
 
@@ -254,7 +254,7 @@ class TracedPinLifecycle(PinLifecycle):
 
 
 TRACED: dict[Callable[..., Any], Callable[..., Any]] = {
-    Course: TracedCourse,
+    EpochPosition: TracedEpochPosition,
     Mappings: TracedMappings,
     Dispatcher: TracedDispatcher,
     LoaderLifecycle: TracedLoaderLifecycle,

@@ -60,7 +60,7 @@ class TracedStream:
         shared = self._shared
         if shared.delivered is not None:
             return shared.delivered.idx
-        return shared.next_task - 1 if shared.alone and shared.next_task >= 0 else next(self._count)
+        return shared.next_task - 1 if shared.single_process and shared.next_task >= 0 else next(self._count)
 
     def copy(self, batch: Any) -> _Tagged:
         task, turn, (pinned, pageable, tensors) = self._task(), next(_turns), self._sizes(batch)

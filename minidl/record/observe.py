@@ -34,7 +34,7 @@ from torch.utils.data.dataloader import DataLoader as _TorchLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter as _AnyIterator
 from torch.utils.data.dataloader import _DatasetKind
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as _TorchIterator
-from torch.utils.data.dataloader import _SingleProcessDataLoaderIter as _TorchAlone
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter as _TorchSingle
 
 from minidl.arena.arena import Mappings
 from minidl.arena.arena_queue import ArenaQueue, ArenaWriter
@@ -43,7 +43,7 @@ from minidl.dataloader import checked_transport
 from minidl.loader import ports as plain_ports
 from minidl.loader.dataloader import users_line
 from minidl.loader.iterators import _BaseDataLoaderIter as _MinidlIterator
-from minidl.record import observed_alone, recorder
+from minidl.record import observed_single, recorder
 from minidl.record.channels import Proxy
 from minidl.record.cpu_time import choose
 from minidl.record.group import rank_directory
@@ -280,7 +280,7 @@ _arenas: weakref.WeakKeyDictionary[Any, _ArenaOfTorch] = weakref.WeakKeyDictiona
 def observed_iterators() -> Iterator[None]:
     """While this is open, each iterator of torch's kind that has workers gets an observing context around its own.
 
-    One without workers is followed by its `_next_data` (see `observed_alone`).
+    One without workers is followed by its `_next_data` (see `observed_single`).
     The hook is where an iterator begins, so it finds iterators of a subclass of torch's loader (torchdata's
     StatefulDataLoader), of a class that is none (fastai's), and of a loader that was bound before under its own name.
     The trace names those that can't be followed.
@@ -304,7 +304,7 @@ def observed_iterators() -> Iterator[None]:
         (_AnyIterator, "__init__", _and_then(_AnyIterator.__init__, _begin_foreign)),
         (_TorchIterator, "__init__", init_multi),
         (_TorchLoader, "__init__", init_loader),
-        (_TorchAlone, "__init__", _and_then(_TorchAlone.__init__, _begin_alone)),
+        (_TorchSingle, "__init__", _and_then(_TorchSingle.__init__, _begin_single)),
     ):
         yield
 
@@ -359,7 +359,7 @@ def _begin_foreign(iterator: Any, loader: Any, *_: Any) -> None:
     if isinstance(iterator, _MinidlIterator):
         return
     if iterator._num_workers == 0:
-        if type(iterator)._next_data is not _TorchAlone._next_data:
+        if type(iterator)._next_data is not _TorchSingle._next_data:
             _pass_over(iterator, "without workers, by a class of its own")
     elif not isinstance(iterator, _TorchIterator) and not isinstance(loader.multiprocessing_context, ObservedContext):
         try:
@@ -369,13 +369,13 @@ def _begin_foreign(iterator: Any, loader: Any, *_: Any) -> None:
 
 
 @harmless(None)
-def _begin_alone(iterator: Any, loader: Any, *_: Any) -> None:
+def _begin_single(iterator: Any, loader: Any, *_: Any) -> None:
     """Follow an iterator without workers, if a trace is on."""
-    if type(iterator)._next_data is not _TorchAlone._next_data:
+    if type(iterator)._next_data is not _TorchSingle._next_data:
         return
     ports = plain_ports.new_ports()
     if isinstance(ports, TracedPorts):
-        observed_alone.follow(iterator, loader, ports, UNSEEN | {"resumed"})
+        observed_single.follow(iterator, loader, ports, UNSEEN | {"resumed"})
 
 
 @harmless(None)

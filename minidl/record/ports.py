@@ -37,7 +37,7 @@ from minidl.record.channels import (
 )
 from minidl.record.cpu_time import spent
 from minidl.record.datasets import fingerprint
-from minidl.record.decisions import TRACED, TracedCourse
+from minidl.record.decisions import TRACED, TracedEpochPosition
 from minidl.record.device_stream import TracedStream
 from minidl.record.fetching import TracedWorkerProgress
 from minidl.record.group import place_in_group
@@ -84,8 +84,8 @@ class TracedPorts(Shared, ports.Ports):
         return traced
 
     # --- in the loader's process
-    def follow_course(self, course: TracedCourse) -> None:
-        course.emit, course.shared, self.course = self.emit, self, course
+    def follow_epoch(self, position: TracedEpochPosition) -> None:
+        position.emit, position.shared, self.position = self.emit, self, position
 
     def sampler_iter(self, sampler: Iterable[Any], draws: Callable[[Any], Iterator[Any]] = iter) -> Iterator[Any]:
         if (dealt := dealt_by(sampler)) is not None:
@@ -93,7 +93,7 @@ class TracedPorts(Shared, ports.Ports):
         return TracedSampler(self, draws(sampler))
 
     def progress(self) -> Progress:
-        self.alone = True
+        self.single_process = True
         return self.follow(-1)
 
     def queue(self, which: ports.WhichQueue, queue: Any, worker_id: int = -1) -> Any:
@@ -217,7 +217,7 @@ def _facts(iterator: Any, loader: Any, transport: str) -> dict[str, Any]:
         "persistent_workers": iterator._persistent_workers,
         "pin_memory": iterator._pin_memory,
         "pin_memory_device": iterator._pin_memory_device,
-        "slabs_locked": getattr(getattr(iterator, "_transport", None), "locks", False),
+        "slabs_locked": getattr(getattr(iterator, "_transport", None), "page_locked", False),
         "timeout_s": iterator._timeout,
         "transport": transport if iterator._num_workers else None,
         **({"arena_bytes": budget()} if transport == "arena" and iterator._num_workers else {}),

@@ -69,6 +69,6 @@ class TracedSampler:
         finally:
             shared.emit(ev.SAMPLER_NEXT[1], task, -1, count, first, digest)
         shared.next_task += 1
-        if shared.alone and shared.fetching is not None:
+        if shared.single_process and shared.fetching is not None:
             shared.fetching.begin(task, index)
         return index

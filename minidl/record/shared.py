@@ -22,7 +22,7 @@ from minidl.record.draws import Draws
 from minidl.record.fetching import TracedProgress
 from minidl.record.harmless import harmless
 from minidl.record.recorder import TraceConfig
-from minidl.resume.position import Course
+from minidl.resume.position import EpochPosition
 
 
 class WorkerHandle(Protocol):
@@ -40,10 +40,10 @@ class Shared:
     loader: its number in the trace. cpu, delay: the calling thread's CPU clock and run delay.
 
     Attributes of the loader's process: `dispatcher`, None without workers; `delivered`, the dispatcher's last step
-    that yields a batch; `course`, the present epoch's; `next_task`, which the sampler is asked for next, -1 before an
-    epoch; `workers`; `alone`, if there are none; `pinned`, if a pin thread reads the result queue; `simulated`, if
-    pinning is. Where batches are fetched: `fetching`. In a worker: `received`, the task that came last; `seed`, its
-    own.
+    that yields a batch; `position`, the present epoch's; `next_task`, which the sampler is asked for next, -1 before an
+    epoch; `workers`; `single_process`, if there are none; `pinned`, if a pin thread reads the result queue;
+    `simulated`, if pinning is. Where batches are fetched: `fetching`. In a worker: `received`, the task that came last;
+    `seed`, its own.
     """
 
     own: recorder.Recorder | None = None
@@ -58,10 +58,10 @@ class Shared:
         self.pid = os.getpid()
         self.dispatcher: Dispatcher | None = None
         self.delivered: Deliver | None = None
-        self.course: Course | None = None
+        self.position: EpochPosition | None = None
         self.next_task = -1
         self.workers: list[WorkerHandle] = []
-        self.alone = self.pinned = self.simulated = False
+        self.single_process = self.pinned = self.simulated = False
         self.fetching: TracedProgress | None = None
         self.received = -1
         self.seed = 0
@@ -127,7 +127,7 @@ class Shared:
     def let_go(self) -> None:
         """Drop references in cycles, so that ended workers' descriptors are closed now."""
         self.workers = [worker for worker in self.workers if not worker.gone]
-        self.dispatcher = self.delivered = self.course = None
+        self.dispatcher = self.delivered = self.position = None
         self.next_task = -1
 
 

@@ -53,8 +53,8 @@ class Position:
 
 
 @dataclass(slots=True)
-class Course:
-    """The course of one epoch, as far as the consumer knows it.
+class EpochPosition:
+    """How far the consumer has come in one epoch.
 
     places: one for each worker, or one for the loader's own process. indexed: whether tasks are draws from a sampler.
     batches: yielded without an error. turn: the worker whose turn is next. drawn: (draws, state) of the sampler.

@@ -33,7 +33,7 @@ from minidl.data.fetch import Progress, _BaseDatasetFetcher, _DatasetKind
 from minidl.data.sampler import BatchSampler
 from minidl.loader.ports import EpochRecord, Fetching, Ports
 from minidl.resume import frameworks
-from minidl.resume.position import Course, Position, fast_forward
+from minidl.resume.position import EpochPosition, Position, fast_forward
 from minidl.wire.errors import ExceptionWrapper, StateMismatchError
 from minidl.wire.messages import ResumeIteration, WorkerExhausted
 
@@ -245,16 +245,16 @@ class _Held:
 
 
 class Drawing(Iterator[Any]):
-    """The draws of one epoch: goes on from a state of the sampler, and tells the course its states.
+    """The draws of one epoch: goes on from a state of the sampler, and tells the position its states.
 
     every: as a Keeper's; None: after the first draw alone.
     """
 
-    def __init__(self, index_sampler: Any, course: Course, every: int | None) -> None:
+    def __init__(self, index_sampler: Any, position: EpochPosition, every: int | None) -> None:
         batches = type(index_sampler) in (BatchSampler, torch.utils.data.BatchSampler)
         self.sampler = index_sampler.sampler if batches else index_sampler
-        self.course, self.every = course, every
-        self.number, packed = course.sampler_state() or (0, None)
+        self.position, self.every = position, every
+        self.number, packed = position.sampler_state() or (0, None)
         state = unpack(packed) or {"sampler": None, "iterator": None}
         if state["sampler"] is not None:
             _load("sampler", self.sampler, state["sampler"])
@@ -280,7 +280,7 @@ class Drawing(Iterator[Any]):
             "iterator": iterator.state_dict() if has_state(iterator) else None,
         }
         if any(value is not None for value in state.values()):
-            self.course.drew(self.number, pack(state))
+            self.position.drew(self.number, pack(state))
 
     def skip(self, low: int, ahead: set[int]) -> None:
         """Draw and drop what was yielded."""
@@ -304,7 +304,7 @@ class Record(EpochRecord):
     some of their samples may be in no batch that was handed out.
     """
 
-    course: Course
+    position: EpochPosition
     given: State | None = None
     begin: list[Tensor] = field(default_factory=list)
     base_seed: int | None = None
@@ -318,7 +318,7 @@ class Record(EpochRecord):
 
     def __post_init__(self) -> None:
         for name in ("hand_out", "fail", "end"):
-            setattr(self, name, getattr(self.course, name))
+            setattr(self, name, getattr(self.position, name))
 
     @property
     def resumed(self) -> bool:
@@ -327,15 +327,15 @@ class Record(EpochRecord):
 
     @property
     def batches(self) -> int:
-        return self.course.batches
+        return self.position.batches
 
     @property
     def turn(self) -> int:
-        return self.course.turn
+        return self.position.turn
 
     @property
     def counted(self) -> int:
-        return self.course.counted
+        return self.position.counted
 
     # --- Its begin
     @property
@@ -363,13 +363,13 @@ class Record(EpochRecord):
         of = getattr(index_sampler, "sampler", index_sampler)
         if not self.resumed and type(of).__module__ in _WITHOUT_STATE:
             return iter(index_sampler)
-        self.drawing = Drawing(index_sampler, self.course, self.every)
+        self.drawing = Drawing(index_sampler, self.position, self.every)
         return self.drawing
 
     def skip(self) -> None:
         """Draw and drop what was yielded of a resumed epoch."""
-        if self.drawing is not None and self.course.indexed:
-            self.drawing.skip(self.course.low, self.course.ahead)
+        if self.drawing is not None and self.position.indexed:
+            self.drawing.skip(self.position.low, self.position.ahead)
 
     def seeded(self, base_seed: int) -> None:
         self.base_seed = base_seed
@@ -379,8 +379,8 @@ class Record(EpochRecord):
 
     def _start_of(self, worker: int, loader: Loader) -> FetchStart:
         """Where a worker's fetcher begins; a map dataset fetches nothing again."""
-        place = self.course.places[worker]
-        again = () if self.course.indexed else (place.behind, next(iter(loader._index_sampler)))
+        place = self.position.places[worker]
+        again = () if self.position.indexed else (place.behind, next(iter(loader._index_sampler)))
         return FetchStart(place.state, place.over, place.yielded, *again)
 
     def opened(self, loader: Loader, make: Callable[[], Any]) -> Any:
@@ -388,8 +388,8 @@ class Record(EpochRecord):
         fetcher = opened(start, loader.dataset, make)
         self.first, self.keeper = start.number, keeper_of(fetcher, self.every, start.number)
         self.fetcher = fetcher if fetcher_has_state(fetcher) else None
-        if self.fetcher is not None and self.course.lag and not self.resumed:
-            self.course.places[0].state = at_the_begin(fetcher)
+        if self.fetcher is not None and self.position.lag and not self.resumed:
+            self.position.places[0].state = at_the_begin(fetcher)
         return fetcher
 
     def begun(self, loader: Loader) -> None:
@@ -414,39 +414,39 @@ class Record(EpochRecord):
         if self.keeper is not None:
             self.keeper.number = self.first + task
             if (state := self.keeper.after(exhausted=False)) is not None:
-                self.course.received(task, 0, state)
+                self.position.received(task, 0, state)
         return data
 
     def goes_on(self, ports: Ports, num_workers: int) -> None:
-        self.course.settle()
-        self.course.places += [Position() for _ in range(num_workers - len(self.course.places))]
-        ports.follow_course(self.course)
+        self.position.settle()
+        self.position.places += [Position() for _ in range(num_workers - len(self.position.places))]
+        ports.follow_epoch(self.position)
 
     def state_came(self, message: Any, *, stale: bool) -> None:
         if type(message) is ResumeIteration:
-            self.course.epoch_begun(message.worker_id, message.state)
+            self.position.epoch_begun(message.worker_id, message.state)
         elif not stale:
-            self.course.received(message.idx, message.worker_id, message.state)
+            self.position.received(message.idx, message.worker_id, message.state)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()  # it belongs to one process: a loader's pickle or deep copy has none
 
 
-def begin(loader: Loader, make_course: Callable[..., Course]) -> Record:
+def begin(loader: Loader, make_position: Callable[..., EpochPosition]) -> Record:
     """Begin an epoch where the state that the loader was given says.
 
-    make_course: a `Course` of such arguments. Raises StateMismatchError if that state is of another loader.
+    make_position: an `EpochPosition` of such arguments. Raises StateMismatchError if that state is of another loader.
     """
-    record = _begin(loader, make_course, loader._given)
-    record.every, record.course.lag = loader.state_every, frameworks.takes_ahead()
+    record = _begin(loader, make_position, loader._given)
+    record.every, record.position.lag = loader.state_every, frameworks.takes_ahead()
     return record
 
 
-def _begin(loader: Loader, make_course: Callable[..., Course], given: State | None) -> Record:
+def _begin(loader: Loader, make_position: Callable[..., EpochPosition], given: State | None) -> Record:
     indexed = loader._dataset_kind == _DatasetKind.Map
     places = [Position() for _ in range(max(1, loader.num_workers))]
     if given is None:
-        return Record(make_course(places, indexed))
+        return Record(make_position(places, indexed))
     given = _fitting(_of_this_rank(given, loader), loader)
     _go_back(loader, given)
     for place, saved in zip(places, given["workers"], strict=False):
@@ -456,29 +456,30 @@ def _begin(loader: Loader, make_course: Callable[..., Course], given: State | No
     drawn = deque([(saved["at"], pack(saved["state"]))] if (saved := given["sampler"]) is not None else [])
     if not given["ended"]:
         turn %= len(places)
-        course = make_course(places, indexed, low, set(ahead), batches, turn, drawn)
-        return Record(course, given, base_seed=given["base_seed"])
+        position = make_position(places, indexed, low, set(ahead), batches, turn, drawn)
+        return Record(position, given, base_seed=given["base_seed"])
     own = unpack(places[0].state) if loader.num_workers == 0 else None
     if own is not None and own["dataset"] is not None:
         _load("dataset", loader.dataset, own["dataset"])  # now, since it may set the random state, which comes next
         places[0].state = None
     if drawn:  # an epoch over: the sampler ends it, and begins the next one by itself
-        Drawing(loader._index_sampler, Course(places, indexed, low, drawn=drawn), None).finish()
-    return Record(make_course(places, indexed), given, base_seed=given["base_seed"])
+        Drawing(loader._index_sampler, EpochPosition(places, indexed, low, drawn=drawn), None).finish()
+    return Record(make_position(places, indexed), given, base_seed=given["base_seed"])
 
 
 def saved(loader: Loader) -> State:
     """The state of a loader: what its consumer was given."""
-    record: Record = loader._record or Record(Course([Position() for _ in range(max(1, loader.num_workers))], True))
+    places = [Position() for _ in range(max(1, loader.num_workers))]
+    record: Record = loader._record or Record(EpochPosition(places, True))
     saving = frameworks.saving()
-    record.course.settle_but(None if saving is None else saving.ahead)
-    record.course.taken()
-    course, now = record.course, list(map(_to_text, _random_states(_generators(loader))))
-    ended = course.ended or loader._record is None
+    record.position.settle_but(None if saving is None else saving.ahead)
+    record.position.taken()
+    position, now = record.position, list(map(_to_text, _random_states(_generators(loader))))
+    ended = position.ended or loader._record is None
     stays = ended and loader._iterator is not None  # the same workers go on
     rank, ranks = _place_of(loader)
     # At an epoch's end, the program tells such a sampler the next one; a state that is loaded later would undo that.
-    sampler = None if ended and callable(getattr(_told(loader), "set_epoch", None)) else course.sampler_state()
+    sampler = None if ended and callable(getattr(_told(loader), "set_epoch", None)) else position.sampler_state()
     state = {
         "minidl": VERSION,
         **_traits(loader),
@@ -487,15 +488,15 @@ def saved(loader: Loader) -> State:
         "ended": ended,
         "epoch": None if saving is None else saving.epoch,
         "finished": saving is not None and saving.finished,
-        "batches": course.batches,
-        "yielded": course.low,
-        "ahead": sorted(course.ahead),
-        "turn": course.turn,
+        "batches": position.batches,
+        "yielded": position.low,
+        "ahead": sorted(position.ahead),
+        "turn": position.turn,
         "base_seed": record.base_seed if stays or not ended else None,
         "random": {"begin": now if ended else list(map(_to_text, record.begin)), "now": now[0]},
         "sampler_epoch": told_epoch(loader),
         "sampler": None if sampler is None else {"at": sampler[0], "state": unpack(sampler[1])},
-        "workers": [_saved_place(place, loader, record, ended, stays) for place in course.places],
+        "workers": [_saved_place(place, loader, record, ended, stays) for place in position.places],
     }
     if saving is not None:
         return state | {"others": _of_all_ranks(state, loader)}
@@ -525,8 +526,8 @@ def _of_all_ranks(state: State, loader: Loader) -> list[State]:
 
 def _saved_place(place: Position, loader: Loader, record: Record, ended: bool, stays: bool) -> State:
     state, number, at, over = unpack(place.state), place.yielded, place.at, place.over
-    if loader.num_workers == 0 and not record.course.log:
-        if record.fetcher is not None and record.course.counted >= record.asked:
+    if loader.num_workers == 0 and not record.position.log:
+        if record.fetcher is not None and record.position.counted >= record.asked:
             state, at, over = copy.deepcopy(fetcher_state(record.fetcher)), number, False
         elif loader._record is None and has_state(loader.dataset):
             state = {"dataset": copy.deepcopy(loader.dataset.state_dict()), "iterator": None, "ended": False}

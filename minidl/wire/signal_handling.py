@@ -27,8 +27,8 @@ from torch._C import _error_if_any_worker_fails
 
 _SIGCHLD_handler_set = False
 
-_STEPS = {"minidl.loader.iterators", "minidl.loader.crew", "minidl.device.loader"}
-"""Modules whose functions are the loader's steps, with all that they call."""
+STEPS: set[str] = set()
+"""Names of the modules whose functions are the loader's steps, with all that they call: each adds its own."""
 
 _waits: set[CodeType] = set()
 """Functions in which a step is only waiting: an error that is raised there changes nothing."""
@@ -59,7 +59,7 @@ def _in_a_step(frame: FrameType | None) -> bool:
     if frame is not None and frame.f_code in _waits:
         return False
     while frame is not None:
-        if frame.f_globals.get("__name__") in _STEPS:
+        if frame.f_globals.get("__name__") in STEPS:
             return True
         frame = frame.f_back
     return False

@@ -18,7 +18,7 @@ from course import place, recorded
 from course.asking import Asked, Choice, Count, question, rows
 from course.checking import Wrong, exercise, whole
 from course.data import PATIENCE, STEP, Uneven, numbers
-from minidl.resume.position import Course, Position
+from minidl.resume.position import EpochPosition, Position
 
 
 def train(lines: Path, trace: Path) -> None:
@@ -193,7 +193,7 @@ def naive_loss(function: Callable[[int, int, int, int], int]) -> str:
 def place_of(function: Callable[[int, int], tuple[list[int], int]]) -> str:
     """The place of every worker, from the number of batches."""
     for workers in range(1, 5):
-        known = Course([Position() for _ in range(workers)], indexed=False)
+        known = EpochPosition([Position() for _ in range(workers)], indexed=False)
         for task in range(3 * workers + 1):
             wanted = ([position.yielded for position in known.places], known.turn)
             step = (

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import minidl
-from minidl.loader.dispatcher import STORED, Deliver, Dispatcher, Signal
+from minidl.loader.dispatcher import STORED, Deliver, Dispatcher, NoBatch
 
 
 class MyDispatcher(Dispatcher):
-    def receive(self, idx: int, data: Any) -> Deliver | Signal:
+    def receive(self, idx: int, data: Any) -> Deliver | NoBatch:
         self.tasks_outstanding -= 1
         self.task_info[idx].data = data
         return self._deliver(idx) if idx == self.rcvd_idx else STORED

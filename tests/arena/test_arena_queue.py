@@ -159,8 +159,8 @@ def test_each_worker_has_its_own_slabs_and_knows_whether_they_are_locked(host: H
     made: Any = transport.result_queue(None, 2, done, ports)
     assert decided == [Mappings, Mappings]
     assert [(each.worker_id, each._locks and each._locks.host) for each in made._mappings] == [(0, host), (1, host)]
-    assert transport.locks is (host is not None)
-    assert [(each.worker_id, each._locked) for each in made._writers] == [(0, transport.locks), (1, transport.locks)]
+    assert transport.page_locked is (host is not None)
+    assert [(each.worker_id, each._locked) for each in made._writers] == [(0, host is not None), (1, host is not None)]
     assert [each._done_event for each in made._writers] == [done, done]
     made.watch(later := SharedFlag())
     assert [each._done_event for each in made._writers] == [later, later], "it may be told later"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from minidl.explore.ablated import ABLATED, ablated
+from minidl.explore.ablated import ABLATED, ENDLESS, ablated
 from minidl.explore.guards import OURS
 from minidl.loader.dispatcher import Dispatcher
 from minidl.loader.driver import (
@@ -80,7 +80,7 @@ def test_a_guard_that_is_taken_away_takes_its_effects_along(guard: str, effects:
 
 @pytest.mark.parametrize(
     ("guard", "join", "unbounded"),
-    [("bounded_joins", JOIN_WORKERS, JoinWorkers(None)), ("bounded_pin_join", JOIN_PIN, JoinPin(None))],
+    [("bounded_joins", JOIN_WORKERS, JoinWorkers(ENDLESS)), ("bounded_pin_join", JOIN_PIN, JoinPin(ENDLESS))],
 )
 def test_a_join_may_lose_its_bound(guard: str, join: Effect, unbounded: Effect) -> None:
     assert shutdown_of(begun(guard)) == [unbounded if step == join else step for step in shutdown_of(begun())]
@@ -104,7 +104,7 @@ def test_guards_are_taken_away_together_and_from_any_driver() -> None:
             return ()
 
     three = begun("wake_pin", "bounded_pin_join", "killed_at_last")
-    stop_pin = [Simple.SET_PIN_DONE, JoinPin(None), Simple.CLOSE_RESULT_QUEUE]
+    stop_pin = [Simple.SET_PIN_DONE, JoinPin(ENDLESS), Simple.CLOSE_RESULT_QUEUE]
     assert shutdown_of(three) == [*stop_pin, *STOP_WORKERS, *LEFTOVERS[:2], END]
     kind = ablated(["sentinel"], ablated(["workers_done"], Hasty))
     assert shutdown_of(kind(Dispatcher(2, 1), LoaderLifecycle())) == LEFTOVERS

@@ -34,7 +34,7 @@ from minidl.explore.search import Run, explore, shortest
 from minidl.explore.threads import model_of
 from minidl.explore.world import CREW, CTRL_C, INDEX, PHASE, World
 from minidl.loader import protocol
-from minidl.loader.dispatcher import STALE, Assignment, Deliver, Dispatcher, Signal
+from minidl.loader.dispatcher import STALE, Assignment, Deliver, Dispatcher, NoBatch
 from minidl.loader.driver import Driver, Evidence, Get, Simple
 from minidl.loader.protocol import Action, LoaderEvent, LoaderLifecycle, WorkerEvent, WorkerState
 from minidl.tracefile import events as ev
@@ -180,7 +180,7 @@ def yields_at_once(self: Dispatcher, idx: int, data: Any) -> Any:
     return self._deliver(idx)
 
 
-def counts_no_stale_result(self: Dispatcher, idx: int) -> Signal:
+def counts_no_stale_result(self: Dispatcher, idx: int) -> NoBatch:
     """`_unexpected` of a dispatcher that forgets to subtract what was given up."""
     self._given_up.remove(idx)
     return STALE
@@ -202,7 +202,7 @@ PLAIN = Configuration("plain")
 BROKEN = {
     "a batch before its turn": (Dispatcher, "receive", yields_at_once, PLAIN, "task 0 is yielded after task 1"),
     "a task forgotten": (
-        Dispatcher, "next_step", lambda self: Signal.EPOCH_END, PLAIN, "the epoch ends after 0 batches of 4",
+        Dispatcher, "next_step", lambda self: NoBatch.EPOCH_END, PLAIN, "the epoch ends after 0 batches of 4",
     ),
     "a stale result not subtracted": (
         Dispatcher, "_unexpected", counts_no_stale_result, GOES_ON,

@@ -292,8 +292,6 @@ def test_all_joins_have_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [worker.timeouts for worker in crew.workers] == [[5.0], [2.0]]
     crew.perform(JoinWorkers(2.0))
     assert [worker.timeouts[1:] for worker in crew.workers] == [[2.0], [0.0]]
-    crew.perform(JoinWorkers(None))
-    assert [worker.timeouts[2:] for worker in crew.workers] == [[None], [None]]
     crew.shut_down()
 
 

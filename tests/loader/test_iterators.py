@@ -496,7 +496,7 @@ def test_without_workers_batches_are_pinned_too(monkeypatch: pytest.MonkeyPatch)
 
 def test_what_the_transport_has_locked_is_not_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     class Locked(Transport):
-        locks = True
+        page_locked = True
 
     monkeypatch.setenv("MINIDL_SIMULATE_DEVICE", "1")
     sample = torch.ones(2)

@@ -36,7 +36,7 @@ def crew_of(*workers: Worker, missing: int = 0, pin_thread: Any = None, jammed: 
         index_queues=[SimpleNamespace(failure=failure) for failure in failures],
         result_queue=SimpleNamespace(jammed=lambda: asked.append("the queue") or jammed),
         driver=SimpleNamespace(
-            missing=missing,
+            resume_iteration_cnt=missing,
             epoch=3,
             dispatcher=SimpleNamespace(rcvd_idx=7, workers_status=[True] * len(workers)),
             leavers=lambda dead: [worker for worker, code in dead.items() if code],

@@ -17,20 +17,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sizes import slow
 
-from minidl.resume.position import LAZY, Course, Position, fast_forward
+from minidl.resume.position import LAZY, EpochPosition, Position, fast_forward
 
 
-def course(workers: int = 2, *, indexed: bool = True, **begin: object) -> Course:
-    return Course([Position() for _ in range(workers)], indexed, **begin)  # type: ignore[arg-type]
+def position(workers: int = 2, *, indexed: bool = True, **begin: object) -> EpochPosition:
+    return EpochPosition([Position() for _ in range(workers)], indexed, **begin)  # type: ignore[arg-type]
 
 
 @given(st.lists(st.permutations(range(6)), min_size=1, max_size=3), st.data())
 def test_a_map_dataset_is_drawn_once_through_any_number_of_resumptions(
     orders: list[list[int]], data: st.DataObject
 ) -> None:
-    """Tasks are yielded in any order; each course is left after some of them, and the next begins there."""
+    """Tasks are yielded in any order; each epoch is left after some of them, and the next begins there."""
     got: list[int] = []
-    one = course()
+    one = position()
     for order in orders:
         left = list(fast_forward(iter(range(30)), 0, one.low, one.ahead))
         assert sorted(got + left) == list(range(30))
@@ -39,12 +39,12 @@ def test_a_map_dataset_is_drawn_once_through_any_number_of_resumptions(
             got.append(left[task])
             one.hand_out((task, 0))
         one.settle()
-        one = course(low=one.low, ahead=one.ahead)
+        one = position(low=one.low, ahead=one.ahead)
     assert sorted([*got, *fast_forward(iter(range(30)), 0, one.low, one.ahead)]) == list(range(30))
 
 
 def test_a_state_counts_when_its_batch_is_yielded() -> None:
-    one = course(indexed=False)
+    one = position(indexed=False)
     one.received(2, 0, (2, b"second"))
     one.hand_out((0, 0))
     one.settle()
@@ -58,7 +58,7 @@ def test_a_state_counts_when_its_batch_is_yielded() -> None:
 
 
 def test_an_epoch_of_a_persistent_worker_begins_with_what_the_last_one_left() -> None:
-    one = course(indexed=False)
+    one = position(indexed=False)
     one.received(7, 1, (4, b"a leftover"))
     one.epoch_begun(1, b"left")
     one.epoch_begun(0, None)
@@ -68,7 +68,7 @@ def test_an_epoch_of_a_persistent_worker_begins_with_what_the_last_one_left() ->
 
 
 def test_of_the_samplers_states_the_last_that_is_not_ahead_counts() -> None:
-    one = course()
+    one = position()
     for number in (1, 3, 5):
         one.drew(number, bytes([number]))
     assert one.sampler_state() is None
@@ -88,7 +88,7 @@ def test_of_the_samplers_states_the_last_that_is_not_ahead_counts() -> None:
 def test_a_state_that_counts_is_told_with_its_task_and_worker() -> None:
     told: list[tuple[int, int]] = []
 
-    class Told(Course):
+    class Told(EpochPosition):
         def keep(self, task: int, worker: int) -> None:
             told.append((task, worker))
 
@@ -107,12 +107,14 @@ def test_a_state_that_counts_is_told_with_its_task_and_worker() -> None:
 
 
 def test_an_epoch_is_resumed_if_something_of_it_was_yielded() -> None:
-    assert not course().resumed
-    assert all(one.resumed for one in (course(low=1), course(ahead={3}), Course([Position(1)], indexed=False)))
+    assert not position().resumed
+    assert all(
+        one.resumed for one in (position(low=1), position(ahead={3}), EpochPosition([Position(1)], indexed=False))
+    )
 
 
 def test_what_is_deferred_counts_when_it_is_released() -> None:
-    one = course()
+    one = position()
     one.defer()
     one.hand_out((0, 0))
     one.fail((1, 1))
@@ -134,7 +136,7 @@ def test_what_is_deferred_counts_when_it_is_released() -> None:
 
 
 def test_without_a_state_that_waits_many_are_counted_at_once() -> None:
-    one = course()
+    one = position()
     for task in range(LAZY + 2):
         assert one.low == (0 if task <= LAZY else LAZY)
         one.hand_out((task, task % 2))
@@ -147,7 +149,7 @@ def test_counted_at_once_or_one_by_one_it_is_the_same(begin: dict[str, Any], swa
     tasks = list(range(2 * LAZY))
     if swapped is not None:
         tasks[swapped], tasks[swapped + 1] = tasks[swapped + 1], tasks[swapped]
-    ours, other = course(3, **copy.deepcopy(begin)), course(3, **copy.deepcopy(begin))
+    ours, other = position(3, **copy.deepcopy(begin)), position(3, **copy.deepcopy(begin))
     for task in tasks:
         other.settle()
         ours.hand_out((task, task % 3))
@@ -164,7 +166,7 @@ def test_counted_at_once_or_one_by_one_it_is_the_same(begin: dict[str, Any], swa
 @pytest.mark.parametrize("late", [0, 100, LAZY - 1])
 def test_a_batch_that_comes_after_all_others_is_missing_until_then(late: int) -> None:
     """Tasks in a row without one of them are not all tasks up to the last."""
-    one = course(3)
+    one = position(3)
     for task in (task for task in range(3 * LAZY + 1) if task != late):
         one.hand_out((task, task % 3))
     one.settle()
@@ -175,7 +177,7 @@ def test_a_batch_that_comes_after_all_others_is_missing_until_then(late: int) ->
 
 
 def test_batches_of_streams_are_no_draws() -> None:
-    one = course(indexed=False)
+    one = position(indexed=False)
     for task in range(2 * LAZY + 1):
         one.hand_out((task, task % 2))
     assert one.low == 0
@@ -184,7 +186,7 @@ def test_batches_of_streams_are_no_draws() -> None:
 
 
 def test_the_end_counts_at_once_if_nothing_is_deferred() -> None:
-    one = course()
+    one = position()
     one.end()
     assert one.ended
 
@@ -212,7 +214,7 @@ def test_a_sampler_that_ends_too_early_is_an_error() -> None:
 @pytest.mark.parametrize("deferred", [False, True])
 def test_what_a_framework_holds_is_not_counted_and_neither_is_the_end(deferred: bool) -> None:
     """It says how many batches it holds when it asks for the state; the lag keeps as many back until then."""
-    one = course(lag=2)
+    one = position(lag=2)
     if deferred:
         one.defer()
     for task in range(LAZY + 3):
@@ -233,7 +235,7 @@ def test_what_a_framework_holds_is_not_counted_and_neither_is_the_end(deferred: 
     assert one.ended
 
 
-def everything(one: Course) -> tuple[Any, ...]:
+def everything(one: EpochPosition) -> tuple[Any, ...]:
     place = one.places
     return (
         one.low, set(one.ahead), one.batches, one.turn, one.settled, list(one.log), one.ended, list(one.drawn),
@@ -246,8 +248,8 @@ def everything(one: Course) -> tuple[Any, ...]:
 def test_an_exception_at_any_instruction_of_the_counting_changes_nothing_in_the_end(first: int) -> None:
     """As a signal's handler may raise one: what is asked for again gives the state that it would have given."""
 
-    def begun() -> Course:
-        one = course(ahead={3})
+    def begun() -> EpochPosition:
+        one = position(ahead={3})
         for task in (*range(first, 3), *range(first)):
             one.hand_out((task, task % 2))
         one.places[1].arrived.append((1, 1, b"state"))
@@ -289,15 +291,15 @@ class Asking:
 def test_a_signals_handler_may_count_at_any_instruction_of_a_count(first: int, held: int | None) -> None:
     """All, or all but what a framework holds: nothing is counted twice, nor what it holds."""
 
-    def begun() -> Course:
-        one = course()
+    def begun() -> EpochPosition:
+        one = position()
         for task in (*range(first, 5), *range(first)):
             one.hand_out((task, task % 2))
         one.places[1].arrived.extend([(1, 1, b"first"), (2, 3, b"second")])
         one.drawn.extend([(1, b"one"), (2, b"two"), (3, b"three"), (5, b"five")])
         return one
 
-    def asks(one: Course) -> None:
+    def asks(one: EpochPosition) -> None:
         one.settle_but(held)
         one.sampler_state()
 

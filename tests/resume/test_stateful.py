@@ -21,7 +21,7 @@ from kill_resume import Case, Dicey, Epochs, Numbers, Stream, lost_and_repeated,
 import minidl
 from minidl.data.fetch import _DatasetKind
 from minidl.resume import stateful
-from minidl.resume.position import Course, Position
+from minidl.resume.position import EpochPosition, Position
 from minidl.wire.messages import Result, ResumeIteration, WorkerExhausted
 
 CASES = [
@@ -531,7 +531,7 @@ def test_states_are_kept_in_this_process_for_what_is_not_handed_out(monkeypatch:
             self.at = state["at"]
 
     told: list[Any] = []
-    monkeypatch.setattr(Course, "keep", lambda course, task, worker: told.append((task, worker)))
+    monkeypatch.setattr(EpochPosition, "keep", lambda position, task, worker: told.append((task, worker)))
     loader = minidl.DataLoader(Interrupted(), None, state_every=2)
     for stop, at, tasks in ((3, 3, [(0, 0), (2, 0)]), (4, 3, [])):
         told.clear()
@@ -545,23 +545,23 @@ def test_states_are_kept_in_this_process_for_what_is_not_handed_out(monkeypatch:
 
 
 def test_an_epoch_that_goes_on_with_more_workers_has_a_place_for_each() -> None:
-    record = stateful.Record(Course([Position(yielded=4)], indexed=True))
-    followed: list[Course] = []
-    record.goes_on(SimpleNamespace(follow_course=followed.append), 3)  # type: ignore[arg-type]
-    assert [place.yielded for place in record.course.places] == [4, 0, 0]
-    assert followed == [record.course]
+    record = stateful.Record(EpochPosition([Position(yielded=4)], indexed=True))
+    followed: list[EpochPosition] = []
+    record.goes_on(SimpleNamespace(follow_epoch=followed.append), 3)  # type: ignore[arg-type]
+    assert [place.yielded for place in record.position.places] == [4, 0, 0]
+    assert followed == [record.position]
 
 
 def test_a_workers_state_is_kept_unless_it_is_of_the_last_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
-    monkeypatch.setattr(Course, "keep", lambda course, task, worker: told.append((task, worker)))
-    record = stateful.Record(Course([Position(yielded=4) for _ in range(2)], indexed=False))
+    monkeypatch.setattr(EpochPosition, "keep", lambda position, task, worker: told.append((task, worker)))
+    record = stateful.Record(EpochPosition([Position(yielded=4) for _ in range(2)], indexed=False))
     record.state_came(Result(9, 0, "data", (3, b"stale")), stale=True)
     record.state_came(Result(7, 1, "data", (3, b"state")), stale=False)
     assert told == [(7, 1)]
-    assert [place.state for place in record.course.places] == [None, b"state"]
+    assert [place.state for place in record.position.places] == [None, b"state"]
     record.state_came(ResumeIteration(2, 1, b"left"), stale=True)
-    assert record.course.places == [Position(yielded=4), Position(state=b"left", over=True)]
+    assert record.position.places == [Position(yielded=4), Position(state=b"left", over=True)]
 
 
 @pytest.mark.parametrize("batch_size", [None, 1])
@@ -647,10 +647,10 @@ class Own(Rolls.Dice):
 @pytest.mark.parametrize(("every", "told"), [(None, [1]), (1, [1, 2, 3, 4, 5, 6, 7, 8]), (3, [1, 4, 7])])
 def test_a_samplers_states_are_told_after_each_every_th_draw(every: int | None, told: list[int]) -> None:
     """Once, if it is its own iterator."""
-    course = Course([Position()], indexed=True)
-    list(stateful.Drawing(Own(), course, every))
-    assert [number for number, _ in course.drawn] == told
-    state = stateful.unpack(course.drawn[0][1])
+    position = EpochPosition([Position()], indexed=True)
+    list(stateful.Drawing(Own(), position, every))
+    assert [number for number, _ in position.drawn] == told
+    state = stateful.unpack(position.drawn[0][1])
     assert (len(state["sampler"]["rolls"]), state["iterator"]) == (7, None)
 
 

@@ -171,7 +171,7 @@ def _is_handed_over(frame: FrameType) -> bool:
     if name != "__next__":
         return False
     if module == "minidl.loader.iterators":
-        pending, handed_out = own._pending, own._record.course.log
+        pending, handed_out = own._pending, own._record.position.log
         return "data" in frame.f_locals and (pending.effect is None or pending.batch in handed_out)
     return module == "minidl.device.loader" and "batch" in frame.f_locals
 
