@@ -52,9 +52,9 @@ from minidl.record.harmless import NO_PLACE, substituted
 from minidl.record.observe import observed_iterators, shut_down_observed
 from minidl.record.session import current_recorder, join_trace, write_place
 from minidl.record.shared import write_program_end, write_uncaught
-from minidl.record.stand_in import StandIn
 from minidl.record.step_parts import step_parts_recorded
 from minidl.record.watchdog import stay_to_the_exit
+from minidl.stand_in import StandIn
 from minidl.tracefile.ranks import lacking, words_of
 
 

@@ -201,7 +201,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 @contextlib.contextmanager
 def tried(trial: Trial) -> Iterator[None]:
     """While this is open, loaders that `minidl run` puts in torch's place have the setting, and end the program."""
-    from minidl.record.stand_in import StandIn
+    from minidl.stand_in import StandIn
 
     made, iterate = StandIn._make_minidls, StandIn._make_iterator
     counts: Counter[str] = Counter()

@@ -50,7 +50,7 @@ ORDER = (
         "functions "
         "indices datasets draws fetching shared device_clock consumer_stream step_parts loader_spans slabs sampling "
         "spans decisions channels device_stream ports session handover "
-        "observed_loader observed_worker observed_single observed_channels observe stand_in clocks",
+        "observed_loader observed_worker observed_single observed_channels observe clocks",
     ),
     ("", "hardening"),
     ("playback", "actors state missing inferred follower words stepper"),
@@ -82,7 +82,7 @@ ORDER = (
     ("job", "heat_map live_job job_page"),
     ("views", "viewer replay_page replay_terminal"),
     ("hang", "top"),
-    ("", "merge __init__ run tune demo"),
+    ("", "merge __init__ stand_in run tune demo"),
     ("hang.watch", "vitals dumps folding looks digest watcher"),
     ("startup", "sitecustomize"),
     (

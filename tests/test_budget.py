@@ -17,20 +17,20 @@ import structure
 ROOT = Path(__file__).parent.parent
 
 AT_MOST = {
-    "minidl/loader minidl/data minidl/wire": 3991,
-    "minidl/resume minidl/arena minidl/device minidl/dataloader.py": 2533,
-    "minidl/tracefile minidl/record": 8727,
+    "minidl/loader minidl/data minidl/wire": 3989,
+    "minidl/resume minidl/arena minidl/device minidl/dataloader.py": 2530,
+    "minidl/tracefile minidl/record": 8652,
     "minidl/playback minidl/check": 3611,
     "minidl/hang": 7478,
     "minidl/speed": 5109,
     "minidl/speed/plan": 1000,
     "minidl/job": 1500,
     "minidl/views": 4279,
-    "minidl/explore": 2704,
+    "minidl/explore": 2699,
     "minidl/prove": 6525,
-    "minidl": 51229,
+    "minidl": 51219,
     "notebooks": 5457,
-    "tests": 49143,
+    "tests": 49142,
 }
 
 

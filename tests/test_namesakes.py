@@ -15,8 +15,8 @@ from torch.utils.data import dataloader as torch_dataloader
 
 import minidl
 from minidl.loader import dataloader, iterators
-from minidl.record.stand_in import StandIn
 from minidl.run import replaced
+from minidl.stand_in import StandIn
 
 NAMES = (
     "DataLoader", "TensorDataset", "StackDataset", "ConcatDataset", "ChainDataset", "Subset", "SequentialSampler",

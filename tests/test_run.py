@@ -164,7 +164,7 @@ def test_a_module_and_its_relative_imports(tmp_path: Path) -> None:
         """,
     )
     done = python("-m", "minidl", "run", "-m", "job", "--lr", "3", cwd=tmp_path)
-    assert done.stdout == "__main__ job job.__main__ ['--lr', '3'] minidl.record.stand_in\n[[0, 1, 2, 3], [4, 5]]\n"
+    assert done.stdout == "__main__ job job.__main__ ['--lr', '3'] minidl.stand_in\n[[0, 1, 2, 3], [4, 5]]\n"
     assert done.returncode == 0
     assert len(read_trace(tmp_path / "minidl-traces" / "run-1").select("yield")) == 2
 

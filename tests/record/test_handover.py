@@ -53,7 +53,7 @@ RANKS = """
 """A program of two ranks: a relaunched rank is a program of its own, as Lightning's `ddp` starts it."""
 
 
-OURS, TORCHS = "minidl.record.stand_in", "torch.utils.data.dataloader"
+OURS, TORCHS = "minidl.stand_in", "torch.utils.data.dataloader"
 
 
 def run(place: Path, *arguments: object, **env: str) -> tuple[subprocess.CompletedProcess[str], Trace]:
