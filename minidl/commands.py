@@ -512,7 +512,7 @@ command(
     _RANK,
     _flag("--once", "print the state once and exit"),
     note="Another example: minidl top --once minidl-traces/run-1. Ctrl-C ends the display, not the job.",
-)(elsewhere("top", "hang.top"))  # fmt: skip
+)(elsewhere("top", "views.top"))  # fmt: skip
 
 
 def _say_more(outcome: str) -> None:

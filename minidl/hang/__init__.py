@@ -12,7 +12,7 @@ rules/      the cause, from the end of the chain (`table.RULES`)
 outcomes    whether that is a hang (the table `OUTCOMES`)
 sentence    the chain in words; `diagnose` joins all of them
 finding     the result of everything here; `remedies` and `limits` hold its advice and how long is long
-snapshot    a run at one moment, from its events; `live` and `recent` follow a run, `top` shows it
+snapshot    a run at one moment, from its events; `live` and `recent` follow a run
 headline/   the cause in a recorded run (the table `CAUSES`); `consult` finds the evidence of its waits
 watch/      the watchdog of a recorded run: when to look, what to keep, when to raise the alarm
 life        whether a process is there; `job`: the ranks beside it

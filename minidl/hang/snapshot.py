@@ -1,7 +1,7 @@
 """The snapshot: what a job's iterators and workers do at one moment, and what a stalled iterator waits for.
 
 Interface: `snapshot(trace, now, lives)` -> `Snapshot` is pure, and its `text()` prints it. A `Job` takes a trace's new
-events, look by look, and makes snapshots. `top` shows them, `headline` uses them for a trace's end.
+events, look by look, and makes snapshots. `views.top` shows them, `headline` uses them for a trace's end.
 
 Rules of use: the replay's follower turns events into states, so both show the same. A look reads only the events since
 the last one; earlier ones than the first look's are unknown and not guessed. The trace of an ended run is shown as of

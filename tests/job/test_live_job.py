@@ -14,11 +14,11 @@ import pytest
 from made_jobs import copied, late_job
 
 from minidl import cli
-from minidl.hang.top import follow_job
 from minidl.job.digests import load, make
 from minidl.job.live_job import RECENT, LiveJob, recent, screen, state
 from minidl.job.report import JobReport
 from minidl.tracefile.format import TraceError
+from minidl.views.top import follow_job
 
 TRACES = Path(__file__).parent.parent.parent / "traces"
 

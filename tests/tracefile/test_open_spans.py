@@ -15,7 +15,6 @@ from sizes import slow
 
 import minidl
 from minidl.check import examine
-from minidl.hang.top import follow
 from minidl.loader.protocol import WorkerState
 from minidl.playback.stepper import Replay
 from minidl.speed.critical_path import critical_path
@@ -27,6 +26,7 @@ from minidl.tracefile.open_spans import alive_until, how_ended, left_alive
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.watched import Ended, Sample, Vitals
 from minidl.views.text import render
+from minidl.views.top import follow
 
 KEEPS = """
     import sys

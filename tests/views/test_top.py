@@ -25,12 +25,11 @@ from made_trace import HEALTHY, HUNG, LOADER_PID, WAITS_FOR_TASK_0, Run, made, w
 from oracle_trace import stop_recording, write_process
 
 from minidl import cli
-from minidl.hang import live, top
+from minidl.hang import live
 from minidl.hang.life import life
 from minidl.hang.limits import LONG
 from minidl.hang.live import LiveTrace, find_trace
 from minidl.hang.snapshot import WINDOW, Doing, IteratorSnapshot, Job, Snapshot, snapshot
-from minidl.hang.top import follow
 from minidl.loader.protocol import LoaderState
 from minidl.process_stat import descendants_of
 from minidl.record.recorder import Recorder, TraceConfig, create
@@ -38,6 +37,8 @@ from minidl.tracefile import events as ev
 from minidl.tracefile.format import HEADER_BYTES, RECORD, TraceError
 from minidl.tracefile.process import ProcessLife
 from minidl.tracefile.reader import Trace, read_trace
+from minidl.views import top
+from minidl.views.top import follow
 
 SECOND = 1_000_000_000
 
