@@ -1,7 +1,7 @@
 """A running job, looked at again and again.
 
 Interface: `LiveJob(paths)`: `look()` -> the report of the newest steps; `over`: no rank runs; `pause`: seconds to the
-next look. `screen(report, width)` is what `minidl top` prints.
+next look. `minidl top` and a job's page show it.
 
 Rules of use: of a small job, the events are read at each look; of a large one the digests, which the ranks' watchdogs
 renew each minute, and the events of the ranks without one. Looks take at most a fifth of the time.
@@ -21,7 +21,6 @@ import numpy as np
 from minidl.hang.finding import RunOutcome
 from minidl.hang.live import is_small
 from minidl.job.digests import JobRecord, read_members
-from minidl.job.heat_map import in_text
 from minidl.job.meetings import keys_of
 from minidl.job.report import JobReport
 from minidl.tracefile.format import TraceError
@@ -80,10 +79,3 @@ def state(report: JobReport) -> str:
     running = len(report.facts) - len(ended)
     others = [f"{count} {name}" for name, count in counts.most_common()]
     return f"{running} of {counted(len(report.facts), 'rank')} running" + f"; {listed(others)}" * bool(others)
-
-
-def screen(report: JobReport, width: int) -> str:
-    """The job now: its headline, the ranks that matter, and what they did in each step."""
-    _, *rows = in_text(report, width).splitlines()
-    text = report.text().splitlines()
-    return "\n".join([*text, f"{state(report)}; the newest {counted(len(report.meetings.keys), 'step')}:", *rows])

@@ -1,7 +1,7 @@
 """`minidl top`: a running job, followed in the terminal through its trace.
 
 Interface: `follow(target)` reads, prints and sleeps in turn; `run` is the command. It prints a `snapshot.Snapshot`, and
-of a job `job.live_job.screen`: `follow_job(paths)`.
+of a job its `screen`: `follow_job(paths)`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from minidl.hang.headline import headline
 from minidl.hang.live import LiveTrace, find_trace
 from minidl.hang.snapshot import Job, Snapshot
 from minidl.job.digests import trace_of
-from minidl.job.live_job import LiveJob, screen
+from minidl.job.heat_map import in_text
+from minidl.job.live_job import LiveJob, state
 from minidl.job.report import JobReport
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.loaders import only
 from minidl.tracefile.members import members_at
 from minidl.tracefile.reader import read_trace
+from minidl.tracefile.words import counted
 
 
 def follow(
@@ -77,6 +79,13 @@ def follow_job(
             return report
         time.sleep(max(interval, job.pause))
         out.write("" if redrawn else "\n")
+
+
+def screen(report: JobReport, width: int) -> str:
+    """The job now: its headline, the ranks that matter, and what they did in each step."""
+    _, *rows = in_text(report, width).splitlines()
+    now = f"{state(report)}; the newest {counted(len(report.meetings.keys), 'step')}:"
+    return "\n".join([report.text(), now, *rows])
 
 
 def _framed(text: str) -> str:

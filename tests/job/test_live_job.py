@@ -15,10 +15,10 @@ from made_jobs import copied, late_job
 
 from minidl import cli
 from minidl.job.digests import load, make
-from minidl.job.live_job import RECENT, LiveJob, recent, screen, state
+from minidl.job.live_job import RECENT, LiveJob, recent, state
 from minidl.job.report import JobReport
 from minidl.tracefile.format import TraceError
-from minidl.views.top import follow_job
+from minidl.views.top import follow_job, screen
 
 TRACES = Path(__file__).parent.parent.parent / "traces"
 
