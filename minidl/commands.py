@@ -646,8 +646,8 @@ def timeline(arguments: Namespace) -> int:
 
 
 def _timeline_of_job(arguments: Namespace, job: JobRecord) -> int:
-    from minidl.job.heat_map import heat_map, in_text
     from minidl.job.report import JobReport
+    from minidl.views.heat_map import heat_map, in_text
 
     if {arguments.since, arguments.until, arguments.worker, arguments.batch} != {None}:
         raise CommandError(f"timeline: {job.name} is a job: --since, --until, --worker and --batch need --rank N")

@@ -32,7 +32,7 @@ from minidl.record.step_parts import step_parts_recorded  # noqa: E402
 from minidl.tracefile.reader import read_trace  # noqa: E402
 
 STEPS, SLOW, MS = 200, 37, 1_000_000
-PAGE = "import sys, pathlib; from minidl.job.job_page import JobPage; JobPage([pathlib.Path(sys.argv[1])], live=False)"
+PAGE = "import pathlib as p, sys; from minidl.views.job_page import JobPage; JobPage([p.Path(sys.argv[1])], live=False)"
 MINIDL = (sys.executable, "-m", "minidl")
 
 

@@ -69,7 +69,7 @@ ORDER = (
     ("hang", "life job allowed live recent snapshot consult"),
     ("hang.headline", "run_context held_up bounds hangs ends uneven __init__"),
     ("job", "each step_table digests meetings lateness report"),
-    ("job", "compare log_to remote"),
+    ("job", "compare log_to remote live_job"),
     ("check", "ranks"),
     ("speed", "summary critical_path diff gate findings passes audit_rules audit"),
     ("speed.plan", "prediction written"),
@@ -79,8 +79,7 @@ ORDER = (
         "colours frame layout scene drawn attached export chrome perfetto text sampled page picture plan_picture "
         "queries live_page",
     ),
-    ("job", "heat_map live_job job_page"),
-    ("views", "viewer replay_page replay_terminal top"),
+    ("views", "heat_map job_page viewer replay_page replay_terminal top"),
     ("", "merge __init__ stand_in run tune demo"),
     ("hang.watch", "vitals dumps folding looks digest watcher"),
     ("startup", "sitecustomize"),

@@ -24,13 +24,13 @@ AT_MOST = {
     "minidl/hang": 7390,
     "minidl/speed": 5109,
     "minidl/speed/plan": 1000,
-    "minidl/job": 1495,
-    "minidl/views": 4373,
+    "minidl/job": 1238,
+    "minidl/views": 4630,
     "minidl/explore": 2699,
     "minidl/prove": 6525,
     "minidl": 51220,
     "notebooks": 5457,
-    "tests": 49142,
+    "tests": 49141,
 }
 
 

@@ -22,7 +22,6 @@ from minidl.hang.headline import headline
 from minidl.hang.live import LiveTrace, find_trace
 from minidl.hang.snapshot import Job, Snapshot
 from minidl.job.digests import trace_of
-from minidl.job.heat_map import in_text
 from minidl.job.live_job import LiveJob, state
 from minidl.job.report import JobReport
 from minidl.tracefile.format import TraceError
@@ -30,6 +29,7 @@ from minidl.tracefile.loaders import only
 from minidl.tracefile.members import members_at
 from minidl.tracefile.reader import read_trace
 from minidl.tracefile.words import counted
+from minidl.views.heat_map import in_text
 
 
 def follow(

@@ -39,9 +39,9 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from minidl import terminal
 from minidl.hang.live import find_trace
-from minidl.job.job_page import JobPage
 from minidl.tracefile.format import MANIFEST, TraceError
 from minidl.views.export import Progress
+from minidl.views.job_page import JobPage
 from minidl.views.live_page import REQUEST, LivePage
 from minidl.views.page import page_of
 from minidl.views.perfetto import GROUPS, write_perfetto

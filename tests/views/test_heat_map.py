@@ -9,10 +9,10 @@ import pytest
 from made_jobs import STEP_TAKES, MadeJob, copied, late_job
 
 from minidl import cli
-from minidl.job.heat_map import MOST_COLUMNS, MOST_ROWS, averaged, heat_map, in_text
 from minidl.job.report import JobReport
 from minidl.job.step_table import CAUSES
 from minidl.speed.wall_clock import Cause
+from minidl.views.heat_map import MOST_COLUMNS, MOST_ROWS, averaged, heat_map, in_text
 
 pytest.importorskip("matplotlib")
 

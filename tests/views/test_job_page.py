@@ -17,12 +17,12 @@ from made_jobs import MadeJob, copied, late_job
 from made_trace import HUNG, Run, write
 
 from minidl import cli
-from minidl.job import job_page as module
-from minidl.job.job_page import JobPage
 from minidl.job.report import JobReport
 from minidl.process_stat import boot_id
 from minidl.tracefile.format import MANIFEST
 from minidl.tracefile.reader import read_trace
+from minidl.views import job_page as module
+from minidl.views.job_page import JobPage
 from minidl.views.viewer import Viewer
 
 

@@ -1,9 +1,9 @@
 """The page of a job: its headline, the ranks that matter with a strip of their steps, and a map of all ranks by steps.
 
 Interface: `JobPage(paths)`: `html()` is the page, `look()` the answer to its requests while ranks run, `rank(n)` the
-page of a rank. `views.viewer` serves them.
+page of a rank. `viewer` serves them.
 
-Rules of use: a job that runs is followed as by `minidl top` (see `live_job`), one that is over is read once, whole.
+Rules of use: a job that runs is followed as by `minidl top` (see `job.live_job`), one that is over is read once, whole.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import numpy as np
 
 from minidl.hang.life import is_here, is_running
 from minidl.job.digests import trace_of
-from minidl.job.heat_map import MOST_COLUMNS, MOST_ROWS, averaged, image_of, waits_of
 from minidl.job.live_job import LiveJob, state
 from minidl.job.report import JobReport
 from minidl.tracefile.words import counted, micros, percent, plain
 from minidl.views.colours import RED, rgb
 from minidl.views.frame import Page, filled
+from minidl.views.heat_map import MOST_COLUMNS, MOST_ROWS, averaged, image_of, waits_of
 from minidl.views.live_page import LivePage
 from minidl.views.page import page_of
 from minidl.views.scene import scene_of
@@ -50,7 +50,7 @@ class JobPage:
     def html(self) -> Page:
         """The page, as of now."""
         words = self._now()
-        return Page(filled("job.html", "minidl.job", connect="'self'", title=words["name"], job=words))
+        return Page(filled("job.html", connect="'self'", title=words["name"], job=words))
 
     def look(self) -> bytes:
         """What the page shows as of now, JSON."""
