@@ -574,7 +574,7 @@ def summary(arguments: Namespace) -> int:
     from minidl.job.digests import job_of, record_of
     from minidl.job.log_to import log
     from minidl.job.report import JobReport
-    from minidl.speed.summary import summary
+    from minidl.views.summary import summary
 
     _check_log_to(arguments)
     name = _name_of_run(Path(arguments.traces[0]))

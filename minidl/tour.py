@@ -23,10 +23,10 @@ from minidl.hang.examine import examine
 from minidl.playback.stepper import Replay
 from minidl.prove.lab.case import LabOptions
 from minidl.prove.lab.runner import LabRun, Mode, running
-from minidl.speed.summary import summary
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.views import page, replay_page, replay_terminal
 from minidl.views.frame import Page, filled
+from minidl.views.summary import summary
 from minidl.views.text import render
 
 CASE = "sample_stuck"

@@ -71,13 +71,13 @@ ORDER = (
     ("job", "each step_table digests meetings lateness report"),
     ("job", "compare log_to remote live_job"),
     ("check", "ranks"),
-    ("speed", "summary critical_path diff gate findings passes audit_rules audit"),
+    ("speed", "critical_path diff gate findings passes audit_rules audit"),
     ("speed.plan", "prediction written"),
     ("hang", "examine"),
     (
         "views",
         "colours frame layout scene drawn attached export chrome perfetto text sampled page picture plan_picture "
-        "queries live_page",
+        "queries live_page summary",
     ),
     ("views", "heat_map job_page viewer replay_page replay_terminal top"),
     ("", "merge __init__ stand_in run tune demo"),

@@ -40,12 +40,12 @@ from minidl.record.device_clock import DeviceClock
 from minidl.record.recorder import active
 from minidl.speed.device_use import device_use
 from minidl.speed.ledger import Copy, Why, ledger
-from minidl.speed.summary import summary
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Phase
 from minidl.views.chrome import to_chrome
 from minidl.views.layout import LaneKind
 from minidl.views.scene import scene_of
+from minidl.views.summary import summary
 
 SIMULATED = "sim"
 FOREVER = 3600 * 10**9

@@ -30,9 +30,9 @@ from minidl.device import loader as loader_module
 from minidl.device import sim
 from minidl.device import streams as streams_module
 from minidl.device.loader import DeviceLoader
-from minidl.speed.summary import summary
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Phase
+from minidl.views.summary import summary
 
 FOREVER = 3600 * 10**9
 LIMIT = 20.0

@@ -22,11 +22,11 @@ from sizes import slow
 import minidl
 from minidl.check import check
 from minidl.record import functions
-from minidl.speed.summary import summary
 from minidl.tracefile import events as ev
 from minidl.tracefile.attachments import Attachment, Name
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.views.chrome import to_chrome
+from minidl.views.summary import summary
 
 
 class Samples:

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from minidl.speed.cpu_use import CpuLimit, CpuUse, cpu_use, cpus_of
-from minidl.speed.summary import summary
 from minidl.speed.verdict import verdict
 from minidl.speed.wall_clock import Bound, Cause
 from minidl.tracefile import events as ev
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.spans import SPAN
+from minidl.views.summary import summary
 
 Parts = Callable[[int], tuple[int, int]]
 

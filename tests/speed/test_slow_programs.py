@@ -15,9 +15,9 @@ import pytest
 from programs import python
 
 from minidl.hang.headline import headline
-from minidl.speed.summary import summary
 from minidl.tracefile.reader import read_trace
 from minidl.views.scene import scene_of
+from minidl.views.summary import summary
 
 HERE = Path(__file__).parent
 PROGRAMS: dict[str, dict[str, Any]] = json.loads((HERE / "planted.json").read_text())["programs"]

@@ -16,7 +16,6 @@ from oracle_trace import rows_of, write_process
 
 from minidl import cli
 from minidl.check import examine
-from minidl.speed.summary import summary
 from minidl.tracefile import attachments, reader
 from minidl.tracefile import events as ev
 from minidl.tracefile.format import MANIFEST, SIDE_SUFFIX, TraceError
@@ -26,6 +25,7 @@ from minidl.views import page
 from minidl.views.chrome import to_chrome
 from minidl.views.export import Export
 from minidl.views.scene import scene_of
+from minidl.views.summary import summary
 from minidl.views.text import render
 
 pytestmark = pytest.mark.timeout(240)  # the first test runs all of rank_runs

@@ -13,7 +13,6 @@ from minidl import cli
 from minidl.hang.headline import headline
 from minidl.hang.snapshot import snapshot
 from minidl.playback.stepper import Replay
-from minidl.speed.summary import summary
 from minidl.tracefile import events as ev
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.loaders import dataloaders, first_epochs, only
@@ -23,6 +22,7 @@ from minidl.views.export import Export
 from minidl.views.layout import Emitters
 from minidl.views.page import html
 from minidl.views.scene import Scene, caption, scene_of
+from minidl.views.summary import summary
 
 TRAIN = {"dataset": "Photos", "sampler": "RandomSampler", "made_at": "src/train.py:12", "dataloader": 1}
 VAL = {"dataset": "Photos", "sampler": "SequentialSampler", "made_at": "src/train.py:13", "dataloader": 2}

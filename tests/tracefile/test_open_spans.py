@@ -18,13 +18,13 @@ from minidl.check import examine
 from minidl.loader.protocol import WorkerState
 from minidl.playback.stepper import Replay
 from minidl.speed.critical_path import critical_path
-from minidl.speed.summary import summary
 from minidl.tracefile import watched
 from minidl.tracefile.events import EVENTS, Phase
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.open_spans import alive_until, how_ended, left_alive
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.watched import Ended, Sample, Vitals
+from minidl.views.summary import summary
 from minidl.views.text import render
 from minidl.views.top import follow
 

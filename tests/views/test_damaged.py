@@ -14,7 +14,6 @@ import pytest
 from made_trace import Run
 from sizes import slow
 
-from minidl.speed.summary import summary
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.views.chrome import to_chrome
@@ -24,6 +23,7 @@ from minidl.views.picture import timeline
 from minidl.views.replay_page import replay, to_focus
 from minidl.views.replay_terminal import render as replayed
 from minidl.views.scene import scene_of
+from minidl.views.summary import summary
 from minidl.views.text import render
 from minidl.views.viewer import focus
 

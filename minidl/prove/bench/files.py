@@ -17,10 +17,10 @@ import minidl
 from minidl.check import examine
 from minidl.prove.bench.child import in_child, metered
 from minidl.prove.bench.pairs import Row, take_turns
-from minidl.speed.summary import summary
 from minidl.terminal import progress
 from minidl.tracefile.reader import Trace
 from minidl.views.chrome import write_chrome
+from minidl.views.summary import summary
 from minidl.views.text import render
 
 _READ = "read_trace"

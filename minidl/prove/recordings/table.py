@@ -15,11 +15,11 @@ import numpy as np
 
 from minidl.device import sim
 from minidl.prove.recordings.scenes import SCENES
-from minidl.speed.summary import summary
 from minidl.terminal import say
 from minidl.tracefile import events as ev
 from minidl.tracefile.format import PACKED_SUFFIX
 from minidl.tracefile.reader import Trace, read_trace
+from minidl.views.summary import summary
 
 TOGETHER: Final = 25_000_000
 """The largest size of all recordings together, in bytes."""

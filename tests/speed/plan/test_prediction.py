@@ -20,11 +20,11 @@ from minidl.speed.more_workers import more_workers
 from minidl.speed.plan.prediction import SpeedPlan, plan
 from minidl.speed.plan.settings import PlanError
 from minidl.speed.reasons import SlowReason
-from minidl.speed.summary import summary
 from minidl.speed.transport_costs import TransportCosts
 from minidl.speed.verdict import verdict
 from minidl.tracefile import events as ev
 from minidl.tracefile.reader import Trace, read_trace
+from minidl.views.summary import summary
 
 pytestmark = pytest.mark.heavy
 

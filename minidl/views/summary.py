@@ -1,7 +1,7 @@
 """The summary of a trace: time by stage and worker, bytes and copies, the slowest samples, steps that never ended.
 
 `summary(trace)` computes a `Summary`; `minidl summary` prints its `text()`. Times are in ns unless a name says
-otherwise; the event table defines the stages. `verdict` judges what bounds a loader.
+otherwise; the event table defines the stages. `speed.verdict` judges what bounds a loader.
 """
 
 from __future__ import annotations

@@ -17,12 +17,12 @@ from oracle_trace import stop_recording, write_process
 
 import minidl
 from minidl.speed.ledger import Copy
-from minidl.speed.summary import Summary, summary
 from minidl.speed.wall_clock import waiting
 from minidl.tracefile import events as ev
 from minidl.tracefile.events import Phase
 from minidl.tracefile.reader import read_trace
 from minidl.tracefile.words import duration
+from minidl.views.summary import Summary, summary
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
