@@ -856,7 +856,7 @@ def plan(arguments: Namespace) -> int:
         if arguments.output.suffix == PACKED:
             from minidl.speed.plan.written import write
 
-            write(found, arguments.output)
+            write(found.recorded, found.recommended.setting, arguments.output)
         else:
             from minidl.views.plan_picture import draw
 

@@ -64,7 +64,7 @@ ORDER = (
     ("hang", "outcomes sentence diagnose"),
     ("speed", "intervals stages device_use ledger cpu_use own_step wall_clock advice hot_spots reasons verdict"),
     ("speed", "transport_use transport_costs side"),
-    ("speed.plan", "machine settings loading recorded predicted fitting"),
+    ("speed.plan", "machine settings loading recorded predicted fitting written"),
     ("speed", "more_workers"),
     ("hang", "life job allowed live recent snapshot consult"),
     ("hang.headline", "run_context held_up bounds hangs ends uneven __init__"),
@@ -72,7 +72,7 @@ ORDER = (
     ("job", "compare log_to remote live_job"),
     ("check", "ranks"),
     ("speed", "critical_path diff gate findings passes audit_rules audit"),
-    ("speed.plan", "prediction written"),
+    ("speed.plan", "prediction"),
     ("hang", "examine"),
     (
         "views",

@@ -1,7 +1,7 @@
 """A simulated run as a trace, which every command and view opens beside the recorded one.
 
-Interface: `write(plan, path)` packs a run of the recommended setting, of so many batches as were simulated. Its
-manifest says that it is planned (`"planned"`), and from which recording; views mark all of its steps.
+Interface: `write(recorded, setting, path)` packs a run of a setting, of so many batches as are simulated. Its manifest
+says that it is planned (`"planned"`), and from which recording; views mark all of its steps.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from minidl.loader.protocol import LoaderLifecycle
 from minidl.record.decisions import TracedDispatcher
 from minidl.record.made_up import LOADER, START, MadeUpRun, Thread
 from minidl.speed.plan.loading import MAIN, Loading
-from minidl.speed.plan.prediction import SpeedPlan
-from minidl.speed.plan.settings import OF_WORKERS
+from minidl.speed.plan.recorded import Recorded
+from minidl.speed.plan.settings import OF_WORKERS, LoaderSetting
 from minidl.tracefile.reader import read_trace
 
 
@@ -37,9 +37,8 @@ class ToldLoading(Loading):
         self.say(MAIN, code, task, worker, x, y, z)
 
 
-def write(plan: SpeedPlan, path: Path) -> Path:
-    """Write the recommended setting's simulated run as a packed trace; return its path."""
-    recorded, setting = plan.recorded, plan.recommended.setting
+def write(recorded: Recorded, setting: LoaderSetting, path: Path) -> Path:
+    """Write a setting's simulated run as a packed trace; return its path."""
     run = ToldLoading(recorded.costs(setting), setting, recorded.order(setting)).run()
     names = "dataset dataset_kind sampler collate_fn batch_size made_at dataset_length"
     params = {name: recorded.params[name] for name in names.split() if name in recorded.params}

@@ -28,7 +28,7 @@ def simulated(place: Path, **values: Any) -> tuple[float, Trace]:
     found = plan(
         read_trace(write_made(place / "recorded", run)), **{"transport": "upstream", "pin_memory": False} | values
     )
-    return found.recommended.by_s, read_trace(write(found, place / "plan"))
+    return found.recommended.by_s, read_trace(write(found.recorded, found.recommended.setting, place / "plan"))
 
 
 @pytest.mark.heavy
