@@ -38,7 +38,7 @@ from minidl.record.clocks import align_clocks as align_clocks
 from minidl.record.observe import observe as observe
 from minidl.record.session import trace as trace
 from minidl.record.spans import span as span
-from minidl.speed.plan.prediction import plan as plan
+from minidl.prediction import plan as plan
 from minidl.tracefile.format import TraceError as TraceError
 from minidl.tracefile.reader import Trace as Trace, read_trace as read_trace
 from minidl.views.page import html as html

@@ -840,7 +840,7 @@ def before(arguments: Namespace) -> int:
 def plan(arguments: Namespace) -> int:
     import json
 
-    from minidl.speed.plan.prediction import plan as predict
+    from minidl.prediction import plan as predict
 
     names = ("num_workers", "prefetch_factor", "transport", "worker_method", "in_order", "persistent_workers",
              "pin_memory", "batch_size", "cpus", "samples", "consumer")  # fmt: skip

@@ -26,8 +26,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from minidl.prediction import SpeedPlan, plan, read
 from minidl.speed.plan.predicted import Predicted
-from minidl.speed.plan.prediction import SpeedPlan, plan, read
 from minidl.speed.plan.recorded import FEWEST
 from minidl.speed.plan.settings import LoaderSetting
 from minidl.tracefile.format import TraceError

@@ -72,7 +72,7 @@ ORDER = (
     ("job", "compare log_to remote live_job"),
     ("check", "ranks"),
     ("speed", "critical_path diff gate findings passes audit_rules audit"),
-    ("speed.plan", "prediction"),
+    ("", "prediction"),
     ("hang", "examine"),
     (
         "views",

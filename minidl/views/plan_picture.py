@@ -10,8 +10,8 @@ import textwrap
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Final
 
+from minidl.prediction import SpeedPlan
 from minidl.speed.plan.predicted import Predicted
-from minidl.speed.plan.prediction import SpeedPlan
 from minidl.tracefile.words import plain
 from minidl.views.colours import RED, THEMES
 from minidl.views.picture import DPI, figure_class

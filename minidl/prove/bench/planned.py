@@ -23,12 +23,12 @@ import numpy as np
 import torch
 
 import minidl
+from minidl.prediction import plan, read
 from minidl.prove.bench.child import in_child
 from minidl.prove.bench.loader import Samples, _picture, _record, epochs_of, serving
 from minidl.prove.bench.pairs import Row
 from minidl.speed.plan.loading import steady_rate
 from minidl.speed.plan.predicted import Predicted
-from minidl.speed.plan.prediction import plan, read
 from minidl.speed.plan.settings import TRANSPORTS, LoaderSetting
 from minidl.speed.transport_costs import Line, TransportCosts
 from minidl.terminal import progress

@@ -12,8 +12,8 @@ from made_trace import write as write_made
 from minidl import cli
 from minidl.check import examine
 from minidl.hang.headline import headline
+from minidl.prediction import plan
 from minidl.speed.cpu_use import cpus_of
-from minidl.speed.plan.prediction import plan
 from minidl.speed.plan.written import write
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.views.scene import scene_of

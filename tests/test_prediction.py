@@ -16,8 +16,8 @@ from made_trace import HUNG, MIB, Run, describe, write
 import minidl
 from minidl import cli
 from minidl.hang.headline import headline
+from minidl.prediction import SpeedPlan, plan
 from minidl.speed.more_workers import more_workers
-from minidl.speed.plan.prediction import SpeedPlan, plan
 from minidl.speed.plan.settings import PlanError
 from minidl.speed.reasons import SlowReason
 from minidl.speed.transport_costs import TransportCosts
@@ -29,7 +29,7 @@ from minidl.views.summary import summary
 pytestmark = pytest.mark.heavy
 
 MS = 1_000_000
-TRACES = Path(__file__).parents[3] / "traces"
+TRACES = Path(__file__).parents[1] / "traces"
 FREE = TransportCosts(dict.fromkeys(("alone", "upstream", "arena"), ((0.0,) * 3,) * 2), measured=True)
 
 
