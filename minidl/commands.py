@@ -535,7 +535,7 @@ def _say_more(outcome: str) -> None:
     "a run that may only be slow has exit code 0.",
 )  # fmt: skip
 def doctor(arguments: Namespace) -> int:
-    from minidl.hang.examine import examine
+    from minidl.doctor import examine
 
     if arguments.check:
         return _check_doctor()

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from minidl import demo, terminal
 from minidl.companion.serve import serve
+from minidl.doctor import examine
 from minidl.hang.evidence.stacks import py_spy
-from minidl.hang.examine import examine
 from minidl.playback.stepper import Replay
 from minidl.prove.lab.case import LabOptions
 from minidl.prove.lab.runner import LabRun, Mode, running

@@ -73,14 +73,13 @@ ORDER = (
     ("check", "ranks"),
     ("speed", "critical_path diff gate findings passes audit_rules audit"),
     ("", "prediction"),
-    ("hang", "examine"),
     (
         "views",
         "colours frame layout scene drawn attached export chrome perfetto text sampled page picture plan_picture "
         "queries live_page summary",
     ),
     ("views", "heat_map job_page viewer replay_page replay_terminal top"),
-    ("", "merge __init__ stand_in run tune demo"),
+    ("", "merge __init__ stand_in run tune doctor demo"),
     ("hang.watch", "vitals dumps folding looks digest watcher"),
     ("startup", "sitecustomize"),
     (

@@ -21,7 +21,7 @@ AT_MOST = {
     "minidl/resume minidl/arena minidl/device minidl/dataloader.py": 2530,
     "minidl/tracefile minidl/record": 8652,
     "minidl/playback minidl/check": 3611,
-    "minidl/hang": 7390,
+    "minidl/hang": 7187,
     "minidl/speed": 4695,
     "minidl/speed/plan": 874,
     "minidl/job": 1238,
@@ -30,7 +30,7 @@ AT_MOST = {
     "minidl/prove": 6525,
     "minidl": 51219,
     "notebooks": 5457,
-    "tests": 49141,
+    "tests": 49140,
 }
 
 

@@ -1,8 +1,8 @@
 """Why a loader hangs: the cause in one sentence, with its evidence, its certainty, alternatives, and the fix.
 
 Interface: `diagnose.diagnose(looks, told)` -> `finding.Finding`, from evidence of processes and from a trace's wait;
-`headline.headline(trace)` -> `Finding`, from a recorded run; `examine.examine(target)` looks at a running one. They
-work for torch's loader and for minidl's. In reading order:
+`headline.headline(trace)` -> `Finding`, from a recorded run. `doctor.examine(target)`, at the top, looks at a running
+one. They work for torch's loader and for minidl's. In reading order:
 
 evidence/   what the kernel shows of processes: a reader for each file of /proc, plain values, the wait of each thread
 places      the step of a loader that a thread is in, by its stack

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from made_trace import HEALTHY, HUNG, LOADER_PID, NEVER, made
 
-from minidl.hang import examine, live
+from minidl import doctor
+from minidl.hang import live
 from minidl.hang.finding import RunOutcome
 from minidl.hang.headline import headline
 from minidl.hang.live import LiveTrace
@@ -174,10 +175,10 @@ def test_of_a_large_trace_that_grows_the_doctor_reads_the_end_and_knows_the_long
     followed: LiveTrace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = followed.directory
-    monkeypatch.setattr(examine.live, "LiveTrace", lambda directory: followed)
-    assert examine._newest(path) is None  # it is small
-    monkeypatch.setattr(examine, "QUICK", 0)
-    trace, before = examine._newest(path) or pytest.fail("the run goes on")
+    monkeypatch.setattr(doctor.live, "LiveTrace", lambda directory: followed)
+    assert doctor._newest(path) is None  # it is small
+    monkeypatch.setattr(doctor, "QUICK", 0)
+    trace, before = doctor._newest(path) or pytest.fail("the run goes on")
     assert len(trace) <= 1 + 50 * len(trace.processes) < len(read_trace(path))
     told, known = headline(trace, job=before).wait, headline(read_trace(path)).wait
     assert told is not None
@@ -194,6 +195,6 @@ def test_of_the_epochs_that_began_before_the_newest_events_the_last_one_of_each_
     calls["code"], calls["seq"], calls["loader"] = ev.EPOCH[0], (30, 200, 12, 10, 20, 11), (7, 9, 8, 7, 7, 8)
     newest = np.zeros(3, calls.dtype)
     newest["seq"], newest["process"], newest["pid"] = (100, 101, 102), 1, 42
-    rows = examine._with_epoch(newest, calls, 1)
+    rows = doctor._with_epoch(newest, calls, 1)
     assert rows["seq"].tolist() == [12, 30, 100, 101, 102]
     assert (set(rows["process"]), set(rows["pid"])) == ({1}, {42})

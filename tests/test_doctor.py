@@ -20,11 +20,10 @@ import torch.utils.data
 from made_evidence import LOCKED, LOOP, MAIN, SLEEPS, Syscall, library, look, loop, process, thread, user, worker
 
 import minidl
-from minidl import cli
-from minidl.hang import examine
+from minidl import cli, doctor
+from minidl.doctor import of_trace
 from minidl.hang.consult import opinion
 from minidl.hang.evidence.model import RunEvidence, SeenProcess
-from minidl.hang.examine import of_trace
 from minidl.hang.finding import Finding, HangCause, RecordedWait, RunOutcome, Sure
 from minidl.hang.headline import headline
 from minidl.process_stat import descendants_of
@@ -32,7 +31,7 @@ from minidl.tracefile.format import TraceError
 from minidl.tracefile.reader import Trace, read_trace
 
 SECOND = 1_000_000_000
-TRACES = Path(__file__).parent.parent.parent / "traces"
+TRACES = Path(__file__).parent.parent / "traces"
 TOLD = RecordedWait(hung=True, seconds=60.0, pid=LOOP, task=9, worker=1, worker_pid=102, numbers={101: 0, 102: 1})
 
 
@@ -61,21 +60,21 @@ def test_a_directory_of_ranks_is_one_job_and_names_the_rank_that_is_wrong(tmp_pa
     (killed,) = committed("killed")[:1]
     for name, path in (("rank-0", TRACES / "demo-cpu-4-workers.minidl"), ("rank-1", killed)):
         shutil.copy(path, tmp_path / f"{name}.minidl")
-    said = examine.examine(str(tmp_path), py_spy=False, seconds=0)
+    said = doctor.examine(str(tmp_path), py_spy=False, seconds=0)
     assert said.title == seen_in(read_trace(killed)).title
     (other,) = [line.text for line in said.evidence if line.text.startswith("rank 0: ")]
     assert "supply-bound" in other
     for name in ("rank-0", "rank-1"):
         (tmp_path / f"{name}.minidl").rename(tmp_path / f"{name.replace('rank', 'run')}.minidl")
     with pytest.raises(TraceError, match="holds 2"):
-        examine.examine(str(tmp_path), py_spy=False, seconds=0)
+        doctor.examine(str(tmp_path), py_spy=False, seconds=0)
 
 
 def test_of_a_program_that_ends_while_it_is_looked_at_the_trace_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
     (path,) = committed("killed")[:1]
     ended = Finding(RunOutcome.DIED, "process 9 has ended: exit code 1")
-    monkeypatch.setattr(examine, "_running", lambda trace: [os.getpid()])
-    monkeypatch.setattr(examine, "look_at", lambda *args, **options: ended)
+    monkeypatch.setattr(doctor, "_running", lambda trace: [os.getpid()])
+    monkeypatch.setattr(doctor, "look_at", lambda *args, **options: ended)
     trace = read_trace(path)
     trace.once("headline", lambda: Finding(RunOutcome.RUNNING, "it ran when it was read first"))
     said = seen_in(trace)
@@ -115,9 +114,9 @@ def looked_at(
     monkeypatch: pytest.MonkeyPatch, seen: list[RunEvidence], wait: Callable[[], RecordedWait | None], seconds: float
 ) -> Finding:
     """What the doctor says after looks that give this evidence; what it does not need is left."""
-    monkeypatch.setattr(examine, "collect", lambda *args, **options: seen.pop(0))
+    monkeypatch.setattr(doctor, "collect", lambda *args, **options: seen.pop(0))
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    return examine.look_at(os.getpid(), wait, py_spy=False, seconds=seconds)
+    return doctor.look_at(os.getpid(), wait, py_spy=False, seconds=seconds)
 
 
 @pytest.mark.parametrize(("idle", "looks"), [(41.0, 1), (2.0, 2)])
@@ -154,7 +153,7 @@ def test_a_worker_is_asked_for_at_the_process_that_reads_its_batches(method: str
     for make in (torch.utils.data.DataLoader, minidl.DataLoader):
         batches = iter(make(range(4), num_workers=1, multiprocessing_context=method))
         next(batches)
-        assert examine.home_of(batches._workers[0].pid) == examine.home_of(os.getpid()) == os.getpid()
+        assert doctor.home_of(batches._workers[0].pid) == doctor.home_of(os.getpid()) == os.getpid()
         list(batches)
 
 
@@ -190,12 +189,12 @@ def test_the_last_looks_at_all_ranks_of_a_job_that_has_ended_are_one(
         rank_that_ended(1, *stuck, pid=LOOP, boot=boots[1]),
         rank_that_ended(2, in_all_reduce(400, 2), pid=400, boot=boots[2]),
     ]
-    monkeypatch.setattr(examine, "headline", lambda trace: trace)
-    monkeypatch.setattr(examine, "recorded_looks", lambda trace, wait: trace.looks)
-    monkeypatch.setattr(examine, "_running", lambda trace: [1] * trace.runs)
-    found = examine._together(traces)
+    monkeypatch.setattr(doctor, "headline", lambda trace: trace)
+    monkeypatch.setattr(doctor, "recorded_looks", lambda trace, wait: trace.looks)
+    monkeypatch.setattr(doctor, "_running", lambda trace: [1] * trace.runs)
+    found = doctor._together(traces)
     assert (found.title if found is not None else "") == title
-    assert examine._together(traces[:1]) is None
+    assert doctor._together(traces[:1]) is None
 
 
 @pytest.mark.live
@@ -206,7 +205,7 @@ def test_a_shell_stands_for_the_program_that_it_runs() -> None:
             until = time.monotonic() + 60
             while len(descendants_of(shell.pid)) < 2 and time.monotonic() < until:
                 time.sleep(0.01)
-            home = examine.home_of(shell.pid)
+            home = doctor.home_of(shell.pid)
             name = Path(f"/proc/{home}/comm").read_text().strip()
             os.killpg(shell.pid, signal.SIGKILL)
         assert name == runs
@@ -240,5 +239,5 @@ def test_workers_that_take_turns_are_looked_at_twice_though_the_loop_has_waited_
 
 @pytest.mark.parametrize("cause", [HangCause.COMPUTING, HangCause.DEVICE])
 def test_what_may_go_on_after_a_trace_has_ended_is_no_finding_of_it(cause: HangCause) -> None:
-    assert examine._is_blocked(Finding(RunOutcome.MAYBE_HUNG, "it is in a sample", HangCause.LOCK))
-    assert not examine._is_blocked(Finding(RunOutcome.MAYBE_HUNG, "it is in its own code", cause))
+    assert doctor._is_blocked(Finding(RunOutcome.MAYBE_HUNG, "it is in a sample", HangCause.LOCK))
+    assert not doctor._is_blocked(Finding(RunOutcome.MAYBE_HUNG, "it is in its own code", cause))
