@@ -80,7 +80,7 @@ ORDER = (
     ),
     ("views", "heat_map job_page viewer replay_page replay_terminal top"),
     ("", "merge __init__ stand_in run tune doctor demo"),
-    ("hang.watch", "vitals dumps folding looks digest watcher"),
+    ("watch", "vitals dumps folding looks digest watcher"),
     ("startup", "sitecustomize"),
     (
         "explore",
@@ -118,7 +118,8 @@ KNOWN_DOUBLE = {
 """Class names that several modules still define. Never add one."""
 
 NOT_LOADED = {
-    "hang", "tracefile", "job", "record", "check", "speed", "views", "playback", "explore", "prove", "companion",
+    "hang", "tracefile", "job", "record", "check", "speed", "views", "watch", "playback", "explore", "prove",
+    "companion",
 }  # fmt: skip
 """Folders that a program without a trace does not load."""
 

@@ -14,7 +14,6 @@ sentence    the chain in words; `diagnose` joins all of them
 finding     the result of everything here; `remedies` and `limits` hold its advice and how long is long
 snapshot    a run at one moment, from its events; `live` and `recent` follow a run
 headline/   the cause in a recorded run (the table `CAUSES`); `consult` finds the evidence of its waits
-watch/      the watchdog of a recorded run: when to look, what to keep, when to raise the alarm
 life        whether a process is there; `job`: the ranks beside it
 
 Rules of use: it changes nothing in the processes that it looks at. It knows causes and no cases, and prefers "unknown"

@@ -6,7 +6,7 @@ Interface: `answer(directory, describe)` prepares this process; `at_a_crash()` h
 The watchdog sends a real-time signal, and faulthandler's handler, which is C and takes no lock, writes the stacks of
 all threads to a file in the trace's folder. The signal is one that nothing in this process uses. The kernel takes up
 again some of the system calls that it interrupts; poll, select, epoll_wait and sleeps end with EINTR, so that the
-watchdog does not send it to a process that may be in one (see `minidl.hang.watch.dumps`). Before faulthandler takes the
+watchdog does not send it to a process that may be in one (see `minidl.watch.dumps`). Before faulthandler takes the
 signal it is ignored, so that one that comes while the interpreter ends, which gives the signal back, kills nothing.
 
 After a fault, faulthandler gives the signal to the handler that was there before. torch's workers have one, which

@@ -4,8 +4,8 @@ Interface: `settings(...)` says when it acts, `begin(recording)` starts it, `end
 it ask a process for its stacks.
 
 MINIDL_HANG_AFTER=SECONDS starts it with each trace, "off" never; MINIDL_ON_HANG is "report", "raise" or "kill";
-MINIDL_HANG_STACKS=off sends no signal for stacks (when one is sent: `minidl.hang.watch.dumps`), and samples none (see
-`stack_samples`). The watchdog is a process (see `minidl.hang.watch`), and no child of this one: a program that waits
+MINIDL_HANG_STACKS=off sends no signal for stacks (when one is sent: `minidl.watch.dumps`), and samples none (see
+`stack_samples`). The watchdog is a process (see `minidl.watch`), and no child of this one: a program that waits
 for any child does not meet it. It ends with this process, however that ends.
 """
 
@@ -40,14 +40,14 @@ _END_SECONDS: Final = 2.0
 _BOOT: Final = (
     "import json, os, sys; os.fork() and os._exit(0); os.setsid(); "
     "given = json.loads(sys.argv[1]); sys.path[:] = given.pop('path'); "
-    "from minidl.hang.watch.{module} import main; main(**given)"
+    "from minidl.watch.{module} import main; main(**given)"
 )
 """What an interpreter beside this one runs. The process that was started ends at once, so the other is no child of
 ours."""
 
 
 def _beside(module: str, fds: tuple[int, ...] = (), **given: Any) -> None:
-    """Start a process that runs `main(**given)` of a module of `minidl.hang.watch`. Raises OSError."""
+    """Start a process that runs `main(**given)` of a module of `minidl.watch`. Raises OSError."""
     given["path"] = [*dict.fromkeys(place or os.getcwd() for place in [*sys.path, str(_PACKAGE)])]
     started = subprocess.Popen(
         [sys.executable, "-S", "-c", _BOOT.format(module=module), json.dumps(given)],

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from programs import python
 
-from minidl.hang.watch.dumps import Asked, crash_in, parsed
 from minidl.record import stack_dumps
+from minidl.watch.dumps import Asked, crash_in, parsed
 
 
 @contextlib.contextmanager

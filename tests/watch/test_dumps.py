@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 from programs import NOT_HANDED_ON, ROOT, write
 
-from minidl.hang.watch.dumps import Asked, crash_in
 from minidl.record import stack_dumps
+from minidl.watch.dumps import Asked, crash_in
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 MINUTE = 60_000

@@ -33,11 +33,6 @@ import minidl
 from minidl.hang.evidence.proc import ProcFiles
 from minidl.hang.life import exit_code, life
 from minidl.hang.limits import EARLY, GROWS, LONGER
-from minidl.hang.watch import looks
-from minidl.hang.watch.digest import Digest
-from minidl.hang.watch.dumps import crash_in
-from minidl.hang.watch.folding import ended_workers, fold_gently, runs
-from minidl.hang.watch.vitals import VitalSigns
 from minidl.process_stat import HeldProcess, remove_segments_of
 from minidl.tracefile import watched
 from minidl.tracefile.attachments import SUFFIX
@@ -47,6 +42,11 @@ from minidl.tracefile.folded import KEPT, due
 from minidl.tracefile.format import STACKS_SUFFIX, header_problem, parts_of, records
 from minidl.tracefile.tail import tail
 from minidl.tracefile.watched import Ended, Stall
+from minidl.watch import looks
+from minidl.watch.digest import Digest
+from minidl.watch.dumps import crash_in
+from minidl.watch.folding import ended_workers, fold_gently, runs
+from minidl.watch.vitals import VitalSigns
 
 TICK: Final = 1.0
 SAMPLE_SECONDS: Final = 10.0

@@ -20,8 +20,6 @@ from minidl.commands import _hang_after
 from minidl.hang.evidence.model import RunEvidence
 from minidl.hang.headline import headline
 from minidl.hang.life import ProcessLife, life
-from minidl.hang.watch import watcher
-from minidl.hang.watch.watcher import EARLY_LOOKS, MOST_LOOKS, MOST_LOOKS_OF_A_RUN, Watcher, first_look, next_look
 from minidl.job.digests import JobRecord, load, read_job
 from minidl.record import watchdog
 from minidl.record.recorder import TraceConfig
@@ -30,6 +28,8 @@ from minidl.tracefile.events import Call
 from minidl.tracefile.process import Process
 from minidl.tracefile.reader import Trace, read_trace
 from minidl.tracefile.watched import Stall
+from minidl.watch import watcher
+from minidl.watch.watcher import EARLY_LOOKS, MOST_LOOKS, MOST_LOOKS_OF_A_RUN, Watcher, first_look, next_look
 
 STUCK = "os.read(READ, 1)  # nobody writes"
 HANGS = f"""
@@ -94,7 +94,7 @@ def watchdogs(trace: Path) -> list[int]:
             words = place.read_bytes()
         except OSError:  # it has ended meanwhile
             continue
-        found += [int(place.parent.name)] * (b"minidl.hang.watch.watcher" in words and str(trace).encode() in words)
+        found += [int(place.parent.name)] * (b"minidl.watch.watcher" in words and str(trace).encode() in words)
     return found
 
 
@@ -210,7 +210,7 @@ HURRIED = """
     import runpy, sys
     from minidl.record import watchdog
 
-    short = "import minidl.hang.watch.watcher as watcher; watcher.LOOK_SECONDS = 2.0; main(**given)"
+    short = "import minidl.watch.watcher as watcher; watcher.LOOK_SECONDS = 2.0; main(**given)"
     watchdog._BOOT = watchdog._BOOT.replace("main(**given)", short)
     sys.argv = sys.argv[1:]
     runpy.run_module("minidl", run_name="__main__", alter_sys=True)

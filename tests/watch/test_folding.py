@@ -11,11 +11,11 @@ from sizes import slow
 
 import minidl
 from minidl.check import examine
-from minidl.hang.watch import folding
 from minidl.tracefile.folded import KEPT, NAME
 from minidl.tracefile.format import SIDE_SUFFIX, side_line, stem_of
 from minidl.tracefile.process import ProcessLife
 from minidl.tracefile.reader import Trace, read_trace
+from minidl.watch import folding
 
 EPOCHS, WORKERS = 12, 4
 MOST = 2 * (2 * KEPT + WORKERS) + 12

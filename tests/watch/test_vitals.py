@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from minidl.hang.watch import vitals
-from minidl.hang.watch.vitals import TICK, VitalSigns
+from minidl.watch import vitals
+from minidl.watch.vitals import TICK, VitalSigns
 
 ME = os.getpid()
 

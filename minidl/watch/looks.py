@@ -36,7 +36,7 @@ def in_words(stall: Stall) -> str:
 def look_at(stall: Stall, directory: Path, main: int, pids: Iterable[int], *, stacks: bool) -> RunEvidence:
     """Evidence of a run's processes. stacks: those without a stack are asked for it, if that does no harm."""
     from minidl.hang.evidence.collect import collect, with_stacks
-    from minidl.hang.watch.dumps import Asked
+    from minidl.watch.dumps import Asked
 
     found = collect(main, pids)
     if stall.call is Call.OWN or not stacks:  # the program's own code is not disturbed

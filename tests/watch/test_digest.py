@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import minidl
-from minidl.hang.watch import digest as module
-from minidl.hang.watch.digest import EVERY, Digest
 from minidl.job.digests import JobRecord, keep, load
+from minidl.watch import digest as module
+from minidl.watch.digest import EVERY, Digest
 
 
 class Time:
