@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import graphlib
 import importlib.util
 import multiprocessing
 import re
@@ -166,6 +167,17 @@ def test_imports_run_one_way() -> None:
         if POSITION.get(target, -1) > POSITION.get(module, last)
     ]
     assert not wrong
+
+
+@pytest.mark.heavy
+def test_folders_import_one_way() -> None:
+    """What a module of a folder imports of another folder that imports of the first is in the wrong one of them."""
+    folders: dict[str, set[str]] = {}
+    for module, targets in structure.read_imports(PACKAGE).items():
+        mine, others = module.split(".")[:-1][:1], {target.split(".")[0] for target in targets if "." in target}
+        for folder in mine:
+            folders.setdefault(folder, set()).update(others - {folder})
+    graphlib.TopologicalSorter(folders).prepare()  # raises CycleError, which lists the folders of a circle
 
 
 @pytest.mark.heavy

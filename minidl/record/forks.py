@@ -8,14 +8,15 @@ without its threads does nothing. So the trace has the other threads with the li
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 import threading
 import types
 from typing import Any, Final
 
 import torch
 
-from minidl.hang.evidence.stacks import current_frames
 from minidl.record import stack_samples
 
 _FRAMES: Final = 4
@@ -45,6 +46,21 @@ def about(method: str) -> dict[str, Any]:
     }
     found = (("threads", others), ("cuda", facts["cuda"]))
     return facts | {"hazards": [name for name, there in found if there and method == "fork"]}
+
+
+def current_frames() -> dict[int, types.FrameType]:
+    """The innermost frame of each thread of this process, by the thread's ident.
+
+    Until Python 3.12.4 (gh-106883), a collection of garbage that begins inside `sys._current_frames` may wait for ever
+    for the lock that this function holds.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _native_threads() -> int:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import sys
 import threading
 import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 from programs import python, write
@@ -36,6 +38,26 @@ def test_another_thread_is_named_with_the_line_that_it_is_at() -> None:
     assert len(facts["threads"]) == len(before["threads"]) + 1
     assert "threads" in facts["hazards"]
     assert (spawned["method"], spawned["hazards"]) == ("spawn", []), "a spawned worker inherits no lock"
+
+
+def test_no_collection_begins_while_the_frames_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could wait for ever for the lock that is held meanwhile."""
+    seen = []
+
+    def frames() -> dict[int, Any]:
+        seen.append(gc.isenabled())
+        return {}
+
+    monkeypatch.setattr(sys, "_current_frames", frames)
+    forks.current_frames()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        forks.current_frames()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    assert seen == [False, False]
 
 
 def test_it_keeps_nothing_of_its_callers_alive() -> None:

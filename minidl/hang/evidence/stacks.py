@@ -1,7 +1,6 @@
 """Stacks of Python of other processes, through py-spy if it is installed and allowed.
 
-Interface: `spied(pids, unseen)` -> `Stacks`, by process and thread. `py_spy()` finds the program. `current_frames()`:
-of this process.
+Interface: `spied(pids, unseen)` -> `Stacks`, by process and thread. `py_spy()` finds the program.
 
 Rules of use: py-spy runs with --nonblocking: it stops no thread that it looks at. A stack that it read while the thread
 ran on may be wrong, so it is only asked for stacks and not for proof. Of a frame's variables stay those of the loader's
@@ -11,7 +10,6 @@ stored.
 
 from __future__ import annotations
 
-import gc
 import json
 import linecache
 import re
@@ -20,7 +18,6 @@ import subprocess
 import sys
 import sysconfig
 import time
-import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -210,18 +207,3 @@ def within(file: str, line: int) -> tuple[str, ...]:
 
 def _depth(text: str) -> int:
     return len(text) - len(text.lstrip())
-
-
-def current_frames() -> dict[int, types.FrameType]:
-    """The innermost frame of each thread of this process, by the thread's ident.
-
-    Until Python 3.12.4 (gh-106883), a collection of garbage that begins inside `sys._current_frames` may wait for ever
-    for the lock that this function holds.
-    """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        return sys._current_frames()
-    finally:
-        if collects:
-            gc.enable()

@@ -25,13 +25,13 @@ import torch
 
 import minidl
 from minidl.explore.ablations import without
-from minidl.hang.evidence.stacks import current_frames
 from minidl.loader import driver, pin_memory, worker
 from minidl.loader.crew import Crew
 from minidl.loader.driver import Simple
 from minidl.loader.progress import Stage
 from minidl.process_stat import status_of
 from minidl.prove.lab import faulty
+from minidl.record.forks import current_frames
 from minidl.wire import signal_handling
 from minidl.wire.queues import BoundedQueue, SharedFlag
 
