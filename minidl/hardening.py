@@ -39,6 +39,7 @@ from torch.utils.data._utils.worker import _ResumeIteration
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as _Iterator
 
 from minidl.loader.worker import ManagerWatchdog, _end_orphan
+from minidl.record.harmless import WithContext
 from minidl.wire.queues import SharedFlag, _Incoming, _let_go
 
 GUARDS: Final = {
@@ -301,19 +302,6 @@ class _Context:
         return SharedFlag() if "done-event-lock" in self._guards else self._plain.Event()
 
 
-class _View:
-    """A loader as its iterator sees it: with another multiprocessing context."""
-
-    def __init__(self, loader: Any, context: Any) -> None:
-        self.__dict__.update(_loader=loader, multiprocessing_context=context)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._loader, name, value)
-
-
 def _guarded(context: Any) -> Any:
     """The context that an iterator gets in place of its loader's; the same, if it is none of multiprocessing's."""
     observe = sys.modules.get("minidl.record.observe")
@@ -327,7 +315,7 @@ def _guarded(context: Any) -> Any:
 
 # --- The iterator -----------------------------------------------------------------------------------------------------
 def _init(self: Any, plain: Callable[..., None], loader: Any, *args: Any, **kwargs: Any) -> None:
-    plain(self, _View(loader, _guarded(loader.multiprocessing_context)), *args, **kwargs)
+    plain(self, WithContext(loader, _guarded(loader.multiprocessing_context)), *args, **kwargs)
     thread = getattr(self, "_pin_memory_thread", None)
     if thread is not None and "pin-thread-join" in _guards:
         thread.join = functools.partial(_join_pin, thread.join)

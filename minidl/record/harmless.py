@@ -1,7 +1,8 @@
 """Recording never ends a program: an error of the recording is reported once, and the program goes on without it.
 
 Interface: `@harmless(instead)` around a function that only looks; `with substituted(...)` for what is put in the place
-of torch's own; `@without_a_place`, of a function that is called in the program's place; `say_once(text)`.
+of torch's own; `WithContext`, a loader with another context; `@without_a_place`, of a function that is called in the
+program's place; `say_once(text)`.
 """
 
 from __future__ import annotations
@@ -59,6 +60,19 @@ def substituted(*changes: tuple[Any, str, Any]) -> Iterator[None]:
             setattr(owner, name, value)
             undo.callback(back or functools.partial(delattr, owner, name))
         yield
+
+
+class WithContext:
+    """A loader as its iterator sees it: with another multiprocessing context."""
+
+    def __init__(self, loader: Any, context: Any) -> None:
+        self.__dict__.update(_loader=loader, multiprocessing_context=context)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._loader, name, value)
 
 
 def without_a_place(function: _F) -> _F:

@@ -47,7 +47,7 @@ from minidl.record import observed_single, recorder
 from minidl.record.channels import Proxy
 from minidl.record.cpu_time import choose
 from minidl.record.group import rank_directory
-from minidl.record.harmless import harmless, say_once, substituted, without_a_place
+from minidl.record.harmless import WithContext, harmless, say_once, substituted, without_a_place
 from minidl.record.observed_channels import (
     ObservedDoneEvent,
     ObservedIndexQueue,
@@ -329,7 +329,7 @@ def _with_context(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> tupl
     """
     _left.add(iterator)
     given = loader.multiprocessing_context
-    return (loader if isinstance(given, ObservedContext) else _WithContext(loader, _around(given)), *args), kwargs
+    return (loader if isinstance(given, ObservedContext) else WithContext(loader, _around(given)), *args), kwargs
 
 
 _left: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -389,19 +389,6 @@ def _pass_over(iterator: Any, why: str) -> None:
 
 
 _passed_over: set[Any] = set()
-
-
-class _WithContext:
-    """A loader as its iterator sees it: with another multiprocessing context."""
-
-    def __init__(self, loader: Any, context: ObservedContext) -> None:
-        self.__dict__.update(_loader=loader, multiprocessing_context=context)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._loader, name, value)
 
 
 # --- The ports of one iterator ----------------------------------------------------------------------------------------
