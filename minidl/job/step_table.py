@@ -26,7 +26,7 @@ from minidl.speed.own_step import parts_of
 from minidl.speed.wall_clock import Cause, WallClock
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Bools, Floats, Ints, Rows
-from minidl.tracefile.batches import NEVER, epochs, keys, keys_at, latest
+from minidl.tracefile.batches import NEVER, are_batches, epochs, keys, keys_at, latest
 from minidl.tracefile.events import Outcome
 from minidl.tracefile.facts import time_of_day
 from minidl.tracefile.join import ranks_of, told
@@ -222,7 +222,6 @@ def _facts(
     said = headline(trace)
     bounded = said.outcome in (RunOutcome.SLOW, RunOutcome.FINE)
     mine = events[np.isin(events["loader"], numbers)]
-    batches = np.count_nonzero((mine["code"] == ev.YIELD) & (mine["x"] == Outcome.DATA))
     wall, last_event = time_of_day(manifest), int(events["time"].max(initial=0))
     return RankFacts(
         rank=rank,
@@ -231,7 +230,7 @@ def _facts(
         command=plain(" ".join(map(str, manifest.get("command") or []))),
         loader=name,
         workers=int(mine["y"][mine["code"] == ev.EPOCH[0]].max(initial=0)),
-        taken=int(batches),
+        taken=int(np.count_nonzero(are_batches(mine))),
         last=last_epoch(mine, numbers),
         began=trace.start + wall if wall and trace.start else 0,
         ended=wall + last_event,

@@ -21,7 +21,7 @@ import numpy as np
 from minidl.speed.findings import AuditFinding
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Ints, Rows
-from minidl.tracefile.batches import latest
+from minidl.tracefile.batches import are_batches, latest
 from minidl.tracefile.reader import Trace
 
 
@@ -178,9 +178,8 @@ def _passes(rows: Rows, rank: int, loader: int, number: int, facts: dict[str, An
     if not asked:  # an older minidl observed the loader
         tasks = rows[rows["code"] == ev.INDEX_PUT]
     epoch = np.searchsorted(begins["time"], tasks["time"], side="right") - 1
-    yields = rows[(rows["code"] == ev.YIELD) & (rows["x"] == ev.Outcome.DATA)]
     yielded = np.zeros(len(tasks), bool)
-    at = _task_of(tasks, yields)
+    at = _task_of(tasks, rows[are_batches(rows)])
     yielded[at[at >= 0]] = True
     indices = _indices(tasks, rows[np.isin(rows["code"], [ev.SAMPLE[0], ev.SAMPLE_INDEX]) & (rows["x"] >= 0)])
     shares = rows[rows["code"] == ev.SHARE]

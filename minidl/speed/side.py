@@ -21,7 +21,7 @@ from minidl.speed.transport_use import Way, way
 from minidl.speed.wall_clock import Cause, WallClock
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Bools, Ints, Rows, starts
-from minidl.tracefile.batches import keys_at
+from minidl.tracefile.batches import are_batches, keys_at
 from minidl.tracefile.events import EVENTS
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.reader import Trace
@@ -159,8 +159,7 @@ def groups(trace: Trace) -> list[Group]:
 
     Raises TraceError if the trace has no batch.
     """
-    yields = trace.select("yield")
-    yields = yields[yields["x"] == ev.Outcome.DATA]
+    yields = trace.events[are_batches(trace.events)]
     found: dict[str, list[int]] = {}
     params: dict[int, dict[str, Any]] = {}
     for number in np.unique(yields["loader"]).tolist():
@@ -262,7 +261,7 @@ def _cycles(trace: Trace, loaders: list[int], warm: Ints) -> tuple[Ints, Bools, 
     order = np.lexsort((rows["time"], keys >> 31))
     rows, keys = rows[order], keys[order]
     new = starts(keys >> 31)
-    is_batch = (rows["code"] == ev.YIELD) & (rows["x"] == ev.Outcome.DATA)
+    is_batch = are_batches(rows)
     kept = is_batch | new  # the rest are later calls of next, errors
     rows, keys, new, is_batch = rows[kept], keys[kept], new[kept], is_batch[kept]
     since = np.diff(rows["time"], prepend=rows["time"][:1])

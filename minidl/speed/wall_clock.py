@@ -24,6 +24,7 @@ from minidl.speed.cpu_use import CpuUse, cpu_use
 from minidl.speed.own_step import made_at, warm_up
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Bools, Floats, Ints, Rows
+from minidl.tracefile.batches import are_batches
 from minidl.tracefile.events import BEGINS, CALLS, Call
 from minidl.tracefile.spans import durations, total
 
@@ -333,9 +334,7 @@ class WallClock:
 
     def between_batches(self) -> Bools:
         """Whether an interval lies after the first batch of an epoch and before its last, and in no warm-up."""
-        codes = self.events["code"]
-        is_batch = (codes == ev.YIELD) & (self.events["x"] == ev.Outcome.DATA)
-        rows = self.events[is_batch | (codes == ev.EPOCH[0])]
+        rows = self.events[are_batches(self.events) | (self.events["code"] == ev.EPOCH[0])]
         batch = np.concatenate([[False], rows["code"] == ev.YIELD, [False]])
         place = np.searchsorted(rows["time"], self.at, side="right")
         warm = _open(self.warm_up["begin"], self.warm_up["end"], self.at) > 0

@@ -1,8 +1,8 @@
 """Which batch and epoch an event is about, and the loader's counters over time.
 
 Interface: `Batches(events)` has a row for each batch that was sent to a worker, and `find`, which batch an event is
-about; `epochs(events, loader, time)`; `keys(loader, epoch, task)`, one number for each batch; `latest`, the search.
-Counters: `outstanding`, `reorder_depth`, `bytes_in_flight`, each as (times, values).
+about; `are_batches(events)`; `epochs(events, loader, time)`; `keys(loader, epoch, task)`, one number for each batch;
+`latest`, the search. Counters: `outstanding`, `reorder_depth`, `bytes_in_flight`, each as (times, values).
 
 Rules of use: a batch is a task of one epoch, since task numbers begin again with each epoch of a persistent loader. Its
 iterator is known by a number: `loader`, or the `groups` that a caller gives if two processes used the same number.
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Bools, Ints, Rows
-from minidl.tracefile.events import Message, Place
+from minidl.tracefile.events import Message, Outcome, Place
 
 Steps = tuple[Ints, Ints]
 """A counter: times (ns, CLOCK_MONOTONIC) at which it changes, and to what."""
@@ -38,6 +38,12 @@ SENT = np.dtype(
     ]
 )
 """One batch that was sent to a worker."""
+
+
+def are_batches(events: Rows) -> Bools:
+    """Which events hand a batch to the loop: a `yield` of data, and not of an error."""
+    out: Bools = (events["code"] == ev.YIELD) & (events["x"] == Outcome.DATA)
+    return out
 
 
 def latest(keys: Ints, times: Ints, wanted: Ints, when: Ints, early: Bools | bool = False) -> Ints:

@@ -22,7 +22,7 @@ from minidl.hang.finding import Finding, Focus, FocusScope, RunOutcome
 from minidl.hang.headline import headline
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Bools, Ints, Rows, distinct, starts, table_of
-from minidl.tracefile.batches import NEVER, Batches, bytes_in_flight, outstanding, reorder_depth
+from minidl.tracefile.batches import NEVER, Batches, are_batches, bytes_in_flight, outstanding, reorder_depth
 from minidl.tracefile.events import EVENTS, Actor, Event, Message, Phase
 from minidl.tracefile.loaders import first_epochs
 from minidl.tracefile.open_spans import alive_until, has_arrived, left_alive
@@ -789,9 +789,8 @@ def per_pixel(bars: Rows, begin: int, end: int, pixels: int) -> tuple[Rows, Rows
 # --- Two traces on one axis -------------------------------------------------------------------------------------------
 def batches_of(trace: Trace, loaders: tuple[int, ...]) -> Ints:
     """Return when these iterators yielded their batches, ns from the trace's first event."""
-    events = trace.events
-    yielded = (events["code"] == ev.YIELD) & (events["x"] == ev.Outcome.DATA) & np.isin(events["loader"], loaders)
-    return np.asarray(events["time"][yielded] - trace.start, np.int64)
+    mine = trace.events[np.isin(trace.events["loader"], loaders)]
+    return np.asarray(mine["time"][are_batches(mine)] - trace.start, np.int64)
 
 
 def opening_of(batches: Sequence[Ints]) -> int:

@@ -23,7 +23,7 @@ from minidl.speed.side import groups
 from minidl.speed.transport_costs import TransportCosts, transport_costs
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Floats, Ints, Rows
-from minidl.tracefile.batches import keys_at, latest
+from minidl.tracefile.batches import are_batches, keys_at, latest
 from minidl.tracefile.loaders import only
 from minidl.tracefile.spans import durations, total
 from minidl.tracefile.words import and_joined, counted
@@ -240,8 +240,7 @@ class _CostsReader:
                             f"nothing about other settings. Record it with minidl run --cpu-time on")  # fmt: skip
 
     def _rate(self) -> float:
-        rows = self.events[self.events["code"] == ev.YIELD]
-        rows = rows[rows["x"] == ev.Outcome.DATA]
+        rows = self.events[are_batches(self.events)]
         epochs, times = self.keys_of(rows, "time") >> 31, rows["time"].astype(float)
         return steady_rate([times[epochs == epoch] for epoch in np.unique(epochs)], self.base.capacity)
 
