@@ -40,6 +40,7 @@ from minidl.check.view import TABLE, LoaderView, Violation
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Positions
 from minidl.tracefile.open_spans import alive_at_end, open_spans
+from minidl.tracefile.words import how
 
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
@@ -157,11 +158,9 @@ def _deaths(loader: LoaderView) -> Iterator[str]:
     for row in loader.pick(ev.WORKER_GONE):
         worker, code = int(loader.worker[row]), int(loader.y[row])
         signals = loader.y[loader.of_worker(sent, worker)].tolist()
-        if code < 0:
-            by = "sent by the loader" if -code in signals else "which the loader did not send"
-            yield f"iterator {loader.number}: worker {worker} by signal {-code}, {by}"
-        elif code > 0:
-            yield f"iterator {loader.number}: worker {worker} with exit code {code}"
+        sent_by = ", sent by the loader" if -code in signals else ", which the loader did not send"
+        if code:
+            yield f"iterator {loader.number}: worker {worker} {how(code)}{sent_by * (code < 0)}"
 
 
 # --- The command ------------------------------------------------------------------------------------------------------

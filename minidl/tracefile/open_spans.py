@@ -19,7 +19,7 @@ from minidl.tracefile.arrays import Bools, Rows
 from minidl.tracefile.events import BEGINS, CALLS, Message
 from minidl.tracefile.process import Process, ProcessLife
 from minidl.tracefile.reader import Trace
-from minidl.tracefile.words import doing, duration, ending, listed, plain
+from minidl.tracefile.words import doing, duration, how, listed, plain
 
 
 # --- At a moment ------------------------------------------------------------------------------------------------------
@@ -151,12 +151,8 @@ def how_ended(trace: Trace) -> list[str]:
     names = {process.pid: process.name for process in trace.processes}
     for one in trace.watched.ended:
         if one.pid not in gone | over and one.pid in names:
-            out.append(f"{names[one.pid]} was seen to end{_code_in_words(one.code)}")
+            out.append(f"{names[one.pid]} was seen to end" + ("" if one.code is None else f" {how(one.code)}"))
     return out
-
-
-def _code_in_words(code: int | None) -> str:
-    return "" if code is None else f" {'with' if code >= 0 else 'by'} {ending(code)}"
 
 
 def innermost(trace: Trace, spans: Rows | None) -> Iterator[tuple[Process, np.void, bool]]:

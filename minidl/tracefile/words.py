@@ -121,6 +121,11 @@ def ending(code: int) -> str:
     return signal_name(-code) if code < 0 else f"exit code {code}"
 
 
+def how(code: int) -> str:
+    """The same behind "ended": "by SIGKILL", "with exit code 3"."""
+    return f"{'with' if code >= 0 else 'by'} {ending(code)}"
+
+
 def plain(text: str) -> str:
     """Escape control characters: a trace's texts are untrusted, and a terminal obeys them."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -28,7 +28,7 @@ from minidl.tracefile.loaders import NamedLoader, dataloaders, first_epochs
 from minidl.tracefile.open_spans import alive_at_end, how_ended, left_alive, open_spans
 from minidl.tracefile.ranks import lacking
 from minidl.tracefile.spans import durations, total
-from minidl.tracefile.words import counted, duration, percent, plain, size
+from minidl.tracefile.words import counted, duration, ending, percent, plain, size
 
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
@@ -331,10 +331,10 @@ def _ended(events: Rows, own: Rows, worker: int) -> str:
     """How the worker ended, as far as recorded."""
     gone = events[(events["code"] == ev.WORKER_GONE) & (events["worker"] == worker)]
     if len(gone) and gone["y"][-1]:
-        return f"exit code {gone['y'][-1]}"
+        return ending(int(gone["y"][-1]))
     left = own[own["code"] == ev.WORKER_EXIT]
     if len(left):
-        return next((ending.name.lower() for ending in Ending if ending == left["x"][-1]), "unknown")
+        return next((one.name.lower() for one in Ending if one == left["x"][-1]), "unknown")
     return "exit code 0" if len(gone) else "not recorded"
 
 

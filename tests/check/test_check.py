@@ -101,7 +101,7 @@ def test_a_real_run_is_accepted_and_judged_by_every_rule_if_it_is_whole(name: st
 @pytest.mark.live
 def test_deaths_are_told_and_are_no_breach() -> None:
     report = examine(recorded("killed worker"))
-    assert [text.split(": ", 1)[1] for text in report.deaths] == ["worker 0 by signal 9, which the loader did not send"]
+    assert [text.split(": ", 1)[1] for text in report.deaths] == ["worker 0 by SIGKILL, which the loader did not send"]
     assert any("ended while it was in sample 5" in text for text in report.open)
 
 
