@@ -24,7 +24,7 @@ from minidl.speed.plan.recorded import Recorded
 from minidl.speed.plan.settings import CLOSE, OPTIONS, WORKER_METHODS, PlanError, choices
 from minidl.speed.transport_costs import TransportCosts
 from minidl.tracefile.reader import Trace, read_trace
-from minidl.tracefile.words import percent, seconds, size, table
+from minidl.tracefile.words import percent, rounded, seconds, size, table
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class SpeedPlan:
         gain += " in samples/s" * bool(best.setting.batch_size)
         limits = f"{best.limited_by} limit{'s' * (best.limited_by not in ('the CPUs', 'the workers'))}"
         if best.setting == self.recorded.base:
-            return f"keep {best.setting.name}: {_three(now)} batches/s, and no setting has a shorter epoch; {limits}"
+            return f"keep {best.setting.name}: {rounded(now)} batches/s, and no setting has a shorter epoch; {limits}"
         larger = [self._factor(one) for one in self.predicted if one.setting.num_workers > best.setting.num_workers > 0]
         even = max(larger, default=0.0) <= (1 + CLOSE) * factor
         more = f"more {'do not help' if even else 'take too long to start'}, {limits}" if larger else limits
-        rate = f"{_three(best.by_s)} batches/s ({_three(best.low)} to {_three(best.high)})"
+        rate = f"{rounded(best.by_s)} batches/s ({rounded(best.low)} to {rounded(best.high)})"
         return f"{best.setting.name}: {rate}, {gain}; {more}"
 
     @property
@@ -107,15 +107,11 @@ def _cells(one: Predicted, options: Sequence[str]) -> dict[str, str]:
     """The columns of a table's line, with these options of the loader."""
     values = {name: str(one.setting.options.get(name, "-")) for name in options}
     return {
-        "workers": str(one.setting.num_workers), **values, "batches/s": _three(one.by_s),
-        "range": f"{_three(one.low)} to {_three(one.high)}", "waits": percent(one.waiting),
+        "workers": str(one.setting.num_workers), **values, "batches/s": rounded(one.by_s),
+        "range": f"{rounded(one.low)} to {rounded(one.high)}", "waits": percent(one.waiting),
         "first": seconds(one.first), "epoch": seconds(one.epoch), "ahead": str(one.peak_batches),
         "memory": size(one.peak_bytes),
     }  # fmt: skip
-
-
-def _three(value: float) -> str:
-    return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"
 
 
 # --- From a recording to predictions ----------------------------------------------------------------------------------
@@ -158,17 +154,17 @@ def _notes(recorded: Recorded, same: Predicted, threads: Predicted, several: boo
     """What to know about the predictions."""
     off = same.by_s / recorded.rate - 1
     notes = {
-        f"recorded: {recorded.base.name}, {_three(recorded.rate)} batches/s; simulated with the same setting: "
-        f"{_three(same.by_s)} ({off:+.0%})": True,
+        f"recorded: {recorded.base.name}, {rounded(recorded.rate)} batches/s; simulated with the same setting: "
+        f"{rounded(same.by_s)} ({off:+.0%})": True,
         f"other programs used the CPUs, as {recorded.steps.others:.1f} threads would: so they do in all predictions":
             recorded.steps.others > 0,
         "the costs of another transport, or of none, are typical ones: minidl bench transport --calibrate measures "
         "this machine's": not recorded.transports.measured,
         "the dataset is iterable: it is assumed that any number of workers shares its samples equally; if it has fewer "
         "shards than workers, record that number": recorded.params.get("dataset_kind") == "iterable",
-        f"{threads.setting.name}: {_three(threads.low)} to {_three(threads.high)} batches/s; threads get the batches/s "
-        f"if their code always holds the interpreter's lock, the low end if it takes it many times in a sample, the "
-        f"high end if it never does: record a run with worker_method='thread', and give both recordings":
+        f"{threads.setting.name}: {rounded(threads.low)} to {rounded(threads.high)} batches/s; threads get the "
+        f"batches/s if their code always holds the interpreter's lock, the low end if it takes it many times in a "
+        f"sample, the high end if it never does: record a run with worker_method='thread', and give both recordings":
             recorded.held is None and threads.setting.threads,
         "recorded with threads: their waits for the interpreter's lock count as waits, which other settings have not: "
         "what is predicted is too good. Record processes": recorded.base.threads,

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 AT_MOST = {
     "minidl/loader minidl/data minidl/wire": 3989,
     "minidl/resume minidl/arena minidl/device minidl/dataloader.py": 2530,
-    "minidl/tracefile minidl/record": 8730,
+    "minidl/tracefile minidl/record": 8732,
     "minidl/playback minidl/check": 3611,
     "minidl/hang": 7478,
     "minidl/speed": 5109,

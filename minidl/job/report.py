@@ -187,7 +187,7 @@ class JobReport:
         return self._found(RunOutcome.SLOW, what, step, evidence, who={"ranks": ranks})
 
     def who(self, rows: Sequence[int]) -> str:
-        """Some ranks by name: "rank 37 (node4)", "node4 (ranks 32, 33, ...)", "ranks 3 and 9"."""
+        """Some ranks by name: "rank 37 (node4)", "node4 (ranks 32, 33, ...)", "2 ranks (3, 9)"."""
         chosen = [self.facts[row] for row in rows]
         numbers = sorted(one.rank for one in chosen)
         if len(chosen) == 1:

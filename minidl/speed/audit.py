@@ -31,7 +31,7 @@ from minidl.tracefile.loaders import only
 from minidl.tracefile.members import traces_in
 from minidl.tracefile.ranks import last_start
 from minidl.tracefile.reader import Trace, read_trace
-from minidl.tracefile.words import counted, listed, plain
+from minidl.tracefile.words import counted, listed, named_ranks, plain
 
 MOST_COLUMNS: Final = 8
 """The ranks that have a column each; of more, those with equal counts are taken together."""
@@ -118,10 +118,10 @@ def _table(subject: Subject) -> list[str]:
 
 
 def _grouped(ranks: Sequence[int], cells: Sequence[str]) -> str:
-    """The cells of many ranks: "100/800 of 1022 ranks; 99/792 of rank 3, 5"."""
+    """The cells of many ranks: "100/800 of 1022 ranks; 99/792 of ranks 3, 5"."""
     counts = Counter(cells).most_common()
     alike = {cell: [rank for rank, own in zip(ranks, cells, strict=True) if own == cell] for cell, _ in counts}
-    named = (f"{len(one)} ranks" if len(one) > MOST_COLUMNS else f"rank {listed(one)}" for one in alike.values())
+    named = (f"{len(one)} ranks" if len(one) > MOST_COLUMNS else named_ranks(one) for one in alike.values())
     return "; ".join(f"{cell} of {who}" for cell, who in zip(alike, named, strict=True))
 
 

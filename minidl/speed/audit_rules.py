@@ -17,7 +17,7 @@ from minidl.speed import findings
 from minidl.speed.findings import AuditFinding
 from minidl.speed.passes import Pass, Subject
 from minidl.tracefile.arrays import Ints
-from minidl.tracefile.words import counted, listed
+from minidl.tracefile.words import counted, listed, named_ranks
 
 BY_CHANCE: Final = 8
 """With this many samples, two epochs have the same order by chance less than once in 40,000 times."""
@@ -223,7 +223,7 @@ def _repeated(subject: Subject, epoch: int, passes: dict[int, Pass], seen: Count
     samples = counted(len(seen), "sample")
     if len(alike) > 1 and not subject.has(sampler_repeats=times):
         found = f"in epoch {epoch}, {samples} came {times} times each"
-        return findings.ONE_SHARE.of(found=found, ranks=f"ranks {listed(alike)}", samplers=subject.samplers)
+        return findings.ONE_SHARE.of(found=found, ranks=named_ranks(alike), samplers=subject.samplers)
     missing = (subject.length or 0) - len(seen)
     unseen = f"{counted(missing, 'sample')} of {subject.length} came to no rank" if missing else "All samples came"
     return findings.REPEATED.of(epoch=epoch, samples=samples, times=times, samplers=subject.samplers, unseen=unseen)

@@ -25,7 +25,7 @@ from minidl.tracefile.events import EVENTS
 from minidl.tracefile.format import TraceError
 from minidl.tracefile.loaders import name_of
 from minidl.tracefile.reader import Trace
-from minidl.tracefile.words import and_joined, counted, duration, lacking, percent, size
+from minidl.tracefile.words import and_joined, counted, duration, lacking, named_ranks, percent, rounded, size
 
 NOTABLE = 1.1
 """A stage's change by a smaller factor is none, however certain it is."""
@@ -162,7 +162,7 @@ class Explained:
         return cls(tuple(most), sum(part.change for part in most) / whole)
 
     def told(self, per: str) -> str:
-        where = f" in rank{'s' * (len(self.ranks) > 1)} {and_joined([*map(str, self.ranks)])}" if self.ranks else ""
+        where = f" in {named_ranks(self.ranks, 4, and_joined)}" if self.ranks else ""
         what = ", and ".join(f"{p.name}: {duration(p.b)} instead of {duration(p.a)} a {per}" for p in self.parts)
         share = "all" if self.share >= 0.995 else percent(self.share)
         return f"{what}{where}, {share} of the difference{' there' if self.ranks else ''}"
@@ -231,7 +231,7 @@ class Diff:
         if not self.fewest:
             return "too few batches to compare the rates: a run has none after the first of each epoch"
         unit, (a, b) = "samples/s" if self.in_samples else "batches/s", self.whole
-        starts = f"with the starts and ends of epochs: {_three(b)} instead of {_three(a)} {unit}"
+        starts = f"with the starts and ends of epochs: {rounded(b)} instead of {rounded(a)} {unit}"
         if not self.starts_matter:
             return self._of_steady(unit)
         if self.is_certain:
@@ -239,14 +239,14 @@ class Diff:
         return f"B is {_times(b / a)} {starts}; between them, {self._of_steady(unit)}"
 
     def _of_steady(self, unit: str) -> str:
-        a, b = (_three(each.by_s) for each in self.rates)
+        a, b = (rounded(each.by_s) for each in self.rates)
         factor, low, high = self.speed.factor, self.speed.low, self.speed.high
         if not self.is_certain:
             what = "no notable difference" if self.speed.is_certain else "no difference is certain"
-            between = f"95% interval: B is {_three(low)} to {_three(high)} times as fast"
+            between = f"95% interval: B is {rounded(low)} to {rounded(high)} times as fast"
             return f"{what}: {b} instead of {a} {unit} ({between if self.speed.is_known else _TOO_FEW})"
         low, high = (low, high) if factor > 1 else (1 / high, 1 / low)
-        within = f"95% interval {_three(low)} to {_three(high)}" if self.speed.is_known else _TOO_FEW
+        within = f"95% interval {rounded(low)} to {rounded(high)}" if self.speed.is_known else _TOO_FEW
         return f"B is {_times(factor)}: {b} instead of {a} {unit} ({within})"
 
     # --- what changed in the loop's time
@@ -428,12 +428,7 @@ _TOO_FEW = "too few batches for an interval"
 
 
 def _times(factor: float) -> str:
-    return f"{_three(factor)} times as fast" if factor >= 1 else f"{_three(1 / factor)} times as slow"
-
-
-def _three(value: float) -> str:
-    """Three significant digits of a rate or a factor, and none after the point from 100 on."""
-    return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"
+    return f"{rounded(factor)} times as fast" if factor >= 1 else f"{rounded(1 / factor)} times as slow"
 
 
 def _ms(nanoseconds: float) -> str:

@@ -39,7 +39,7 @@ from minidl.speed.wall_clock import NEVER, Bound, Cause
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Bools, Ints, Rows
 from minidl.tracefile.spans import durations, total
-from minidl.tracefile.words import counted, doing, duration, percent, size
+from minidl.tracefile.words import counted, doing, duration, listed, percent, size
 
 if TYPE_CHECKING:
     from minidl.tracefile.reader import Trace
@@ -209,12 +209,6 @@ def _outliers(rows: Rows) -> Rows:
     return rows[far] if few and took[far].sum() >= LARGE * took.sum() else rows[:0]
 
 
-def _numbers(values: Ints) -> str:
-    """The first few of some numbers: "17, 67, 117, 217, ..."."""
-    known = list(dict.fromkeys(values.tolist()))
-    return ", ".join(map(str, known[:NAMED])) + ", ..." * (len(known) > NAMED)
-
-
 def _slow_samples(case: Case) -> SlowReason | None:
     rows = case.samples
     far = _outliers(rows)
@@ -235,7 +229,7 @@ def _slow_samples(case: Case) -> SlowReason | None:
         what = f"sample {worst['by']} (task {worst['task']}{who})" if named else f"a step of task {worst['task']}{who}"
         words = f"{what} takes {part} {whole}{waits}"
     else:
-        which = _numbers(far["by"]) if named else f"tasks {_numbers(far['task'])}"
+        which = ("" if named else "tasks ") + listed(dict.fromkeys(far["by" if named else "task"].tolist()), NAMED)
         words = f"{len(far)} of {whole} take {part}{waits} ({which})"
     return SlowReason(
         "slow samples",
@@ -282,7 +276,7 @@ def _slow_steps(case: Case) -> SlowReason | None:
     words += f"{percent(total(far) / case.time)} of the loop's time"
     return SlowReason(
         "slow steps",
-        f"{words} (after batches {_numbers(far['task'])})",
+        f"{words} (after batches {listed(dict.fromkeys(far['task'].tolist()), NAMED)})",
         _RARER.get(part) or _RARER[""],
         far[np.argmax(durations(far))],
         words,

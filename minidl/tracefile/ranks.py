@@ -102,7 +102,7 @@ def _without_ends(lines: list[Line]) -> Iterator[str]:
     pids = {line["process"]: line["pid"] for line in lines if type(line.get("pid")) is int}
     killed = [rank for rank, process in sorted(ranks.items()) if process in made - over]
     if killed:
-        named = f"rank{'s' * (len(killed) > 1)} " + listed(f"{r} (pid {pids.get(ranks[r], '?')})" for r in killed)
+        named = named_ranks([f"{rank} (pid {pids.get(ranks[rank], '?')})" for rank in killed])
         yield (
             f"{named} wrote no end: killed (a launcher kills all ranks when one fails), ended by os._exit, or still "
             "running; the trace has what came before"

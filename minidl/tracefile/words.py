@@ -66,6 +66,11 @@ def _digits(value: float) -> str:
     return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
 
 
+def rounded(value: float) -> str:
+    """Return a rate or a factor to three significant digits, and none after the point from 100 on: "1.5", "1,250"."""
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"
+
+
 def size(number: float) -> str:
     """Return a number of bytes to three or four digits: "512 B", "31.2 KiB"."""
     for unit in ("B", "KiB", "MiB"):
@@ -86,9 +91,9 @@ def listed(items: Iterable[object], most: int = 8) -> str:
     return ", ".join(map(str, every[:most])) + (", ..." if len(every) > most else "")
 
 
-def named_ranks(numbers: Sequence[int], most: int = 8) -> str:
-    """Return "rank 3", or "ranks 3, 9": the first `most`."""
-    return f"rank{'s' * (len(numbers) > 1)} {listed(numbers, most)}"
+def named_ranks(numbers: Sequence[object], most: int = 8, joined: Callable[[list[str], int], str] = listed) -> str:
+    """Return "rank 3", or "ranks 3, 9": the first `most`; with `and_joined` "ranks 3 and 9"."""
+    return f"rank{'s' * (len(numbers) > 1)} {joined(list(map(str, numbers)), most)}"
 
 
 def and_joined(items: Sequence[str], most: int = 4) -> str:
