@@ -66,17 +66,23 @@ def as_it_is(message: Any) -> Any:
     return message
 
 
+def copied(make: Callable[..., Any], storage: Any, *args: Any, **kwargs: Any) -> Any:
+    """Copy a storage of the message into shared memory by `make`, and emit that."""
+    emit, about, clock, size = feeding.emit, feeding.about, feeding.clock, storage.nbytes()
+    with spanned(emit, ev.SHM_COPY, *about, size, ev.Place.FEEDER, ev.Reason.NOT_SHARED_YET) as end:
+        end.append(size)
+        began = clock()
+        made = make(storage, *args, **kwargs)
+        end.append(spent(began, clock()))
+        return made
+
+
 class TracedPickler(TensorPickler):
     """Emits the copies into shared memory that happen while a message is pickled."""
 
     def copy_storage(self, storage: torch.UntypedStorage) -> Reduced:
-        emit, about, clock, size = feeding.emit, feeding.about, feeding.clock, storage.nbytes()
-        with spanned(emit, ev.SHM_COPY, *about, size, ev.Place.FEEDER, ev.Reason.NOT_SHARED_YET) as end:
-            end.append(size)
-            began = clock()
-            copied = super().copy_storage(storage)
-            end.append(spent(began, clock()))
-            return copied
+        reduced: Reduced = copied(super().copy_storage, storage)
+        return reduced
 
 
 class TracedEnvelope(Envelope):

@@ -35,6 +35,7 @@ from minidl.record.channels import (
     TracedQueue,
     TracedReadyQueue,
     TracedResultQueue,
+    copied,
     emit_failed,
     feeding,
     load_result,
@@ -45,7 +46,7 @@ from minidl.record.harmless import harmless
 from minidl.record.observed_loader import ObservedLoader
 from minidl.record.observed_worker import ObservedWorker, text_of
 from minidl.record.ports import nbytes
-from minidl.record.recorder import no_emit, spanned
+from minidl.record.recorder import no_emit
 from minidl.record.shared import Shared, live
 from minidl.tracefile import events as ev
 from minidl.wire.message import dumps
@@ -176,12 +177,7 @@ def _watched_sharing(share: Callable[..., Any]) -> Callable[..., Any]:
         if storage.is_shared():
             return share(storage, *args, **kwargs)
         counts.copied += size
-        with spanned(feeding.emit, ev.SHM_COPY, *feeding.about, size, ev.Place.FEEDER, ev.Reason.NOT_SHARED_YET) as end:
-            end.append(size)
-            began = feeding.clock()
-            shared = share(storage, *args, **kwargs)
-            end.append(spent(began, feeding.clock()))
-            return shared
+        return copied(share, storage, *args, **kwargs)
 
     return watched
 
