@@ -146,7 +146,7 @@ def told_to_leave(loader: LoaderView) -> Iterator[Violation]:
     "A liveness check was wrong, or another process writes with the id of a dead one.",
 )
 def gone(loader: LoaderView) -> Iterator[Violation]:
-    for row in loader.pick(ev.WORKER_GONE, ev.FOUND_DEAD, ev.JOIN[1]):
+    for row in loader.pick(*ev.DEATHS, ev.JOIN[1]):
         code, actor, worker = int(loader.code[row]), int(loader.x[row]), int(loader.worker[row])
         if code == ev.JOIN[1] and not loader.y[row]:
             continue

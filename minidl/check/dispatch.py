@@ -18,7 +18,7 @@ from minidl.tracefile.events import Message
 
 def orderly(loader: LoaderView, rows: Positions) -> Bools:
     """For each row: is it before the first death of its epoch? After one the loader only raises and shuts down."""
-    deaths = loader.pick(ev.FOUND_DEAD, ev.WORKER_GONE)
+    deaths = loader.pick(*ev.DEATHS)
     starts = np.r_[0, loader.begins]
     begun = starts[np.searchsorted(loader.begins, rows, side="right")]
     alive: Bools = np.searchsorted(deaths, rows) == np.searchsorted(deaths, begun)

@@ -301,7 +301,7 @@ def in_order(loader: LoaderView) -> Iterator[Violation]:
 
 def _left_out(loader: LoaderView, row: int, due: int, before: list[int]) -> int | None:
     """Return the first task in [due, the yielded one) that could still have come, by what the loader knew."""
-    known = loader.pick(ev.WORKER_EXHAUSTED, ev.FOUND_DEAD, ev.WORKER_GONE)
+    known = loader.pick(ev.WORKER_EXHAUSTED, *ev.DEATHS)
     ended = set(loader.worker[known[(known < row) & (loader.at_epoch[known] >= loader.at_epoch[row])]].tolist())
     assigned = loader.pick(ev.TASK_ASSIGNED)
     assigned = assigned[loader.at_epoch[assigned] == loader.at_epoch[row]]
@@ -374,7 +374,7 @@ def accounted_for(loader: LoaderView) -> Iterator[Violation]:
     missing = missing[loader.whole_epoch(missing)]
     over = loader.pick(ev.WORKER_EXHAUSTED)
     excused = set(zip(loader.at_epoch[over].tolist(), loader.worker[over].tolist(), strict=True))
-    dead = set(loader.worker[loader.pick(ev.FOUND_DEAD, ev.WORKER_GONE)].tolist()) if len(missing) else set()
+    deaths = loader.pick(*ev.DEATHS)
     raised = loader.at_epoch[loader.raised()].tolist()
     read = loader.match(missing, loader.stage(loader.received)) >= 0
     for row, was_read in zip(missing, read, strict=True):
@@ -382,7 +382,7 @@ def accounted_for(loader: LoaderView) -> Iterator[Violation]:
         end = ends.get(epoch)
         if end is None or loader.z[end] != Ending.EXHAUSTED or (epoch, worker) in excused:
             continue
-        if worker in dead and any(loader.of_worker(loader.pick(ev.FOUND_DEAD, ev.WORKER_GONE), worker) < end):
+        if any(loader.of_worker(deaths, worker) < end):
             continue
         if was_read and epoch in raised:
             raised.remove(epoch)

@@ -883,5 +883,13 @@ LATE: Final = (SLAB_RELEASE, *GC)
 
 POLLED: Final = codes_where(lambda event: event.phase is Phase.END and event.stage in ("wait", "idle"))
 
+DEATHS: Final = (WORKER_GONE, FOUND_DEAD)
+"""An actor's process, or the pin thread, has ended: see `death_of`."""
+
 CALLS: Final = {code: event.call for code, event in EVENTS.items() if event.call is not None}
 """The call of its iterator that a program is in, by the latest of these events."""
+
+
+def death_of(row: Any) -> tuple[int, int]:
+    """Return the pid and the exit code that one of DEATHS tells: each has them in fields of its own."""
+    return (int(row["y"]), int(row["z"])) if row["code"] == FOUND_DEAD else (int(row["x"]), int(row["y"]))

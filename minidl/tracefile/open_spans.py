@@ -121,8 +121,7 @@ def alive_until(trace: Trace) -> list[int]:
     events = trace.events
     until = [trace.last] * len(trace.processes)
     ended = events[events["code"] == ev.TERMINATE]
-    dead = set(events["y"][events["code"] == ev.FOUND_DEAD].tolist())
-    dead |= set(events["x"][events["code"] == ev.WORKER_GONE].tolist())
+    dead = {ev.death_of(row)[0] for row in events[np.isin(events["code"], ev.DEATHS)]}
     left = set(events["process"][events["code"] == ev.WORKER_EXIT].tolist())
     for index, process in enumerate(trace.processes):
         if process.pid in dead or index in left or process.life is ProcessLife.GONE:

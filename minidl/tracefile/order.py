@@ -384,7 +384,7 @@ class _Links:
         ends = self._last_of_threads()
         starts = self.at([ev.WORKER_START[0]])
         child_of = dict(zip(self._names(starts), self._children(starts), strict=True))
-        for at in self.at([ev.WORKER_GONE, ev.FOUND_DEAD, ev.JOIN[1]]).tolist():
+        for at in self.at([*ev.DEATHS, ev.JOIN[1]]).tolist():
             row = self.events[at]
             if row["code"] == ev.JOIN[1]:
                 gone = child_of.get(self._names([at])[0], -1) if row["x"] == Actor.WORKER and row["y"] else -1
@@ -397,10 +397,9 @@ class _Links:
         return [(int(self.events["loader"][at]), int(self.events["worker"][at])) for at in positions]
 
     def _dead(self, row: np.void) -> int:
-        pid = int(row["x"] if row["code"] == ev.WORKER_GONE else row["y"])
-        loader = int(row["loader"])
+        pid, _ = ev.death_of(row)
         found = [index for index, process in enumerate(self.processes) if process.pid == pid]
-        mine = [index for index in found if self.processes[index].loader == loader]
+        mine = [index for index in found if self.processes[index].loader == row["loader"]]
         return (mine or found or [-1])[-1]
 
     def _last_of_threads(self) -> dict[int, list[int]]:

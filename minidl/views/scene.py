@@ -573,11 +573,10 @@ def _deaths(maker: _Maker, lanes: tuple[Lane, ...], bars: Rows) -> Iterator[Deat
     """Yield the death of each process that was found dead and has bars."""
     events, processes = maker.events, maker.trace.processes
     done = set[int]()
-    for row in events[alarming(events) & np.isin(events["code"], [ev.FOUND_DEAD, ev.WORKER_GONE])]:
-        gone = row["code"] == ev.WORKER_GONE
-        pid, code = int(row["x" if gone else "y"]), int(row["y" if gone else "z"])
+    for row in events[alarming(events) & np.isin(events["code"], ev.DEATHS)]:
+        pid, code = ev.death_of(row)
         index = next((at for at in reversed(range(len(processes))) if processes[at].pid == pid), -1)
-        if index < 0 or index in done or (not gone and row["x"] == Actor.PIN_THREAD):
+        if index < 0 or index in done or (row["code"] == ev.FOUND_DEAD and row["x"] == Actor.PIN_THREAD):
             continue
         done.add(index)
         own = bars["lane"][maker.spans["process"][bars["span"]] == index]
@@ -721,7 +720,7 @@ class _Maker:
         iterator = self.iterator[self.layout.marks]
         out["batch"] = self.sent.find(iterator, rows["task"], rows["time"], _COMES_EARLY[rows["code"]])
         out["alarm"] = alarming(rows)
-        out["weak"] = np.isin(rows["code"], [ev.FOUND_DEAD, ev.WORKER_GONE])
+        out["weak"] = np.isin(rows["code"], ev.DEATHS)
         return out[np.lexsort((out["time"], out["lane"]))]
 
     def batches(self) -> Rows:
