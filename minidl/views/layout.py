@@ -74,10 +74,15 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Iterators that run one after the other and share lanes; their numbers in `loaders`."""
+    """Iterators that run one after the other and share lanes; their numbers in `loaders`. rank: -1 = of no rank."""
 
-    title: str
+    name: str
     loaders: tuple[int, ...]
+    rank: int = -1
+
+    @property
+    def title(self) -> str:
+        return self.name if self.rank < 0 else f"rank {self.rank} \N{MIDDLE DOT} {self.name}"
 
 
 def _on(track: Track) -> Bools:
@@ -175,10 +180,9 @@ class Emitters:
         slots = []
         for number in order:
             loaders = tuple(homes[iterator][1] for iterator in taken[number][1])
-            ranked = "" if rank[number] < 0 else f"rank {rank[number]} \N{MIDDLE DOT} "
             beside = {of.get(loader) for process, loader in homes if process == taken[number][0]}
             name = f"{of[loaders[0]]}: " if loaders[0] in of and len(beside) > 1 else ""
-            slots.append(Slot(f"{ranked}{name}{_iterators(loaders)}", loaders))
+            slots.append(Slot(f"{name}{_iterators(loaders)}", loaders, rank[number]))
         return np.argsort(order)[slot_of], tuple(slots)
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import base64
 import gzip
 import os
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -123,7 +122,7 @@ def before_and_after(
         "kind": "compared", "wrong": False, "sentence": headline, "evidence": list(evidence), "next": "", "bar": -1,
         "begin": begin - took // 50, "end": begin + took + took // 50,
     }  # fmt: skip
-    words["slots"] = [re.sub(r"^rank ([01])\b", lambda rank: "AB"[int(rank[1])], title) for title in words["slots"]]
+    words["slots"] = [f"{'AB'[slot.rank]} \N{MIDDLE DOT} {slot.name}" for slot in scene.slots]
     joined(*packed(words | {"perfetto": "", "framed": None, "cause": None}, columns(scene), 4)).written(path)
     return path
 
