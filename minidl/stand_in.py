@@ -12,13 +12,12 @@ import functools
 import multiprocessing.context
 from typing import Any, Final, TypeVar
 
-import torch.utils.data
 from torch.utils.data.dataloader import DataLoader as _TorchLoader
 
 from minidl.auto.loading import may_change_within
 from minidl.dataloader import LoaderWithoutState, checked_transport
 from minidl.guides import more
-from minidl.loader.dataloader import _LiveIterators, users_line
+from minidl.loader.dataloader import DATAPIPES, _LiveIterators, users_line
 from minidl.loader.iterators import _BaseDataLoaderIter
 from minidl.record.harmless import say_once
 from minidl.record.observe import ObservedContext
@@ -97,16 +96,13 @@ def _reason(dataset: Any, context: Any = None) -> str:
     """Why torch's loader is to load; "" if minidl's may."""
     if (name := patched()) is not None:
         return f"{name} is patched"
-    if isinstance(dataset, _DATAPIPES):
+    if isinstance(dataset, DATAPIPES):
         return f"{type(dataset).__name__} is a DataPipe"
     if not (context is None or isinstance(context, ObservedContext) or type(context) in _CONTEXTS):
         return f"{type(context).__name__} is a multiprocessing context of the program's own"
     return ""
 
 
-_DATAPIPES: Final = tuple(
-    getattr(torch.utils.data, name) for name in ("IterDataPipe", "MapDataPipe") if hasattr(torch.utils.data, name)
-)
 _CONTEXTS: Final = {
     multiprocessing.context.DefaultContext,
     *(type(multiprocessing.get_context(method)) for method in multiprocessing.get_all_start_methods()),

@@ -2,7 +2,7 @@
 
 The figures are what each part has now, rounded up. A commit that makes a part smaller lowers its figure; one that
 raises it says why. The aims: the loader with `data` and `wire` 2,600; `resume`, `arena` and `device` 2,200; `tracefile`
-and `record` 5,600; `playback` and `check` 2,700; `hang` 4,300; `speed` 2,300; `views`
+and `record` 5,600; `playback` and `check` 2,700; `hang` and `watch` 4,300; `speed` 2,300; `views`
 3,200; `explore` 1,800; `prove` 4,000; the rest 2,000; tests 25,000.
 """
 
@@ -17,20 +17,20 @@ import structure
 ROOT = Path(__file__).parent.parent
 
 AT_MOST = {
-    "minidl/loader minidl/data minidl/wire": 3989,
-    "minidl/resume minidl/arena minidl/device minidl/dataloader.py": 2530,
-    "minidl/tracefile minidl/record": 8732,
-    "minidl/playback minidl/check": 3611,
-    "minidl/hang": 7478,
-    "minidl/speed": 5109,
-    "minidl/speed/plan": 1000,
-    "minidl/job": 1500,
-    "minidl/views": 4279,
-    "minidl/explore": 2699,
+    "minidl/loader minidl/data minidl/wire": 3982,
+    "minidl/resume minidl/arena minidl/device minidl/dataloader.py": 2533,
+    "minidl/tracefile minidl/record": 8666,
+    "minidl/playback minidl/check": 3610,
+    "minidl/hang minidl/watch": 7175,
+    "minidl/speed": 4686,
+    "minidl/speed/plan": 873,
+    "minidl/job": 1237,
+    "minidl/views": 4919,
+    "minidl/explore": 2704,
     "minidl/prove": 6525,
-    "minidl": 51219,
+    "minidl": 51200,
     "notebooks": 5457,
-    "tests": 49142,
+    "tests": 49149,
 }
 
 

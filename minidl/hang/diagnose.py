@@ -18,7 +18,7 @@ from minidl.hang.outcomes import outcome_of, still
 from minidl.hang.rules.judgement import exit_in_words
 from minidl.hang.rules.table import judged
 from minidl.hang.sentence import facts_of, link_words, resources, sentence, where, who
-from minidl.tracefile.words import and_joined, seconds
+from minidl.tracefile.words import and_joined, named_ranks, seconds
 
 _RANK: Final = (RunOutcome.HUNG, RunOutcome.MAYBE_HUNG, RunOutcome.UNKNOWN, RunOutcome.MOVES)
 """The order of outcomes: of several loops, the verdict is about the one whose outcome comes first."""
@@ -67,8 +67,7 @@ def _behind_in_words(behind: list[Chain]) -> str:
     if not ranks or min(ranks) < 0:
         return ""
     names = and_joined(list(dict.fromkeys(collective(one.first) for one in behind)))
-    many = len(ranks) > 1
-    return f"; rank{'s' * many} {and_joined(list(map(str, ranks)))} wait{'' if many else 's'} in {names}"
+    return f"; {named_ranks(ranks, 4, and_joined)} wait{'s' * (len(ranks) == 1)} in {names}"
 
 
 def _verdict(chain: Chain) -> Finding:

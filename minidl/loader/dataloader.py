@@ -13,7 +13,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 import torch.multiprocessing
@@ -312,11 +312,13 @@ def users_line(loader: Any) -> str:
 _LIBRARIES = (os.path.dirname(os.__file__), f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
+DATAPIPES: Final = tuple(
+    getattr(torch.utils.data, name) for name in ("IterDataPipe", "MapDataPipe") if hasattr(torch.utils.data, name)
+)
+
+
 def _refuse_datapipes(dataset: Any) -> None:
-    pipes = tuple(
-        getattr(torch.utils.data, name) for name in ("IterDataPipe", "MapDataPipe") if hasattr(torch.utils.data, name)
-    )
-    if isinstance(dataset, pipes):
+    if isinstance(dataset, DATAPIPES):
         raise NotImplementedError(
             f"minidl.DataLoader does not load DataPipes (got {type(dataset).__name__}): "
             "use torch.utils.data.DataLoader for them"

@@ -187,7 +187,7 @@ def waiting(trace: Trace, loader: int, spans: Rows | None = None) -> Waiting:
     return Waiting(
         causes=clock.causes(),
         consumer=int(took.sum()),
-        batches=int(np.count_nonzero(clock.events["code"] == ev.YIELD)),
+        batches=int(np.count_nonzero(are_batches(clock.events))),
         workers=clock.workers,
         alike=alike,
         busy=clock.share_of_workers(ev.FETCH, clock.gets, none=0.0),

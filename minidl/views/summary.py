@@ -23,6 +23,7 @@ from minidl.speed.stages import Figures, by_stage, prefetching, start_up
 from minidl.speed.verdict import Verdict, summed, verdict
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
+from minidl.tracefile.batches import are_batches
 from minidl.tracefile.events import Ending
 from minidl.tracefile.loaders import NamedLoader, dataloaders, first_epochs
 from minidl.tracefile.open_spans import alive_at_end, how_ended, left_alive, open_spans
@@ -285,7 +286,7 @@ def _loader(
         number=number,
         params=trace.loaders.get(number, {}) | prefetching(events),
         epochs=count(ev.EPOCH[0]),
-        batches=count(ev.YIELD),
+        batches=int(np.count_nonzero(are_batches(events))),
         wall=int(events["time"][-1] - events["time"][0]),
         waited=total(of(ev.NEXT)),
         consumer=total(of(ev.CONSUMER)),

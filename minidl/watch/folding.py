@@ -16,7 +16,7 @@ from minidl.hang.life import life
 from minidl.tracefile.folded import due, fold
 from minidl.tracefile.format import SIDE_SUFFIX, parts_of
 
-_WORKER = b'"role": "worker"'
+WORKER = b'"role": "worker"'
 
 
 def ended_workers(directory: Path, names: Iterable[str]) -> list[str]:
@@ -32,7 +32,7 @@ def runs(stem: str) -> bool:
 
 def _is_worker(side: Path) -> bool:
     try:
-        return _WORKER in side.read_bytes()
+        return WORKER in side.read_bytes()
     except OSError:
         return False
 

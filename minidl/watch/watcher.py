@@ -45,7 +45,7 @@ from minidl.tracefile.watched import Ended, Stall
 from minidl.watch import looks
 from minidl.watch.digest import Digest
 from minidl.watch.dumps import crash_in
-from minidl.watch.folding import ended_workers, fold_gently, runs
+from minidl.watch.folding import WORKER, ended_workers, fold_gently, runs
 from minidl.watch.vitals import VitalSigns
 
 TICK: Final = 1.0
@@ -489,7 +489,7 @@ class _CallReader:
             facts = self.side.read_bytes()
         except OSError:
             return None
-        self.works = b'"role": "worker"' in facts
+        self.works = WORKER in facts
         return OpenCalls() if b'"role": "loader"' in facts else None
 
 

@@ -24,7 +24,7 @@ from minidl.tracefile.events import Actor, Outcome
 from minidl.tracefile.process import ProcessLife
 from minidl.tracefile.reader import Trace
 from minidl.tracefile.stack_samples import CodeLine
-from minidl.tracefile.words import counted, doing, duration, ending, listed, plain, size
+from minidl.tracefile.words import counted, doing, duration, how, listed, plain, size
 
 _FETCHES: Final = (ev.FETCH[0], ev.SAMPLE[0], ev.COLLATE[0])
 
@@ -35,7 +35,7 @@ def _while_it_was(step: np.void | None) -> str:
 
 def _exit(code: int) -> str:
     """The end of a process in words, by its exit code."""
-    return f"{'ended with' if code >= 0 else 'was killed by'} {ending(code)}"
+    return f"{'ended' if code >= 0 else 'was killed'} {how(code)}"
 
 
 # --- Workers and the pin thread ---------------------------------------------------------------------------------------
@@ -63,18 +63,13 @@ def _deaths(run: RunContext) -> Rows:
     return rows[np.argsort(rows["time"], kind="stable")]
 
 
-def _dead(row: np.void) -> tuple[int, int]:
-    """The pid and exit code of a death: the two events that report one have them in different fields."""
-    return (int(row["y"]), int(row["z"])) if row["code"] == ev.FOUND_DEAD else (int(row["x"]), int(row["y"]))
-
-
 def _hung_before(run: RunContext, death: np.void) -> Finding | None:
     """The hang of a run that was killed as a whole, so that the loader found a worker dead just before its own end.
 
     A person ends a hanging run with kill -9. A loader that survives a worker's death ends its `next` with an error; one
     that is killed after it may do so, too. Then the watchdog has seen that SIGKILL ended both, or that it was a hang.
     """
-    home, (pid, code) = int(death["process"]), _dead(death)
+    home, (pid, code) = int(death["process"]), ev.death_of(death)
     together = run.until[home] - int(death["time"]) < SUDDEN * 1e9 and home not in run.over and not run.runs
     wait = run.last_wait(home) if code == -signal.SIGKILL and together and not run.out_of_memory else None
     if wait is None or not wait.begin < int(death["time"]) <= wait.until or not wait.for_data:
@@ -92,7 +87,7 @@ def _hung_before(run: RunContext, death: np.void) -> Finding | None:
 
 
 def _worker_died(run: RunContext, deaths: Rows) -> Finding:
-    row, (pid, code) = deaths[0], _dead(deaths[0])
+    row, (pid, code) = deaths[0], ev.death_of(deaths[0])
     loader, worker, time = int(row["loader"]), int(row["worker"]), int(row["time"])
     process = run.process_of(loader, worker, pid)
     of = f"rank {run.processes[process].rank} " if run.processes[process].rank >= 0 else ""

@@ -14,7 +14,8 @@ from minidl.hang.headline.run_context import RunContext
 from minidl.hang.limits import SUDDEN
 from minidl.tracefile import events as ev
 from minidl.tracefile.arrays import Rows
-from minidl.tracefile.events import Ending, Outcome
+from minidl.tracefile.batches import are_batches
+from minidl.tracefile.events import Ending
 from minidl.tracefile.loaders import dataloaders
 from minidl.tracefile.spans import durations
 
@@ -67,7 +68,7 @@ def last_epoch(events: Rows, iterators: Sequence[int]) -> LastEpoch:
     events = events[np.isin(events["loader"], iterators)]
     begins = events["time"][events["code"] == ev.EPOCH[0]]
     mine = events[events["time"] >= begins.max(initial=0)]
-    batches = mine[(mine["code"] == ev.YIELD) & (mine["x"] == Outcome.DATA)]
+    batches = mine[are_batches(mine)]
     ends = mine[mine["code"] == ev.EPOCH[1]]
     return LastEpoch(len(begins) - 1, len(batches), bool(np.any(ends["z"] == Ending.EXHAUSTED)))
 

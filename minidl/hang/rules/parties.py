@@ -13,7 +13,7 @@ from minidl.hang.limits import STILL
 from minidl.hang.rules import motion
 from minidl.hang.rules.activity import any_at_work, holders_of, none_can_end
 from minidl.hang.rules.judgement import Judgement, exit_in_words, named
-from minidl.tracefile.words import and_joined
+from minidl.tracefile.words import and_joined, named_ranks
 
 
 def barrier(chain: Chain) -> Judgement | None:
@@ -115,7 +115,7 @@ def _absent(end: ThreadFacts, name: str, absent: list[int]) -> Judgement:
     """A rank waits for ranks that are not among the processes of the job: ended, not started, or on other machines."""
     case = end.case
     ended = [one for one in case.now.processes if one.ended and one.ppid == end.process.ppid]
-    ranks = f"rank{'s' * (len(absent) > 1)} {and_joined(list(map(str, absent)))}"
+    ranks = named_ranks(absent, 4, and_joined)
     are = "are" if len(absent) > 1 else "is"
     if len(ended) == len(absent):
         how = and_joined(list(dict.fromkeys(exit_in_words(one.exit_code) for one in ended)))
