@@ -14,13 +14,13 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from minidl.hang.evidence.collect import collect
-from minidl.hang.evidence.model import SeenProcess, SeenThread
+from minidl.hang.evidence.model import MEMORY, STACKS, SeenProcess, SeenThread
 
 _TRACING: Final = (
     "run the doctor as root or with CAP_SYS_PTRACE, or allow it: sysctl kernel.yama.ptrace_scope=0; in a container: "
     "docker run --cap-add SYS_PTRACE"
 )
-_STACKS: Final = f"pip install py-spy; {_TRACING}"
+_INSTALL: Final = f"pip install py-spy; {_TRACING}"
 _KERNEL: Final = "this kernel does not tell it to this user: run the doctor as root"
 
 
@@ -44,9 +44,9 @@ class Allowed(NamedTuple):
 
 
 _KINDS: Final[tuple[tuple[str, Callable[[SeenProcess, SeenThread], bool], str], ...]] = (
-    ("Python stacks, by py-spy", lambda process, main: main.stack is not None, _STACKS),
+    ("Python stacks, by py-spy", lambda process, main: main.stack is not None, _INSTALL),
     ("the system call that a thread is in", lambda process, main: main.syscall is not None, _TRACING),
-    ("memory: owners of mutexes, values of semaphores", lambda process, main: not _hidden(process), _TRACING),
+    ("memory: owners of mutexes, values of semaphores", lambda process, main: not process.why_unseen(MEMORY), _TRACING),
     ("the bytes that a thread has read", lambda process, main: main.read[1] >= 0, _TRACING),
     ("the descriptors of a process", lambda process, main: bool(process.descriptors), _TRACING),
     ("the kernel's function that a thread waits in", lambda process, main: bool(main.wchan), _KERNEL),
@@ -77,9 +77,9 @@ def allowed() -> list[Allowed]:
     main = None if process is None else process.main
     if process is None or main is None:
         raise OSError(f"process {pid}, started to be looked at, has ended: ask again")
-    why = next((text for text in process.not_seen if text.startswith("Python stacks")), "")
+    why = process.why_unseen(STACKS)
     found = [Allowed(what, test(process, main), otherwise) for what, test, otherwise in _KINDS]
-    found[0] = found[0]._replace(otherwise=f"{why.partition(': ')[2]}; {found[0].otherwise}" if why else _STACKS)
+    found[0] = found[0]._replace(otherwise=f"{why}; {_INSTALL}" if why else _INSTALL)
     return [*found, *_others()]
 
 
@@ -90,8 +90,3 @@ def _others() -> list[Allowed]:
         Allowed("processes of other users", os.geteuid() == 0, "run the doctor as root", own=False),
         Allowed("processes outside of this container", outside, "run the doctor on the machine itself", own=False),
     ]
-
-
-def _hidden(process: SeenProcess) -> bool:
-    """Whether the process's memory could not be read."""
-    return any(text.startswith("memory (") for text in process.not_seen)

@@ -9,7 +9,7 @@ from made_evidence import SLEEPS, look, process, thread
 
 from minidl import cli
 from minidl.hang import allowed
-from minidl.hang.evidence.model import Descriptor, RunEvidence, SeenProcess
+from minidl.hang.evidence.model import MEMORY, Descriptor, RunEvidence, SeenProcess
 
 STACK = ()
 SEEN = replace(
@@ -18,7 +18,7 @@ SEEN = replace(
 )
 HIDDEN = replace(
     process(7, 1, replace(thread(7, None, None, idle=-1.0), read=(-1, -1))),
-    not_seen=("memory (poll's descriptors): ptrace is not allowed",),
+    not_seen=(f"{MEMORY}: ptrace is not allowed",),
 )
 
 

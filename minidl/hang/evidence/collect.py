@@ -14,14 +14,12 @@ from dataclasses import replace
 
 from minidl.hang.evidence.descriptors import lock_files, sockets, with_sockets
 from minidl.hang.evidence.machine import read_locks, read_machine
-from minidl.hang.evidence.model import FileLock, RunEvidence, SeenProcess, SeenThread
+from minidl.hang.evidence.model import STACKS, FileLock, RunEvidence, SeenProcess, SeenThread
 from minidl.hang.evidence.proc import ProcFiles, Unseen
 from minidl.hang.evidence.processes import copies, first_look, read_process
 from minidl.hang.evidence.stacks import Stack, Stacks, named_lock_files, spied
 from minidl.hang.evidence.stacks import py_spy as py_spy_program
 from minidl.process_stat import ENDED, boot_id, descendants_of, every_process
-
-_NO_STACKS = "Python stacks: "
 
 
 def collect(main: int, others: Iterable[int] = (), *, interval: float = 0.5, py_spy: bool = True) -> RunEvidence:
@@ -149,7 +147,7 @@ def with_stacks(evidence: RunEvidence, stacks: Stacks) -> RunEvidence:
     """Add stacks that some processes gave themselves after they were looked at."""
 
     def without_reason(process: SeenProcess) -> SeenProcess:
-        return replace(process, not_seen=tuple(text for text in process.not_seen if not text.startswith(_NO_STACKS)))
+        return replace(process, not_seen=tuple(text for text in process.not_seen if not text.startswith(f"{STACKS}: ")))
 
     processes = tuple(
         _with_stacks(without_reason(process), stacks[process.pid]) if process.pid in stacks else process
@@ -162,7 +160,7 @@ def with_stacks(evidence: RunEvidence, stacks: Stacks) -> RunEvidence:
 def _with_stacks(process: SeenProcess, stacks: dict[int, Stack], why: str = "") -> SeenProcess:
     """The process with its threads' stacks. why: there are none, "" = there are."""
     threads = tuple(_with_stack(thread, stacks.get(thread.tid)) for thread in process.threads)
-    missing = (f"{_NO_STACKS}{why}",) if why else ()
+    missing = (f"{STACKS}: {why}",) if why else ()
     return replace(process, threads=threads, not_seen=process.not_seen + missing)
 
 

@@ -170,6 +170,11 @@ class FileLock:
     waits: bool = False
 
 
+STACKS: Final = "Python stacks"
+MEMORY: Final = "memory (poll's descriptors, the values of semaphores, owners of mutexes)"
+"""What may not be seen: a line of `not_seen` is one of these or another text, ": ", and the reason."""
+
+
 @dataclass(frozen=True, slots=True)
 class SeenProcess:
     """A process. ppid: its parent; of one that the program has left in the background the program. ended: it is a
@@ -203,6 +208,10 @@ class SeenProcess:
 
     def thread(self, tid: int) -> SeenThread | None:
         return next((thread for thread in self.threads if thread.tid == tid), None)
+
+    def why_unseen(self, what: str) -> str:
+        """The reason why `what`, as STACKS, could not be seen; "" = it could."""
+        return next((why for text, _, why in (one.partition(": ") for one in self.not_seen) if text == what), "")
 
     @property
     def main(self) -> SeenThread | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from minidl.hang.evidence.descriptors import read_descriptors
-from minidl.hang.evidence.model import SeenProcess, SeenThread, Syscall
+from minidl.hang.evidence.model import MEMORY, SeenProcess, SeenThread, Syscall
 from minidl.hang.evidence.proc import ProcFiles, Unseen, numbers_of, semaphores_of, signals_of
 from minidl.hang.evidence.syscalls import decoded, is_private, waits_for_mutex
 from minidl.process_stat import SAMPLER_NAME, children_of
@@ -81,7 +81,7 @@ def read_process(pid: int, before: FirstLook | None) -> SeenProcess | None:
     if before is None or before.started != stat.started:
         before = FirstLook(pid)
     if not known.get("Kthread", "0").startswith("1") and not stat.ended and not files.memory_allowed():
-        unseen.add("memory (poll's descriptors, the values of semaphores, owners of mutexes)", "ptrace is not allowed")
+        unseen.add(MEMORY, "ptrace is not allowed")
     maps, (rank, ranks) = files.text("maps", "memory mappings"), files.rank()
     return SeenProcess(
         pid=pid,
