@@ -38,8 +38,6 @@ ORDER = (
     ("", "dataloader"),
     ("device", "streams loader augment"),
     ("", "terminal"),
-    ("hang", "limits"),
-    ("hang.evidence", "model syscalls proc descriptors machine processes stacks collect waits"),
     (
         "tracefile",
         "events arrays format words stack_samples facts attachments watched packs folded files ranks process spans "
@@ -56,30 +54,30 @@ ORDER = (
     ("", "hardening"),
     ("playback", "actors state missing inferred follower words stepper"),
     (
-        "check",
-        "view actors joint_rules joint device dispatch recording replayed resumption slices report slabs spans tasks "
-        "__init__",
+        "speed",
+        "intervals stages device_use ledger cpu_use own_step wall_clock advice hot_spots reasons verdict "
+        "transport_use transport_costs side",
     ),
+    ("speed.plan", "machine settings loading recorded predicted fitting written"),
+    ("speed", "more_workers critical_path diff gate findings passes audit_rules audit"),
+    ("hang", "limits"),
+    ("hang.evidence", "model syscalls proc descriptors machine processes stacks collect waits"),
     ("hang", "places finding remedies case chain"),
     ("hang.rules", "judgement activity processes motion parties threads semaphores kernel table"),
-    ("hang", "outcomes sentence diagnose"),
-    ("speed", "intervals stages device_use ledger cpu_use own_step wall_clock advice hot_spots reasons verdict"),
-    ("speed", "transport_use transport_costs side"),
-    ("speed.plan", "machine settings loading recorded predicted fitting written"),
-    ("speed", "more_workers"),
-    ("hang", "life job allowed live recent snapshot consult"),
+    ("hang", "outcomes sentence diagnose life job allowed live recent snapshot consult"),
     ("hang.headline", "run_context held_up bounds hangs ends uneven __init__"),
-    ("job", "each step_table digests meetings lateness report"),
-    ("job", "compare log_to remote live_job"),
-    ("check", "ranks"),
-    ("speed", "critical_path diff gate findings passes audit_rules audit"),
+    ("job", "each step_table digests meetings lateness report compare log_to remote live_job"),
+    (
+        "check",
+        "view actors joint_rules joint device dispatch recording replayed resumption slices report slabs spans tasks "
+        "__init__ ranks",
+    ),
     ("", "prediction"),
     (
         "views",
         "colours frame layout scene drawn attached export chrome perfetto text sampled page picture plan_picture "
-        "queries live_page summary",
+        "queries live_page summary heat_map job_page viewer replay_page replay_terminal top",
     ),
-    ("views", "heat_map job_page viewer replay_page replay_terminal top"),
     ("", "merge __init__ stand_in run tune doctor demo"),
     ("watch", "vitals dumps folding looks digest watcher"),
     ("startup", "sitecustomize"),
