@@ -1,8 +1,9 @@
 """A whole DataLoader on one page, to be read from top to bottom beside torch's and article 1 §2.1 to §2.4.
 
 It yields the batches that torch yields, in the same order, from map-style and iterable datasets, in this process or
-from workers. It ends as torch's does, except that at Python's exit every iterator is shut down before multiprocessing
-terminates its workers, which takes 5 s for each worker that is in a long sample. Names are those of torch and of the
+from workers. It ends as torch's does, with four differences: the join of the pin thread has a limit; SIGKILL follows
+SIGTERM; a fork of this process ends nothing; and at Python's exit each iterator is shut down before multiprocessing
+terminates its workers. That takes 5 s for each worker that is in a long sample. Names are those of torch and of the
 article; their `_tasks_outstanding`, which only checks read, is left out. `articles.ini` tells which part of an article
 a section without a number is. Processes and threads (§2.4.1):
 
@@ -16,10 +17,11 @@ What it leaves out, and the file that has it (docs/explanation/layers.md shows t
 - `loader/dispatcher.py`, `driver.py`, `protocol.py`: each decision in a class that does no I/O, which an explorer and a
   checker run, too; the death of a worker that had no work left, but held the result queue's lock;
 - `loader/iterators.py`: the length of an iterator; warnings; a Ctrl-C that loses nothing; no pinning for MPS, as torch;
-- `loader/dataloader.py`: checks of arguments, and of attributes that are set later; DataPipes are refused;
+- `loader/dataloader.py`: most checks of arguments; that of attributes that are set later; DataPipes are refused;
 - `loader/liveness.py`, `worker.py`, `wire/errors.py`: errors that name task and sample, or a lack of open files;
 - `loader/crew.py`: an iterator that is collected in a reference cycle; a shutdown that is interrupted;
 - `loader/ports.py`: where tracing is put in;
+- `loader/pin_memory.py`: tuples, mappings and sequences keep their type (here a pinned tuple becomes a list);
 - `wire/queues.py`: a timeout that also holds while a message is read; the error for a batch that can't be pickled;
 - `data/sampler.py`, `distributed.py`: other samplers; `collate.py`: registered types, mappings and sequences that keep
   their type; `resume/stateful.py`: `state_dict`; `arena/arena.py`: memory that is used again.
@@ -49,7 +51,7 @@ MP_STATUS_CHECK_INTERVAL = 5.0  # seconds after which a wait looks whether the o
 
 # --- Samplers: which samples, in which order; and which of them make a batch ------------------------------------------
 # Public samplers and the loader are subclasses of torch's, because frameworks test for those types. What the loader
-# calls is written here, except two checks: of multiprocessing_context, and of attributes that are set later.
+# calls is written here, except torch's check of multiprocessing_context.
 class _Sampler:
     def __init__(self, data_source, generator=None):
         self.data_source, self.generator = data_source, generator
@@ -64,7 +66,7 @@ class SequentialSampler(_Sampler, torch.utils.data.SequentialSampler):
 
 
 class RandomSampler(_Sampler, torch.utils.data.RandomSampler):
-    """A new permutation in each epoch, from a seed that `generator` (None: the global one) gives."""
+    """A new permutation each epoch: by `generator`, or by a new one that the global generator seeds."""
 
     replacement, _num_samples = False, None
 
@@ -223,6 +225,7 @@ class _IterableDatasetFetcher(_MapDatasetFetcher):
             raise StopIteration
         if not self.auto_collation:
             return self.collate_fn(next(self.dataset_iter))
+        # As in torch, the iterator needs only __next__. Its StopIteration ends the map.
         data = list(map(next, [self.dataset_iter] * len(possibly_batched_index)))
         self.ended = len(data) < len(possibly_batched_index)
         if not data or (self.ended and self.drop_last):
@@ -272,7 +275,7 @@ def _map_structure(function, data, members=None):
     return data
 
 
-# --- §2.4 In worker processes -----------------------------------------------------------------------------------------
+# --- §2.4 In worker processes (§2.4.1: the picture in this file's docstring) ------------------------------------------
 _ResumeIteration = namedtuple("_ResumeIteration", "epoch")  # in place of a task's number; the worker answers with it
 _IterableDatasetStopIteration = namedtuple("_IterableDatasetStopIteration", "worker_id")  # in place of a batch
 
@@ -286,7 +289,7 @@ def _attempt(where, function, *args):
 
 
 class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
-    # Until __init__ has started something, there is nothing to shut down.
+    # While `_owner`, a pid, is None, nothing is started: the shutdown has nothing to do.
     _epoch, _shutdown, _owner, _worker_pids_set = 0, False, None, False
 
     # --- §2.4.2 Start the workers and the pin thread
@@ -306,14 +309,14 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
             worker = context.Process(target=self._worker_loop, args=(self._fetching, *queues, *seeds), daemon=True)
             worker.start()
             self._index_queues.append(index_queue)
-            self._workers.append(worker)  # only now: who is listed is joined, and only a started process can be
+            self._workers.append(worker)  # only now: a listed worker is joined, which needs a started process
         if self._pin_memory:
             self._data_queue, self._pin_memory_thread_done_event = queue.Queue(), threading.Event()
             queues = self._worker_result_queue, self._data_queue, self._pin_memory_thread_done_event
             args = *queues, torch.accelerator.current_device_index()
             self._pin_memory_thread = threading.Thread(target=self._pin_memory_loop, args=args, daemon=True)
             self._pin_memory_thread.start()
-        # torch's key is id(self), which may be another iterator's in a fork of this process.
+        # A pid is unique; torch's key, id(self), may be taken already in a fork of this process.
         _set_worker_pids(self._workers[0].pid, tuple(worker.pid for worker in self._workers))
         self._worker_pids_set = True
         _set_SIGCHLD_handler()
@@ -330,7 +333,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
         self._workers_num_tasks = [0] * self._num_workers  # sent to it and not yielded yet
         self._worker_queue_idx_cycle = itertools.cycle(range(self._num_workers))
         if not first_iter:
-            # Begin the epoch in persistent workers, too. What comes before their answers belongs to the last epoch.
+            # Begin the epoch in persistent workers. What comes before their answers is left of the last epoch.
             self._epoch += 1
             for index_queue in self._index_queues:
                 index_queue.put((_ResumeIteration(self._epoch), None))
@@ -371,10 +374,10 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
             info = torch_worker.WorkerInfo(id=worker_id, num_workers=num_workers, seed=seed, dataset=fetching[1])
             torch_worker._worker_info = info  # torch's get_worker_info() returns it
             iteration_end = False
-            fetcher = _attempt(where, init_fn, worker_id) if init_fn is not None else None
-            if not isinstance(fetcher, ExceptionWrapper):  # else that error is the answer to each task
-                fetcher = _attempt(where, _DatasetKind.create_fetcher, *fetching)
-            # Two tests: a forked sibling may hold the pipe that is_alive() watches; a fork server's pid stays.
+            error = _attempt(where, init_fn, worker_id) if init_fn is not None else None
+            init_failed = isinstance(error, ExceptionWrapper)  # then its error is the answer to each task
+            fetcher = error if init_failed else _attempt(where, _DatasetKind.create_fetcher, *fetching)
+            # Two tests: a forked sibling keeps is_alive()'s pipe open; a fork server keeps getppid() the same.
             while parent.is_alive() and os.getppid() == parent_pid:
                 try:
                     idx, index = index_queue.get(timeout=MP_STATUS_CHECK_INTERVAL)
@@ -386,7 +389,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
                     data_queue.put((idx, None))
                     fetcher, iteration_end = _attempt(where, _DatasetKind.create_fetcher, *fetching), False
                     continue
-                if done_event.is_set() or iteration_end:  # nobody wants this task; the sentinel is on its way
+                if done_event.is_set() or iteration_end:  # nobody wants it; next comes the sentinel or an epoch
                     continue
                 data = fetcher if isinstance(fetcher, ExceptionWrapper) else _attempt(where, fetcher.fetch, index)
                 failed = data is not fetcher and isinstance(data, ExceptionWrapper)
@@ -399,7 +402,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
         if done_event.is_set() or not parent.is_alive() or os.getppid() != parent_pid:
             data_queue.cancel_join_thread()  # the loader reads no more, and the pipe may be full
 
-    # --- §2.4.6 What the pin thread runs: a device can copy nothing from other memory by itself
+    # --- §2.4.6 What the pin thread runs: DMA to a device needs page-locked memory (`pin_memory` is below)
     @staticmethod
     def _pin_memory_loop(in_queue, out_queue, done_event, device_id):
         torch.set_num_threads(1)
@@ -435,7 +438,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
                 self._task_info[idx] += (data,)  # before its turn: kept in the reorder buffer
 
     def _skip_ended_workers(self):
-        """Move `_rcvd_idx` to a task that will be answered: its worker's dataset has not ended before it."""
+        """Skip tasks that bring no batch: their worker's dataset ended before, or they were yielded before."""
         while self._rcvd_idx < self._send_idx:
             info = self._task_info.get(self._rcvd_idx)  # None: yielded already, out of order
             if info is not None and (len(info) == 2 or self._workers_status[info[0]]):
@@ -444,6 +447,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
             self._rcvd_idx += 1
 
     def _get_data(self):
+        # With a timeout, wait once. Without one, wait until a message comes or the pin thread dies.
         while self._timeout or not self._pin_memory or self._pin_memory_thread.is_alive():
             success, message = self._try_get_data(self._timeout or MP_STATUS_CHECK_INTERVAL)
             if success:

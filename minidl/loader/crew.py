@@ -35,7 +35,7 @@ python_exit_status: bool | None = False
 def _set_python_exit_flag() -> None:
     global python_exit_status
     python_exit_status = True
-    # multiprocessing terminates the workers next. One that has not set its handlers yet is killed by that: no error.
+    # multiprocessing terminates the workers next. A worker without handlers yet dies of SIGTERM; that is no error.
     for crew in tuple(_running):
         crew._forget_pids()
 
@@ -52,7 +52,7 @@ the worker would not receive it, and would be killed. So a crew holds no referen
 
 
 def _remove_segments() -> None:
-    """Remove what the workers have left that are terminated because Python exits."""
+    """Remove the segments of the workers that multiprocessing terminates at exit."""
     for crew in _running:
         remove_left(crew.pids())
 
@@ -69,7 +69,7 @@ def _close_all() -> None:
 class Crew(LiveRepr):
     """The workers and the pin-memory thread of one iterator, with their queues, events and progress board.
 
-    handles: what a worker's number, its `pid`, is the number of.
+    handles: what messages call a worker's `pid`.
     """
 
     handles = "pid"

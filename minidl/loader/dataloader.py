@@ -292,7 +292,7 @@ class DataLoader(LiveRepr, torch.utils.data.DataLoader[T_co]):
 
 
 def users_line(loader: Any) -> str:
-    """The line, as "/path/train.py:12", in which the program makes `loader`, which is in the making; "" if none is.
+    """The program's line that is making `loader`, as "/path/train.py:12"; "" if there is none.
 
     A subclass makes its loaders in its own `__init__`, a framework in its own code: the innermost line counts that is
     in neither.

@@ -376,7 +376,7 @@ class Driver(LiveRepr):
         return [worker for worker in workers if self.dispatcher.workers_status[worker]]
 
     def leavers(self, dead: Mapping[int, int | None]) -> list[int]:
-        """Workers that were killed when they had no work left; none if the loader ends for another reason anyway."""
+        """Dead workers with an exit code other than 0, if none of the dead had work; none after `close`."""
         if self.closed or self._at_work(dead):
             return []
         return [worker for worker, code in dead.items() if code != 0]

@@ -92,7 +92,7 @@ _NO_CAUSE: tuple[Exception | None, float] = (None, 0.0)
 class _Pending:
     """What next() is in the middle of: if an exception of a signal's handler ends it, the next call goes on here."""
 
-    effect: Any = None  # what the driver has asked for, until it is answered; None between two calls of next()
+    effect: Any = None  # the effect that is not answered yet, or _DECIDING; None between two calls of next()
     taken: list[Any] = field(default_factory=list)  # the index that was drawn, or the message that was read, for it
     drawing: bool = False  # whether the last draw has not ended: an exception has left the sampler
     batch: tuple[int, int] = _NOTHING  # the task, and its worker, whose batch or error next() is about to give
@@ -495,7 +495,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter, _TorchMulti):  # type:
                 return effect
             else:
                 answer = self._perform_rare(effect)
-            pending.effect = _DECIDING
+            pending.effect = _DECIDING  # an exception in `answer` leaves the driver half way: _INTERRUPTED
             pending.taken.clear()
             effect = pending.effect = answer()
             del answer  # a batch that was dropped should not stay while the next one is waited for

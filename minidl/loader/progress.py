@@ -3,7 +3,8 @@
 It is what lets a timeout say "in task 1, sample index 9 (place 2 of 8), for 1.0 s", and an error name its sample, with
 tracing off.
 A row is four integers (task, stage, position, since); a worker writes only its own. Nothing is locked or ordered: the
-reader may see some of a row's writes without the others, in any order on aarch64, and uses it in messages only.
+reader may see some of a row's writes without the others, in any order on aarch64. It uses them in messages, and the
+stage also to see that a worker has started (`Crew.forget_names`), or that a thread died in a task (`threads`).
 """
 
 from __future__ import annotations

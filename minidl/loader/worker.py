@@ -100,8 +100,8 @@ class ManagerWatchdog:
 def _end_orphan(watchdog: ManagerWatchdog) -> None:
     """End this process some time after the loader's, if it is still here: its dataset may be in a call without end.
 
-    Runs in a thread, which a call in C that keeps the GIL holds up, too. PR_SET_PDEATHSIG would do without one, but it
-    also ends the worker when the thread ends that has started it.
+    Runs in a thread, so a call in C that keeps the GIL delays it. PR_SET_PDEATHSIG needs no thread, but it ends the
+    worker as soon as the thread that started the worker ends.
     """
     while watchdog.is_alive():
         time.sleep(MP_STATUS_CHECK_INTERVAL)
