@@ -19,7 +19,8 @@ A slab is in use for two processes, and each tells only about itself.
 3. A message that nobody has read keeps the byte at TAKEN, and so does one whose rebuilding an exception has ended: the
    callback begins to count in the step that ends the packet (`Mappings.deliver`). A message that is dropped later, or
    that is an error since it can't be rebuilt, sets the byte when its root goes. The descriptors of new slabs come with
-   the packet that names them, and belong to it, so one that is lost can't let the loader map another slab.
+   the packet that names them, or are opened for it (`Arena.lend`), and belong to it, so one that is lost can't let the
+   loader map another slab.
 4. A forked child sees the same memory, and no callback of this process tells when the child has dropped it. So a fork
    of the loader's process sets the bytes of the slabs in use to KEPT for ever. Another thread may drop a batch, or get
    one, while a fork begins or ends; what goes meanwhile is KEPT, too. Callbacks do nothing in another process than
@@ -89,7 +90,7 @@ SLABS = 256
 """Slabs that a worker keeps at most, however small: each costs it a descriptor, and many programs may have 1024."""
 
 ALONE = range(SLABS, 1 << 16)
-"""Numbers of slabs that are used once: the loader has all others."""
+"""Numbers of slabs that are used once. Smaller numbers are those of slabs that are kept for use again."""
 
 INLINE = 8192
 """Bytes up to which a storage travels in the message."""

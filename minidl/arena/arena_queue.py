@@ -1,9 +1,9 @@
 """The result queue of the transport "arena": one socket for all workers, and slabs for what their batches hold.
 
 The worker's main thread pickles a batch and writes one packet; there is no feeder thread. The packet holds what is
-small, and names the slabs with the rest (`arena`). A slab's descriptor goes along with its first packet, so nothing is
-fetched from the worker, and a batch outlives it. The kernel takes a packet in one step (`packets`): workers need no
-lock, and one that is killed leaves no part of a message.
+small, and names the slabs with the rest (`arena`). A slab's descriptor goes along with its first packet, so a batch
+outlives the worker. If too many are on their way, the loader opens the worker's own (`Arena.lend`). The kernel takes a
+packet in one step (`packets`): workers need no lock, and one that is killed leaves no part of a message.
 """
 
 from __future__ import annotations

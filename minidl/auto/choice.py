@@ -35,7 +35,8 @@ class BatchCosts:
 
     longest: of all fetches; worker_cpu: CPU time of the worker's process. step: of the training loop; take: CPU time of
     the loop's thread for a batch that workers have made; own_cpu: CPU time of this process for both. period: from a
-    batch to the next with so many `workers`; waits: those of it in next(). size: bytes of the largest batch's tensors.
+    batch to the next with so many `workers`; waits: those of it in next(). size: bytes of the larger of the first two
+    batches' tensors.
     """
 
     fetch: float

@@ -1,9 +1,10 @@
 """`num_workers="auto"`: the loader measures its first batches, chooses its number of workers, and goes on.
 
-An epoch begins with the number of workers that was chosen last, or with one. When its batches are measured, the choice
-is made. If it is another number, a second iterator with as many workers draws on from the same sampler, and its batches
-follow the first one's: the loader yields the same batches in the same order as with any fixed number. Before each later
-epoch the choice is corrected by what the last one has shown.
+An epoch begins with the number of workers that was chosen last; the first one with one worker, or with up to FIRST if
+the number can't change within an epoch. When its batches are measured, the choice is made. If it is another number, a
+second iterator with as many workers draws on from the same sampler, and its batches follow the first one's: the loader
+yields the same batches in the same order as with any fixed number. Before each later epoch the choice is corrected by
+what the last one has shown.
 
 Interface: an `Auto` belongs to a loader, which asks it for the iterator (`iterate`) and for the record (`record`) of
 each epoch. It holds no reference to the loader: a cycle would keep the workers of a loader that is gone.

@@ -197,7 +197,7 @@ class AcceleratorStream:
         return copied
 
     def wait(self, mark: AcceleratorMark, seconds: float) -> bool:
-        """Block this thread until a mark in the consumer's stream is reached, and return True.
+        """Block this thread until a mark, of the consumer's stream or of this one, is reached, and return True.
 
         seconds: return False after so long; 0 = no limit.
         """

@@ -6,8 +6,9 @@ what an event carries of two readings.
 A thread's CPU clock has no fast path in the kernel: each reading is a system call, of 150 to 1,000 ns. So its cost is
 measured when a trace begins. A clock of up to 400 ns is always read: the spans that a batch has once (fetch, collation,
 pickling, writing, rebuilding, pinning, the consumer) are read at for about half of a batch's events, which is 200 ns an
-event. A slower one is read while that has cost a process at most SHARE of its time, and again once it has: batches of a
-few milliseconds all have CPU times on any machine, of shorter ones some have. The run delay is read six times a batch.
+event. A slower one is read only while its readings have cost at most SHARE of the process's time; the reading pauses
+above that, and goes on below it. Batches of a few milliseconds all have CPU times on any machine; of shorter ones, some
+have. The run delay is read six times a batch.
 Samples may be any number and of any length, so there the cost is bounded by their length: the clock is read at a
 sample's end if `shortest` ns have gone by since the last reading. The manifest says what a reading costs.
 """

@@ -2,8 +2,8 @@
 
 Interface: `DataLoader(..., num_workers=2, multiprocessing_context=minidl.observe())`. The context hands the loader the
 queues, events and processes that it asks for, wrapped so that they record what passes through them and pass it on.
-`observed_iterators()` gives every iterator of a program such a context. `SEEN`, `DERIVED` and `UNSEEN` say which events
-such a trace has.
+`observed_iterators()` gives every iterator of a program such a context. An event's row says whether it is seen, derived
+or unseen in such a trace.
 
 Rules of use: an iterator is recorded if a trace is on when it is made (`with minidl.trace(...)`, MINIDL_TRACE, or
 `observe(trace=...)`); otherwise, and for all other users, it is the plain context. What the loader

@@ -107,9 +107,9 @@ def trace_from_environment() -> None:
     MINIDL_HANG_AFTER=SECONDS gives the trace a watchdog (see `watchdog`).
 
     MINIDL_TRACE_DETAIL is "sample" (default) or "batch"; MINIDL_TRACE_RING is "full", or the MiB that a process's file
-    may grow to (default 64); MINIDL_TRACE_CPU is "on" or "off", else CPU time is recorded where it is cheap. A rank of
-    a distributed run records into DIRECTORY/rank-N. A directory that holds a trace already is left alone: the next free
-    DIRECTORY.2, DIRECTORY.3, ... is taken. A failure is said on stderr, and the program runs without a trace.
+    may grow to (default 64); MINIDL_TRACE_CPU is "on" or "off", else a slow clock is read only up to 1% of the time. A
+    rank of a distributed run records into DIRECTORY/rank-N. A directory that holds a trace already is left alone: the
+    next free DIRECTORY.2, DIRECTORY.3, ... is taken. A failure is said on stderr, and the program runs without a trace.
     """
     if os.environ.get("MINIDL_TRACE"):
         _record_later(_begin_from_environment)

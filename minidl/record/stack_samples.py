@@ -3,10 +3,10 @@
 Interface: `begin(recording)` samples the thread that calls it until `end()`; a second call while it does has no effect.
 
 Rules of use: no signal is sent, and the thread that is looked at is not stopped: the sampling thread needs the GIL for
-some 50 µs a look. A look is made every EARLIEST seconds at first, later after a hundredth of the time so far, and at
-most every LATEST seconds. The sampling thread is none of `threading`'s, takes no signal, and is not there while the
+some 50 µs a look. The pause between two looks is a hundredth of the time so far, between EARLIEST and LATEST seconds,
+and up to 30% more or less. The sampling thread is none of `threading`'s, takes no signal, and is not there while the
 process forks: a child has no lock that it held. A child that records begins its own. The looks go into the side file
-(`tracefile.stack_samples`), each second; what a killed process has not written yet is lost.
+(`tracefile.stack_samples`), MOST_UNWRITTEN at a time, or once they span a second; a killed process loses the rest.
 
 Until Python 3.12 a collection of garbage may begin inside `sys._current_frames`, and wait there for ever (gh-106883).
 So no look is made when the collector is close to its next collection.

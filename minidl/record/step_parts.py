@@ -11,10 +11,10 @@ step begins after the closure that it calls. All spans are the host's time: a de
 A module call in another one pays one look at a global set (30 ns): `nn.Module.__call__` is replaced by a
 function that does what torch's does, so tracebacks and recursion are as deep as without it.
 
-The parts of a small step cost 30 to 50 µs. So the steps whose parts are recorded begin at least PAUSE_NS apart, which
-keeps the parts' cost at about 0.5%; CONSUMER's begin says which they are. Two in a row of these, at most each 0.2 s,
-have module calls, backward and optimizer also by the clock of the device that computes them. What few steps have is
-always recorded: evaluations, collectives, checkpoints.
+The parts of a small step cost 30 to 50 µs. So the steps whose parts are recorded begin at least PAUSE_NS apart, but for
+the second of two that are timed, which keeps the parts' cost at about 0.5%; CONSUMER's begin says which they are. Two
+in a row, at most each 0.2 s, are timed: they have module calls, backward and optimizer also by the clock of the device
+that computes them. What few steps have is always recorded: evaluations, collectives, checkpoints.
 
 A validation is no part, but lies around other loops: while all modules that the loop trains are in evaluation mode.
 """

@@ -8,8 +8,8 @@ Lightning's fit loop goes on by its own counters of epochs and batches. They dif
 - After that, it takes a checkpoint in the middle of an epoch for one at an epoch's end, and loads no state of loaders.
   It counts that epoch's batches from 0 again, so that its `limit_train_batches` would let too many through.
 
-The loops are found among the callers, by the names of their modules. Where they look otherwise than Lightning 2's, the
-loader counts what it has handed out, as for any other program.
+The loops are found among the callers, by the names of their modules and methods. If none is found, the loader counts
+what it has handed out, as for any other program. Their attributes are those of Lightning 2.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The protocol is torch's: an object with `state_dict()` and `load_state_dict(state)`. It is honoured for the dataset, its
 iterator, the sampler and its iterator (of a batch sampler: of the sampler in it). What has no state is fast-forwarded:
-`resume` says how far.
+`position` says how far.
 
 A state is plain data: it can be written as JSON if the states of these objects can. It holds torch's global random
 state twice: as it was when the epoch began, so that the same order is drawn again, and as it is now. The iterator of

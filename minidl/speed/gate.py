@@ -3,7 +3,7 @@
 Interface: `limit("slower:5%")` -> `Limit`; `judged(diff, traces, limits)` -> a `GateResult` for each.
 
 Rules of use: a limit is exceeded if the whole interval of 95% of the change lies beyond it, so that noise within the
-runs fails no build. What a run has only once (the peak of memory, the first batch of a single epoch) has no interval.
+runs fails no build. The peak of memory, and the first batches of fewer than four epochs, have no interval.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 Interface: `Attachment(name, source)` is one such file; `about` describes it, `line` does so in a sentence, `slices` is
 its content, `problems` names missing parts. `description`, `chunk` and `closing` make the lines of such a file.
 
-The file, `<kind>-<number>.attachment.jsonl`, is JSON by the line: first the description (kind, program, version, pid,
-how the times became CLOCK_MONOTONIC ns, with the error), then chunks of slices, each of which stands alone, perhaps
-notes on losses, and finally a line that marks it complete. It is read up to the first invalid line, and reading
-executes nothing. It is read on demand, because it may be longer than the trace itself.
+The file, `<kind>-<number>.attachment.jsonl` or with a second number, is JSON by the line: first the description (kind,
+program, version, pid, how the times became CLOCK_MONOTONIC ns, with the error), then chunks of slices, each of which
+stands alone, perhaps notes on losses, and finally a line that marks it complete. It is read up to the first invalid
+line, and reading executes nothing. It is read on demand, because it may be longer than the trace itself.
 """
 
 from __future__ import annotations

@@ -857,7 +857,7 @@ SHARE = _instant(
     "a sampler that deals out shares is about to be iterated: its epoch, its share, the number of shares",
     "loader.iterators:__init__, loader.iterators:_reset", "dataloader:_reset", "2 §3.2, §3.3",
     words="the sampler has epoch {epoch}, and gives rank {replica} of {replicas} its share",
-    derived="the sampler's own numbers at the first put of an epoch")  # fmt: skip
+    derived="the sampler's own numbers at the first draw of an epoch")  # fmt: skip
 
 # --- Sets of codes ----------------------------------------------------------------------------------------------------
 BEGINS: Final = codes_where(lambda event: event.phase is Phase.BEGIN)

@@ -3,12 +3,12 @@
 Interface: `due(names, here)` says which workers' files are to be folded, `fold(directory, stems, most_bytes)` does so;
 `NAME` is a pack's name, `packs_of(names)` are the packs, `left_out(packs)` how many workers' files are in none.
 
-The rule: as many workers as the trace has processes now, at least KEPT, keep their files when they have ended, and as
-many again until they are folded. The files of older ones go into packs, `ended-FIRST-LAST.minidl`, packed traces whose
-members have the names of the files; the numbers count the workers that were folded, from 1. Two packs of one size
+The rule: let N be the number of processes that the trace has now, at least KEPT. Once 2 * N workers that have ended
+have files, all but the newest N of them are folded. Their files go into packs, `ended-FIRST-LAST.minidl`, packed traces
+whose members have the names of the files; the numbers count the workers that were folded, from 1. Two packs of one size
 become one of twice that size, up to MERGED bytes. If all packs together are larger than `most_bytes`, the oldest are
-deleted; None deletes none. So a trace has at most 4 files for each process that it has at one time (or 4 * KEPT), and
-of packs one for each doubling of their number and one for each MERGED bytes.
+deleted; None deletes none. So of workers that have ended a trace has fewer than 4 files for each process that it has at
+one time (or 4 * KEPT), and of packs one for each doubling of their number and one for each MERGED bytes.
 
 A pack is whole before it has its name, and what it holds is deleted afterwards: killed at any moment, every event is in
 a file, or in two with the same content. One process at a time folds.
