@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -192,13 +191,14 @@ def stop_pin(function: Callable[[Any], tuple[Any, ...]]) -> str:
     joins = [at for at, one in enumerate(steps) if isinstance(one, JoinPin)]
     closes = [at for at, one in enumerate(steps) if one is Simple.CLOSE_RESULT_QUEUE]
     # A plan that never closes hangs at exit, one that never joins leaves the thread behind: the explorer has found those.
-    early, unbounded = min(closes) < max(joins), not all(0 < steps[at].timeout < math.inf for at in joins)
+    # Nor does it let a join pass that has no bound.
+    early, at_once = min(closes) < max(joins), any(steps[at].timeout <= 0 for at in joins)
     for is_wrong, words in (
         (
             early,
             "Your plan closes the result queue before the pin thread has ended: the thread may be reading from it.",
         ),
-        (unbounded, "Your join has no bound, or no time: the thread may be in a `pin_memory()` of the user's."),
+        (at_once, "Your join has no time: the thread may be in a `pin_memory()` of the user's."),
     ):
         if is_wrong:
             raise Wrong(words, step, evidence=_shown(steps))
