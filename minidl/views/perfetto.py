@@ -231,7 +231,7 @@ class _File:
                 heapq.heappush(free[track], heapq.heappop(busy[track])[1])
             number = heapq.heappop(free[track]) if free[track] else len(busy[track])
             heapq.heappush(busy[track], (max(int(thing.end[at]), int(thing.begin[at])), number))
-            lanes[at] = self.tracks.row(pid, title, number, thing.kind)
+            lanes[at] = self.tracks.row(pid, title, number)
         return lanes
 
     def _headline(self) -> None:
@@ -439,10 +439,10 @@ class _Tracks:
         pid = self.export.trace.processes[lane.process].pid
         return f"{lane.name}, pid {pid}" if lane.tid == pid else lane.name
 
-    def row(self, pid: int, title: str, number: int, kind: str) -> int:
-        """Return a row of slices that overlap. The UI stacks rows with one title."""
+    def row(self, pid: int, title: str, number: int) -> int:
+        """Return a row of slices that overlap. The UI stacks rows with one title; epochs are drawn first."""
         group = self._rest(self._processes[pid])
-        return self._track(("row", pid, title, number), group, (_ROWS, -(kind == "epoch")), title)
+        return self._track(("row", pid, title, number), group, (_ROWS,), title)
 
     def counter(self, pid: int, name: str, unit: str) -> int:
         """Return a counter's track: of a worker's process, under its lane; of a loader's, in a group for its rank."""

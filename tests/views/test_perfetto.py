@@ -43,6 +43,8 @@ def test_lanes_stand_in_the_order_of_their_roles_with_threads_and_queues_folded_
     assert file.titles() == ["headline"]
     lanes = ["consumer", "loader, pid 1000", "worker 1, pid 1101", "worker 0, pid 1100", "pin thread"]
     assert file.titles("headline") == [*lanes, "epoch", "batch in flight", "counters"]
+    order = {one.title: one.order for one in file.tracks.values()}
+    assert order["epoch"] < order["batch in flight"] < order["counters"]
     assert file.titles("loader, pid 1000") == ["feeder to worker 0", "feeder to worker 1"]
     assert file.titles("worker 0, pid 1100") == ["feeder", "index queue tasks", "result queue batches"]
     assert file.titles("counters") == [name for name in COUNTERS if "queue" not in name]

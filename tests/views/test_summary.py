@@ -92,6 +92,26 @@ def test_a_run_without_workers_or_without_a_loader(tmp_path: Path) -> None:
     assert "no iterator in this trace" in summary(read_trace(tmp_path / "empty")).text()
 
 
+def test_an_error_is_no_batch(tmp_path: Path) -> None:
+    with minidl.trace(tmp_path / "trace"):
+        batches = iter(minidl.DataLoader([1, "two", 3], batch_size=1, collate_fn=lambda one: one[0] + 1))
+        assert next(batches) == 2
+        with pytest.raises(TypeError):
+            next(batches)
+        assert list(batches) == [4]
+    trace = read_trace(tmp_path / "trace")
+    assert (summary(trace).loaders[0].batches, waiting(trace, 1).batches) == (2, 2)
+
+
+@pytest.mark.parametrize(("code", "ended"), [(-9, "SIGKILL"), (3, "exit code 3"), (0, "exit code 0")])
+def test_how_a_worker_has_ended(code: int, ended: str, tmp_path: Path) -> None:
+    gone = {"code": ev.WORKER_GONE, "loader": 1, "worker": 0, "x": 7, "y": code, "time": 5}
+    write_process(tmp_path, [gone], pid=5, role="loader")
+    write_process(tmp_path, [{"code": ev.FETCH[0], "loader": 1, "task": 1}], pid=7, role="worker", worker=0, loader=1)
+    (worker,) = summary(read_trace(tmp_path)).loaders[0].workers
+    assert worker.ended == ended
+
+
 @pytest.mark.live
 def test_the_slowest_sample_is_the_one_that_waited(tmp_path: Path) -> None:
     """Sample 10 is let go when every other has ended and it has taken longer than any: the live trace tells when."""

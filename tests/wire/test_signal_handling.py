@@ -14,11 +14,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import torch.utils.data._utils.signal_handling as torchs
 import workloads as wl
 
 import minidl
-from minidl.loader import iterators, liveness
+from minidl.loader import crew, iterators, liveness
 from minidl.loader.crew import Crew
 from minidl.wire import queues, signal_handling
 from minidl.wire.queues import BoundedQueue, ReadyQueue
@@ -349,3 +350,18 @@ def test_a_condition_drops_the_error_by_which_a_signals_handler_tells_a_death() 
     with condition:
         condition.notify()
     assert not condition._waiters
+
+
+def test_a_shutdown_at_exit_and_a_copy_to_a_device_are_steps_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They run without an iterator of the loader below them."""
+    in_a_step: list[bool] = []
+
+    def interrupted(batch: Any = None) -> Any:
+        in_a_step.append(signal_handling._in_a_step(sys._getframe()))
+        return batch
+
+    monkeypatch.setattr(crew, "_running", [SimpleNamespace(closes_at_exit=True, shut_down=interrupted)])
+    crew._close_all()
+    assert len(list(minidl.DeviceLoader([torch.ones(2)], "sim", transform=interrupted))) == 1
+    interrupted()
+    assert in_a_step == [True, True, False]
